@@ -50,10 +50,10 @@ from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.extend import extend, is_sweep, lengthen, with_rounds
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import resumable
-from fedjax_muon.runs.terminal import plain_console, progress_bar
 from fedjax_muon.runs.tuned import TUNED, is_default_problem, rates_to_try
 from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
+from fedjax_muon.simulation.terminal import plain_console, progress_bar
 from fedjax_muon.tasks.metrics import hill
 
 FORMATS = (".png", ".pdf", ".svg")  # of figures

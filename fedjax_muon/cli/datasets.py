@@ -14,7 +14,7 @@ from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.loading import TFDS, data_directory, source_of
 from fedjax_muon.data.source import Source, existing
 from fedjax_muon.runs.errors import refusing
-from fedjax_muon.runs.terminal import plain_console
+from fedjax_muon.simulation.terminal import plain_console
 from fedjax_muon.versions import install_command
 
 STYLE = {"present": "green", "missing": "dim", "damaged": "red", "ambiguous": "yellow"}

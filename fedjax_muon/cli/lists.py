@@ -10,7 +10,7 @@ from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.cli import arguments
 from fedjax_muon.runs import private_agents
 from fedjax_muon.runs.config import METHODS, hyper_parameters
-from fedjax_muon.runs.terminal import plain_console
+from fedjax_muon.simulation.terminal import plain_console
 
 REGISTRIES = {
     "federated": algorithms.ALL,

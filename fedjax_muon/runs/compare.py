@@ -42,9 +42,9 @@ from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.logs import NO_LOG, Log
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import resumable
-from fedjax_muon.runs.terminal import plain_console, progress_bar
 from fedjax_muon.runs.train import is_complete, train
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
+from fedjax_muon.simulation.terminal import plain_console, progress_bar
 
 TUNING = "tuning"
 

@@ -3,6 +3,7 @@
 config.json      what was asked for
 versions.json    of everything that computes, and the git revision
 metrics.csv      one row an evaluation
+clients.csv      one row a client, if they have test examples: their last scores
 checkpoints/     the last two states
 *.png            figures, drawn from metrics.csv alone
 """
@@ -31,6 +32,7 @@ from fedjax_muon.runs.own_code import file_name, is_own
 from fedjax_muon.simulation import checkpoint
 
 CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"
+CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"  # held by the process that works in a directory
 PACKAGES = (

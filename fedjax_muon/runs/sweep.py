@@ -47,7 +47,6 @@ from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import resumable
 from fedjax_muon.runs.suspended import Suspended
-from fedjax_muon.runs.terminal import plain_console, progress_bar
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation

@@ -1,9 +1,9 @@
 """Training in a run directory: from the newest checkpoint on, or from the start.
 
-A checkpoint has the state, and the rows of metrics.csv up to its round; whatever became
-of that file, it is restored from there. The checkpoints of a private run lie elsewhere
-until it is finished, see `runs.privacy`. Then the run directory has the last one,
-without what must stay secret.
+A checkpoint has the state, the rows of metrics.csv up to its round, and clients.csv;
+whatever became of these files, they are restored from there. The checkpoints of a
+private run lie elsewhere until it is finished, see `runs.privacy`. Then the run
+directory has the last one, without what must stay secret.
 """
 
 import contextlib
@@ -27,8 +27,15 @@ from fedjax_muon.runs import files, privacy
 from fedjax_muon.runs.build import start_key
 from fedjax_muon.runs.config import Run
 from fedjax_muon.runs.config_json import to_json
-from fedjax_muon.runs.directory import CHECKPOINTS, METRICS, held, resume_command
+from fedjax_muon.runs.directory import (
+    CHECKPOINTS,
+    CLIENTS,
+    METRICS,
+    held,
+    resume_command,
+)
 from fedjax_muon.simulation import checkpoint
+from fedjax_muon.simulation.own_accuracy import client_scores
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Step, steps
 from fedjax_muon.tracking import Tracker, follow
@@ -122,7 +129,7 @@ class _Recorder:
         self.run, self.simulation, self.directory = run, simulation, directory
         self.released = None if secret is None else secret / privacy.RELEASED
         self.metrics = directory / METRICS
-        self.rows = ""  # the text of metrics.csv
+        self.rows = self.clients = ""  # the text of metrics.csv, and of clients.csv
         self.last_round, self.dropped, self.seconds = -1, 0, 0.0
         self.saved_round = -1
         # reading together takes barriers, at which a dead process would be waited for
@@ -141,6 +148,7 @@ class _Recorder:
             state, notes = found
             self.rows, self.last_round = notes["rows"], notes["last_round"]
             self.dropped, self.seconds = notes["dropped"], notes["seconds"]
+            self.clients = notes["clients"]
             self.verified = True
             self._check_rounds(state)
         elif self.released is not None:
@@ -154,6 +162,7 @@ class _Recorder:
         if self.released is not None:
             self.released.touch(0o600)
         run_on_first(lambda: restore_rows(self.metrics, self.rows))
+        run_on_first(lambda: write_clients(self.directory, self.clients))
         return state
 
     def _check_rounds(self, state: Any) -> None:
@@ -187,6 +196,9 @@ class _Recorder:
             self.rows += metrics_csv.text_of([row], header=not self.rows)
             run_on_first(lambda: metrics_csv.append(self.metrics, row))
         due = row is not None and self._is_due()
+        if due:
+            self.clients = clients_of(self.simulation, step.state)
+            run_on_first(lambda: write_clients(self.directory, self.clients))
         if (stopped or due) and step.state.round > self.saved_round:
             self.save(checkpoints, step.state)
 
@@ -201,6 +213,7 @@ class _Recorder:
         """Saves a checkpoint; the first is read back, where a process is alone."""
         notes = {
             "rows": self.rows,
+            "clients": self.clients,
             "last_round": self.last_round,
             "dropped": self.dropped,
             "seconds": self.seconds,
@@ -234,6 +247,7 @@ def is_complete(run: Run, simulation: Simulation, directory: Path) -> bool:
     if notes is None or notes["last_round"] < run.config.rounds:
         return False
     restore_rows(directory / METRICS, notes["rows"])
+    write_clients(directory, notes["clients"])
     return True
 
 
@@ -261,6 +275,27 @@ def restore_rows(metrics: Path, rows: str) -> None:
         metrics.unlink(missing_ok=True)
     elif text != rows:
         files.write(metrics, rows)
+
+
+def clients_of(simulation: Simulation, state: Any) -> str:
+    """The text of clients.csv; none if clients have no test examples, or privacy."""
+    if simulation.own_tests is None or simulation.guarantee is not None:
+        return ""
+    columns = client_scores(simulation, state)
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    rows = [
+        {"round": state.round, "client": client, **dict(zip(columns, row, strict=True))}
+        for client, row in enumerate(values)
+    ]
+    return metrics_csv.text_of(rows, header=True)
+
+
+def write_clients(directory: Path, text: str) -> None:
+    """Makes clients.csv what a checkpoint says; without a text there is none."""
+    if text:
+        files.write(directory / CLIENTS, text)
+    else:
+        (directory / CLIENTS).unlink(missing_ok=True)
 
 
 def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:

@@ -1,9 +1,10 @@
-"""The accuracy of every client on its own test examples, with its own parameters.
+"""The scores of every client on its own test examples.
 
 accuracy = own_accuracies(simulation, state)  # of what clients have now
 accuracy = own_accuracies(simulation, state, steps=5, key=key)  # after 5 steps
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,18 @@ from fedjax_muon.core import Objective, Params, check_count, tree
 from fedjax_muon.personalization import params_of_clients
 from fedjax_muon.simulation.arguments import check_key
 from fedjax_muon.simulation.batching import Clients, draw_rows, objective_of
-from fedjax_muon.simulation.evaluation import OwnTests, spread
+from fedjax_muon.simulation.evaluation import (
+    Examples,
+    OwnTests,
+    client_means,
+    scores,
+    spread,
+)
 from fedjax_muon.simulation.rounds import Setup, with_inputs
 from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.tasks.task import Task
+
+OF_EXAMPLES = {"correct": "test_accuracy", "loss": "test_loss"}
 
 
 def own_accuracies(
@@ -90,6 +100,43 @@ def metrics(simulation: Simulation, state: Any) -> dict[str, jax.Array]:
     accuracy = jnp.asarray(own_accuracies(simulation, state))
     each = spread(accuracy, ~jnp.isnan(accuracy)) | {"mean": jnp.nanmean(accuracy)}
     return {f"own_accuracy_{name}": value for name, value in each.items()}
+
+
+def client_scores(simulation: Simulation, state: Any) -> dict[str, np.ndarray]:
+    """Scores every client with the parameters of the server.
+
+    Args:
+      simulation: From `federate` with `test_parts`, without privacy.
+      state: A state of this simulation, which is not donated.
+
+    Returns:
+      Columns [N] by name: "train_examples", "test_examples", "test_accuracy" and
+      "test_loss", which are NaN for clients without test examples; "own_accuracy" too,
+      if clients keep parameters.
+    """
+    sizes = simulation.clients.size
+    arguments: tuple[Any, ...] = (simulation.inputs.task, state.params)
+    arguments += (simulation.test, simulation.own_tests)
+    if simulation.setup.devices:  # evaluated on one of them
+        sizes, arguments = jax.device_get((sizes, arguments))
+    means, counts = _client_means(*arguments, len(sizes))
+    columns = {"train_examples": sizes, "test_examples": counts.astype(int), **means}
+    if params_of_clients(state.params, state.training.client_states) is not None:
+        columns["own_accuracy"] = own_accuracies(simulation, state)
+    return {name: np.asarray(column) for name, column in columns.items()}
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _client_means(
+    task: Task, params: Params, test: Examples, own_tests: OwnTests, num_clients: int
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    means, counts = {}, jnp.zeros(num_clients)
+    for name, values in scores(task, params, *test).items():
+        if name in OF_EXAMPLES:
+            each = values[own_tests.ids]
+            mean, counts = client_means(each, own_tests.owner, num_clients)
+            means[OF_EXAMPLES[name]] = jnp.where(counts > 0, mean, jnp.nan)
+    return means, counts
 
 
 def program(setup: Setup) -> jax.stages.Wrapped:

@@ -1,5 +1,6 @@
 """Training over many rounds, with evaluations and a record of metrics for each."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from fedjax_muon.simulation.simulation import (
     NonFiniteLossError,
     Simulation,
 )
+from fedjax_muon.simulation.terminal import shown
 from fedjax_muon.tracking import Tracker, follow
 
 Record = dict[str, Any]
@@ -147,6 +149,7 @@ def train(
     evaluate_every: int = 10,
     drop_nonfinite: bool = False,
     callbacks: Sequence[Callback | Tracker] = (),
+    progress: bool = True,
 ) -> tuple[Any, list[Record]]:
     """Trains `rounds` more rounds, with evaluations in between.
 
@@ -160,6 +163,8 @@ def train(
         `callback(state, record)` after every evaluation. The state must be copied to be
         kept. Training ends early if one returns True. A `tracking.Tracker` writes the
         records somewhere; of several processes, those of the first do.
+      progress: Whether the rounds are shown by a bar, on a terminal and in notebooks
+        that have ipywidgets. Nothing is shown elsewhere.
 
     Returns:
       The last state, and the records, which are dictionaries.
@@ -181,8 +186,10 @@ def train(
     functions = [each for each in callbacks if not isinstance(each, Tracker)]
     options = {"rounds": rounds, "evaluate_every": evaluate_every}
     config = _config(simulation, **options) if trackers else {}
-    with follow(trackers if is_first() else [], config) as log:
+    bar = shown(rounds) if progress else contextlib.nullcontext(lambda new: None)
+    with follow(trackers if is_first() else [], config) as log, bar as tick:
         for step in course:
+            tick(step.rounds)
             state, record = step.state, step.record
             if record is None:
                 continue

@@ -3,7 +3,11 @@
 Paths, labels and names of classes are users' text, so nothing is read as markup.
 """
 
+import contextlib
+import functools
 import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +19,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from fedjax_muon.engine.processes import is_first
 
 LEAST = 40  # columns that tables need, however narrow a terminal says that it is
 
@@ -42,3 +48,19 @@ def progress_bar(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+@contextlib.contextmanager
+def shown(rounds: int) -> Iterator[Callable[[int], None]]:
+    """Shows a bar, in the first process, if somebody sees it.
+
+    Yields a function that is called with the number of new rounds.
+    """
+    console = plain_console()
+    # rich also writes to files if the environment asks for colors
+    seen = console.file.isatty() or (console.is_jupyter and find_spec("ipywidgets"))
+    if not (seen and is_first()):
+        yield lambda new: None
+        return
+    with progress_bar(console) as bar:
+        yield functools.partial(bar.advance, bar.add_task("train", total=rounds))

@@ -1,0 +1,72 @@
+"""The progress bar of `train`: on a terminal, and nowhere else."""
+
+import io
+from functools import partial
+
+import federation
+import jax
+import pytest
+from rich.console import Console
+
+from fedjax_muon.simulation import terminal as shown_on, training
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return federation.federation()
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    screen = Terminal()
+    how = {"file": screen, "force_terminal": True, "color_system": None, "width": 80}
+    monkeypatch.setattr(shown_on, "Console", partial(Console, **how))
+    return screen
+
+
+def train(simulation, **options) -> None:
+    state = simulation.init(jax.random.key(0))
+    training.train(simulation, state, rounds=4, evaluate_every=2, **options)
+
+
+def test_a_terminal_shows_the_rounds_unless_they_are_not_wanted(plain, terminal):
+    train(plain, progress=False)
+    assert terminal.getvalue() == ""
+    train(plain)
+    assert "4/4 rounds" in terminal.getvalue()
+
+
+def test_a_training_that_ends_early_shows_how_far_it_came(plain, terminal):
+    train(plain, callbacks=[lambda state, record: record["round"] == 2])
+    assert "2/4 rounds" in terminal.getvalue()
+    assert "4/4 rounds" not in terminal.getvalue()
+
+
+def test_other_processes_show_nothing(plain, terminal, monkeypatch):
+    monkeypatch.setattr(shown_on, "is_first", lambda: False)
+    train(plain)
+    assert terminal.getvalue() == ""
+
+
+@pytest.mark.parametrize("colors", ["", "1"])
+def test_scripts_whose_output_is_no_terminal_stay_quiet(
+    plain, capsys, monkeypatch, colors
+):
+    monkeypatch.setenv("FORCE_COLOR", colors)
+    train(plain)
+    assert capsys.readouterr().out == ""
+
+
+def test_notebooks_need_ipywidgets(plain, monkeypatch, capsys):
+    """Without them rich would warn every time."""
+    monkeypatch.setattr(shown_on, "Console", partial(Console, force_jupyter=True))
+    asked = []
+    monkeypatch.setattr(shown_on, "find_spec", asked.append)
+    train(plain)
+    assert asked == ["ipywidgets"]
+    assert capsys.readouterr().out == ""
