@@ -12,9 +12,11 @@ from typing import Any
 
 import lazy_loader
 
+from fedjax_muon.no_tpu import quiet_libtpu
 from fedjax_muon.versions import PACKAGE_VERSION, check_versions
 
 check_versions()
+quiet_libtpu()
 
 __version__ = PACKAGE_VERSION
 _attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 from rich.table import Table
 
+from fedjax_muon import no_tpu
 from fedjax_muon.engine.plans import Plan, vmapped
 from fedjax_muon.engine.sharding import SHARDED
 from fedjax_muon.planning.memory import peak_bytes
@@ -49,12 +50,7 @@ CHIPS = {
 HOST = 4  # chips of a host, in a square
 # A compiler looks for the TPU of this machine unless it is told of another one. It also
 # locks that TPU by a file in /tmp, which is not needed where there is none.
-NO_TPU = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-}
+NO_TPU = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **no_tpu.NO_TPU}
 COLLECTIVES = (
     "all-reduce",
     "all-gather",

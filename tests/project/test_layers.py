@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "fedjax_muon"
 LAYERS = (
-    {"versions"},
+    {"versions", "no_tpu"},
     {"core"},
     {"linalg", "data", "models", "tracking"},
     {"transforms", "tasks", "compression", "personalization", "privacy"},
