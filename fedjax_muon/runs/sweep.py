@@ -50,6 +50,7 @@ from fedjax_muon.runs.suspended import Suspended
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.simulation.terminal import plain_console, progress_bar
 from fedjax_muon.sweeps.executors import check_name, executor_named
 from fedjax_muon.sweeps.sweep import (
     Cell,
