@@ -1,5 +1,6 @@
 """Simulations of federated training."""
 
+from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.federated import (
     STATE,
     federate,
@@ -19,6 +20,7 @@ __all__ = [
     "NonFiniteLossError",
     "Simulation",
     "by_examples",
+    "checkpoint",
     "federate",
     "uniform",
     "with_plan",
