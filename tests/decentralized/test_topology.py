@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from fedjax_muon.decentralized import topology
@@ -334,7 +335,7 @@ def test_swaps_average_once_agents_keep_weight_of_their_own():
 def test_a_picture_states_numbers_and_gap(tmp_path, monkeypatch):
     said, numbers = [], []
     caption = lambda _, text, **how: said.append(text)
-    monkeypatch.setattr(plots.Figure, "supxlabel", caption)
+    monkeypatch.setattr(Figure, "supxlabel", caption)
     label = lambda graph, places, names, **how: numbers.append(names)
     monkeypatch.setattr(nx, "draw_networkx_labels", label)
     named = nx.Graph([("rome", "oslo"), ("oslo", "bern")])  # a star: gap 1/3
