@@ -254,5 +254,7 @@ def in_words(value: Any, inside: tuple[Any, ...] = ()) -> str:
     if isinstance(value, jax.Array | np.ndarray):
         array = np.asarray(value)
         short = array.size <= 64
-        return str(array.tolist() if short else hashlib.sha256(array).hexdigest())
+        return str(
+            array.tolist() if short else hashlib.sha256(array.tobytes()).hexdigest()
+        )
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
