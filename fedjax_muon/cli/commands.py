@@ -14,6 +14,7 @@ from fedjax_muon import data
 from fedjax_muon.cli import arguments
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
+from fedjax_muon.engine.terminal import plain_console, progress_bar
 from fedjax_muon.planning import ahead_of_time
 from fedjax_muon.planning.memory_check import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
@@ -53,7 +54,6 @@ from fedjax_muon.runs.session import resumable
 from fedjax_muon.runs.tuned import TUNED, is_default_problem, rates_to_try
 from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
-from fedjax_muon.simulation.terminal import plain_console, progress_bar
 from fedjax_muon.tasks.metrics import hill
 
 FORMATS = (".png", ".pdf", ".svg")  # of figures

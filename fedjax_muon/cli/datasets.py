@@ -13,8 +13,8 @@ from fedjax_muon.data import Status
 from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.loading import TFDS, data_directory, source_of
 from fedjax_muon.data.source import Source, existing
+from fedjax_muon.engine.terminal import plain_console
 from fedjax_muon.runs.errors import refusing
-from fedjax_muon.simulation.terminal import plain_console
 from fedjax_muon.versions import install_command
 
 STYLE = {"present": "green", "missing": "dim", "damaged": "red", "ambiguous": "yellow"}

@@ -8,9 +8,9 @@ from rich.table import Table
 from fedjax_muon import algorithms, data, decentralized, minimax, models
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.cli import arguments
+from fedjax_muon.engine.terminal import plain_console
 from fedjax_muon.runs import private_agents
 from fedjax_muon.runs.config import METHODS, hyper_parameters
-from fedjax_muon.simulation.terminal import plain_console
 
 REGISTRIES = {
     "federated": algorithms.ALL,

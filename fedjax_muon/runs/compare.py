@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_muon import data
+from fedjax_muon.engine.terminal import plain_console, progress_bar
 from fedjax_muon.planning.memory_check import check_memory
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History
@@ -44,7 +45,6 @@ from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import resumable
 from fedjax_muon.runs.train import is_complete, train
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
-from fedjax_muon.simulation.terminal import plain_console, progress_bar
 
 TUNING = "tuning"
 

@@ -12,12 +12,12 @@ import jax
 
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine.processes import is_first
+from fedjax_muon.engine.terminal import plain_console
 from fedjax_muon.planning.tuning import tune_once
 from fedjax_muon.runs.build import CONVOLUTIONAL, task_of
 from fedjax_muon.runs.config import Config
 from fedjax_muon.simulation.federated import with_task
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.terminal import plain_console
 
 CHUNKED = "chunked with chunk_size "
 

@@ -29,6 +29,7 @@ import numpy as np
 from fedjax_muon import data
 from fedjax_muon.core import numbers_of
 from fedjax_muon.engine.programs import cache_programs
+from fedjax_muon.engine.terminal import plain_console, progress_bar
 from fedjax_muon.planning.memory_check import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
@@ -50,7 +51,6 @@ from fedjax_muon.runs.suspended import Suspended
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.terminal import plain_console, progress_bar
 from fedjax_muon.sweeps.executors import check_name, executor_named
 from fedjax_muon.sweeps.sweep import (
     Cell,

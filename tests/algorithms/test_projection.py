@@ -109,7 +109,7 @@ FAST = ("scaffold", "stem", "fess_gda")
 @pytest.mark.parametrize("name", slow_but(FAST, NAMES))
 def test_no_method_leaves_the_set(name):
     """Neither in one local step, nor by a server's rate above 1."""
-    hardest = {"lr": 0.1, "rule": CHAINED, "server_lr": 2.0}
+    hardest = {"lr": 0.1, "rule": CHAINED, "server_lr": 2.0, "averaged_state": ()}
     method = METHODS[name]
     hyper = {key: value for key, value in hardest.items() if method.takes(key)}
     assert_stays(method.function(**hyper), start_of(name))

@@ -173,6 +173,7 @@ def test_a_private_server_saves_every_round_for_its_owner_alone(tmp_path):
     assert not (tmp_path / "server").stat().st_mode & 0o077
 
 
+@pytest.mark.filterwarnings("ignore:messages have params")
 @pytest.mark.slow
 def test_nodes_are_not_told_how_many_take_part():
     shared, told = shared_of(fedmuon(lr=0.1), SECRET), set()

@@ -170,7 +170,7 @@ WIDTHS = (1280, 390)
 # of each search a page that has to be among the first results
 SEARCHES = {
     "dirichlet": "reference/data/",
-    "checkpoint": "reliability/",
+    "checkpoint": "getting_started/",
     "newton-schulz": "studies/newton_schulz/",
     "scaffold": "algorithms/averaging/",
     "accountant": "privacy/",

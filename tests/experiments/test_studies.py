@@ -252,6 +252,7 @@ def delta_of(z, epsilon, releases):
     return below(mu / 2 - epsilon / mu) - other
 
 
+@pytest.mark.filterwarnings("ignore:messages have params")
 def test_noise_is_that_of_the_level():
     exchanges = {"dp_fedavg": ROUNDS, "dp_fedmuon": ROUNDS + 1}  # of a prologue
     for method, level in itertools.product(exchanges, ("10", "1")):

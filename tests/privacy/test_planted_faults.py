@@ -83,6 +83,7 @@ def test_audits_of_clients_that_do_not_fit_are_refused():
 OTHERS = ("unequal agents", "rare batches", "full batches", "prologue", "two runs")
 
 
+@pytest.mark.filterwarnings("ignore:messages have params")
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", OTHERS)
 def test_other_settings_raise_no_alarm(setting):
@@ -104,6 +105,7 @@ def test_the_canary_is_the_worst_case(method):
 
 
 # ------------------------------------------------------------------------------- faults
+@pytest.mark.filterwarnings("ignore:messages have params")
 @pytest.mark.parametrize("name", slow_but(QUICK, FAULTS))
 def test_every_fault_is_found(name, monkeypatch):
     fault = FAULTS[name]

@@ -8,7 +8,8 @@ import jax
 import pytest
 from rich.console import Console
 
-from fedjax_muon.simulation import terminal as shown_on, training
+from fedjax_muon.engine import terminal as shown_on
+from fedjax_muon.simulation import training
 
 
 class Terminal(io.StringIO):

@@ -8,8 +8,8 @@ import pytest
 from command import run
 from rich.table import Table
 
+from fedjax_muon.engine.terminal import plain_console, progress_bar
 from fedjax_muon.reporting import tables
-from fedjax_muon.simulation.terminal import plain_console, progress_bar
 
 ROOT = Path(__file__).parents[2] / "fedjax_muon"
 HOSTILE = "[/d] [red]:smile:"  # tags and an emoji of rich's markup
@@ -43,4 +43,4 @@ def test_tables_have_a_width_that_holds_them(columns, width, monkeypatch):
 def test_nothing_else_makes_consoles():
     made = re.compile(r"\b(Console|TextColumn)\(|rich import print|from_markup")
     files = [path for path in ROOT.rglob("*.py") if made.search(path.read_text())]
-    assert files == [ROOT / "simulation/terminal.py"]
+    assert files == [ROOT / "engine/terminal.py"]
