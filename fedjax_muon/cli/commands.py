@@ -194,7 +194,7 @@ def _with_grids(job: Comparison, given: Mapping[str, float]) -> Comparison:
     if grids:
         runs = sum(map(len, grids.values()))
         print(
-            f"learning rates first: {runs} runs of {config.rounds} rounds, beside "
+            f"learning rates first: {runs} runs of {config.rounds} rounds, before "
             f"{len(job.rows) * len(job.seeds)} of the comparison; --quick skips them, "
             "--lr fixes a rate",
             flush=True,

@@ -105,7 +105,7 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
     assert cell["hyper"] == {"lr": 0.2}
     assert rows["FedAvg"]["lr"] == "0.2"
     # the rate that is not given is the best of a sweep on another seed
-    assert "learning rates first: 4 runs of 4 rounds, beside 4 of the com" in printed
+    assert "learning rates first: 4 runs of 4 rounds, before 4 of the com" in printed
     tuning = directory.read(place / "tuning")
     assert tuning.seeds == (5,)
     best = sweep.best_of(tuning, "fedmuon", place / "tuning").hyper
@@ -284,7 +284,8 @@ def test_the_readme_has_the_accuracies_of_two_methods(tmp_path):
     run("compare", "fedavg", "scaffold", "--output", tmp_path / "run")
     with (tmp_path / "run" / "summary.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            printed = re.search(rf"│ {row['method']} +│ ([0-9.]+) ±", table)
+            cells = rf"│ {row['method']} +│ {row['lr']} *│ ([0-9.]+) ±"
+            printed = re.search(cells, table)
             assert printed, row["method"]
             found = 100 * float(row["score_mean"])
             assert found == pytest.approx(float(printed[1]), abs=0.5)
