@@ -82,7 +82,6 @@ def test_the_noise_is_the_inverse_of_c_times_independent_noise(strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.portable  # jax-privacy computes with the installed version of JAX
 def test_found_matrices_have_less_noise():
     steps, separation = 60, 20
     few = banded(steps, 8)
