@@ -26,7 +26,7 @@ def from_json(text: str) -> Job:
     if not isinstance(fields, dict):
         raise ValueError(f"not the config of a run, but {type(fields).__name__}")
     kind = fields.pop("kind", None)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     config = fields.get("config")
     if not isinstance(config, dict):

@@ -128,6 +128,8 @@ def main() -> None:
             for line in PARTS[name](random.Random(given.seed), place):
                 row = f"| {name} | {line.what}"
                 counts[row] += 1
+                if counts.total() % 20 == 0:
+                    jax.clear_caches()  # Linux limits the memory maps of a process
                 wrong[row] += bool(line.problem)
                 if line.problem:
                     print(f"{name}: {line.what}: {line.problem}", flush=True)

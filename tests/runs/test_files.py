@@ -258,6 +258,12 @@ def test_a_config_of_another_version_is_refused_in_one_line():
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("kind", [None, "grid", [], {}])
+def test_a_config_of_another_kind_is_refused_in_one_line(kind):
+    with pytest.raises(ValueError, match=r"^kind must be one of run, comparison, sweep"):
+        from_json(json.dumps({"kind": kind, "config": {}}))
+
+
 # -------------------------------------- larger grids in the directory of a sweep
 
 SIZES = (
