@@ -260,7 +260,7 @@ def test_a_config_of_another_version_is_refused_in_one_line():
 
 @pytest.mark.parametrize("kind", [None, "grid", [], {}])
 def test_a_config_of_another_kind_is_refused_in_one_line(kind):
-    with pytest.raises(ValueError, match=r"^kind must be one of run, comparison, sweep"):
+    with pytest.raises(ValueError, match="kind must be one of run, comparison"):
         from_json(json.dumps({"kind": kind, "config": {}}))
 
 
