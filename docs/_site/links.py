@@ -68,8 +68,7 @@ def shown(path: Path) -> str:
     """A page that shows a file."""
     name, text = path.relative_to(ROOT).as_posix(), path.read_text()
     language = LANGUAGES.get(path.suffix, "text")
-    search = "---\nsearch:\n  exclude: true\n---\n"
-    return f"{search}# {name}\n\n````{language}\n{text.rstrip()}\n````\n"
+    return f"# {name}\n\n````{language}\n{text.rstrip()}\n````\n"
 
 
 def on_files(files, config):
