@@ -6,6 +6,9 @@ What mkdocs.yml has in `not_in_nav` is left out.
 BOOSTS = {
     "getting_started.md": 4,
     "choose.md": 2,
+    "algorithms/muon.md": 4,
+    "reference/fm.md": 4,
+    "privacy.md": 2,
     "tutorial/": 2,
     "algorithms/": 2,
     "notebooks/": 0.5,

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+FILES = list((ROOT / "fedjax_muon").rglob("*.py"))
 OTHER_SITES = ("https:", "http:", "mailto:", "data:")
 
 
@@ -41,32 +42,33 @@ def page_of(site: Path, name: str) -> str:
     return (site / name / "index.html").read_text()
 
 
-def documented() -> dict[str, set[str]]:
-    """Public functions and classes with a docstring, by the part they belong to."""
-    found: dict[str, set[str]] = {}
-    for path in (ROOT / "fedjax_muon").rglob("*.py"):
-        inside = path.relative_to(ROOT).with_suffix("").parts
-        if inside[-1] == "__main__" or inside == ("fedjax_muon", "__init__"):
-            continue
-        module = ".".join(part for part in inside if part != "__init__")
-        for node in ast.parse(path.read_text()).body:
-            public = isinstance(node, ast.FunctionDef | ast.ClassDef)
-            if public and not node.name.startswith("_") and ast.get_docstring(node):
-                found.setdefault(inside[1], set()).add(f"{module}.{node.name}")
-    return found
+def public(tree: ast.Module) -> set[str]:
+    """The names that a module exports: its `__all__`, or what its stub imports."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    froms = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
+    return {alias.name for node in froms for alias in node.names}
 
 
-def test_the_reference_is_complete(site):
-    """All that is public and documented is there, and fields with their comments."""
-    for part, names in documented().items():
-        html = page_of(site, f"reference/{part}")
-        there = set(re.findall(r'id="(fedjax_muon\.[\w.]+)"', html))
-        assert names <= there, sorted(names - there)
-        assert f'href="{part}/"' in page_of(site, "reference")
-    exchange = page_of(site, "reference/core")
-    assert "value that is averaged" in exchange  # a comment of a field
-    methods = page_of(site, "reference/algorithms")
-    assert "the mean of all clients' controls" in unescape(methods)  # without docstring
+def test_the_reference_has_all_exported_names_and_nothing_internal(site):
+    pages = {path.parent.name: path for path in site.glob("reference/*/index.html")}
+    assert all(f'href="{page}/"' in page_of(site, "reference") for page in pages)
+    html = "".join(path.read_text() for path in pages.values())
+    there = {name.split(".")[-1] for name in re.findall(r"<code>(fm\.[\w.]+)<", html)}
+    package = ROOT / "fedjax_muon"
+    modules = {p.parent.name if p.stem == "__init__" else p.stem for p in FILES}
+    stubs = list(package.rglob("__init__.pyi"))
+    lists = [p for p in package.glob("*/__init__.py") if "__all__ = [" in p.read_text()]
+    assert len(stubs) > 1
+    assert len(lists) > 5
+    for path in stubs + lists:
+        missing = public(ast.parse(path.read_text())) - there - modules
+        assert not missing, (path, sorted(missing))
+    for internal in ("atomic_files", "check_not_donated", "resume_command"):
+        assert internal not in html
+    assert "value that is averaged" in html  # a comment of a field
+    assert "matrices [..., m, n]" in unescape(html).lower()  # and of an alias
 
 
 def test_every_page_is_built_with_its_formulas(site):
@@ -84,8 +86,7 @@ def test_files_of_the_repository_have_pages(site):
     shown = "source/experiments/papers/dpmixsgd_jobs.py"
     assert f"{shown}/" in page_of(site, "studies/dpmixsgd")
     assert "robust logistic regression" in page_of(site, shown)
-    layout = "reference/transforms/#fedjax_muon.transforms.layout"
-    assert layout in page_of(site, "how_to/model")
+    assert "source/fedjax_muon/transforms/layout.py/" in page_of(site, "how_to/model")
     contributing = page_of(site, "contributing")
     assert 'href="../how_to/algorithm/"' in contributing
     assert 'href="../changelog/"' in contributing
@@ -170,10 +171,14 @@ WIDTHS = (1280, 390)
 # of each search the page that has to be the first result
 SEARCHES = {
     "installation": "getting_started/",
-    "checkpoint": "getting_started/",
     "dirichlet": "reference/data/",
+    "federate": "reference/fm/",
+    "fedmuon": "algorithms/muon/",
+    "polar": "reference/transforms/",
     "privacy": "privacy/",
+    "resume": "reliability/",
     "scaffold": "algorithms/averaging/",
+    "train": "reference/fm/",
 }
 # What sticks out of a page that is too wide; text in which a formula is left as it is
 # written, and formulas that KaTeX does not understand.
