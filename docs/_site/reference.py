@@ -177,5 +177,6 @@ def on_files(files, config):
     for page, text in pages().items():
         files.append(File.generated(config, f"reference/{page}.md", content=text))
         index += f"| [{PAGES[page][0]}]({page}.md) |\n"
+    index += "| [Command-line options](options.md) |\n"
     files.append(File.generated(config, "reference/index.md", content=index))
     return files

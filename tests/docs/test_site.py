@@ -18,6 +18,8 @@ import chromium
 import pytest
 from packages import needs
 
+from fedjax_muon import cli
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +71,14 @@ def test_the_reference_has_all_exported_names_and_nothing_internal(site):
         assert internal not in html
     assert "value that is averaged" in html  # a comment of a field
     assert "matrices [..., m, n]" in unescape(html).lower()  # and of an alias
+
+
+def test_the_options_of_all_commands_have_a_page(site):
+    html = page_of(site, "reference/options")
+    for command in cli.command_kinds([]):
+        assert f'id="fedjax-muon-{command}"' in html
+    row = r"<code>--cohort-size INT</code></td>\s*<td>\w.*\(default: 8\)</td>"
+    assert re.search(row, html)
 
 
 def test_every_page_is_built_with_its_formulas(site):
