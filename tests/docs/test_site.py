@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FILES = list((ROOT / "fedjax_muon").rglob("*.py"))
+VERDICTS = ("reproduced", "contradicted", "undecided")
 OTHER_SITES = ("https:", "http:", "mailto:", "data:")
 
 
@@ -79,6 +80,20 @@ def test_the_options_of_all_commands_have_a_page(site):
         assert f'id="fedjax-muon-{command}"' in html
     row = r"<code>--cohort-size INT</code></td>\s*<td>\w.*\(default: 8\)</td>"
     assert re.search(row, html)
+
+
+def test_all_claims_are_on_the_page_about_reproducibility(site):
+    claims = (
+        (ROOT / "results" / "claims.md").read_text().split("## Experiments that")[0]
+    )
+    html = page_of(site, "papers")
+    for mark, verdict in zip("✓✗?", VERDICTS, strict=True):
+        judged = claims.split("## Experiments that are not")[0].count(
+            f"| **{verdict}**"
+        )
+        assert judged > 0
+        assert html.count(f"<li>{mark} ") == judged + 1  # and what the mark means
+        assert re.search(rf"Of \d+ claims:.*\b{judged} {verdict}", html)
 
 
 def test_every_page_is_built_with_its_formulas(site):
