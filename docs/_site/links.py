@@ -78,8 +78,16 @@ def on_files(files, config):
     return files
 
 
+def without_tests(markdown: str) -> str:
+    """A page without code that only tests read."""
+    return re.sub(
+        r"^<!-- test\n.*?^-->\n", "", markdown, flags=re.DOTALL | re.MULTILINE
+    )
+
+
 def on_page_markdown(markdown, page, config, files):
-    """Turns links to files of the repository into links to their pages."""
+    """Leaves out tests; turns links to files of the repository into links to pages."""
+    markdown = without_tests(markdown)
     if not page.file.abs_src_path:
         return markdown
     folder = Path(page.file.abs_src_path).parent

@@ -10,6 +10,7 @@ import runpy
 import shlex
 import sys
 import tempfile
+import textwrap
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,8 +51,7 @@ def run(*codes: str, page: str) -> dict[str, Any]:
     return names
 
 
-EXECUTED = [*DOCS.glob("how_to/*.md"), *DOCS.glob("algorithms/*.md")]
-EXECUTED += [DOCS / "getting_started.md"]
+EXECUTED = [DOCS / "index.md", *DOCS.glob("how_to/*.md"), *DOCS.glob("algorithms/*.md")]
 SHOWN = {str(p.relative_to(DOCS)): code for p in EXECUTED if (code := blocks(p))}
 
 
@@ -279,9 +279,9 @@ def test_every_quoted_error_is_in_the_code():
 
 # ---------------------------------------- the tutorial, and the study of workers
 
-STEPS = sorted(DOCS.glob("tutorial/[1-9]*.md"))
-FENCE = re.compile(r'^```(\w*)(?: title="([^"\n]+)")?\n(.*?)^```', re.DOTALL | re.M)
-NOT_HERE = ("pip install ", "python3 -m venv ")  # done before the tests
+STEPS = [DOCS / "getting_started.md", *sorted(DOCS.glob("tutorial/[1-9]*.md"))]
+FENCE = re.compile(r'^( *)```(\w*)(?: title="([^"\n]+)")?\n(.*?)^\1```', re.S | re.M)
+NOT_HERE = ("pip install ", "docker ")  # done before the tests
 
 
 def numberless(printed: str) -> list[str]:
@@ -305,9 +305,10 @@ def test_the_tutorial_runs_to_its_last_step(tmp_path, monkeypatch, capsys):
     assert len(STEPS) == 5
     for page in STEPS:
         names, printed = {"__name__": page.stem}, None
-        for language, title, code in FENCE.findall(page.read_text()):
+        for _, language, title, indented in FENCE.findall(page.read_text()):
+            code = textwrap.dedent(indented)
             if language == "bash":
-                for line in code.splitlines():
+                for line in code.replace("\\\n", "").splitlines():
                     run_command(line)
             elif title:
                 Path(title).write_text(code)
