@@ -1,13 +1,14 @@
 """What the reference shows of classes and of examples.
 
 The fields of named tuples and dataclasses are shown as they are written: their comments
-say what they mean. A section `Example:` is read as `Examples:`, which is known to have
-code.
+say what they mean, as those of type aliases do. A section `Example:` is read as
+`Examples:`, which is known to have code.
 """
 
 import ast
 import re
 import textwrap
+from itertools import takewhile
 from pathlib import Path
 
 import griffe
@@ -36,6 +37,17 @@ def explains_its_fields(node: ast.ClassDef) -> bool:
     return len(texts) > bool(ast.get_docstring(node))
 
 
+def comment_of(lines: list[str], begin: int, end: int) -> str:
+    """The comment at the end of a statement, or the lines of one below or above it."""
+    _, mark, text = lines[end - 1].partition("  # ")
+    if not mark:
+        is_comment = lambda line: line.startswith("# ")
+        below = list(takewhile(is_comment, lines[end:]))
+        above = list(takewhile(is_comment, reversed(lines[:begin])))
+        text = " ".join(line[2:] for line in below or reversed(above))
+    return text[:1].upper() + text[1:]
+
+
 class Examples(griffe.Extension):
     """Names the sections of examples as griffe does."""
 
@@ -55,3 +67,13 @@ class Fields(griffe.Extension):
         if cls.docstring is None:
             cls.docstring = griffe.Docstring("", parent=cls)
         cls.docstring.value += f"\n\n```python\n{written_fields(node, lines)}\n```"
+
+
+class Aliases(griffe.Extension):
+    """Makes the comment of a type alias its docstring."""
+
+    def on_attribute_instance(self, *, attr, **kwargs) -> None:
+        if attr.docstring is None and attr.parent.is_module and attr.lineno:
+            lines = Path(attr.filepath).read_text().splitlines()
+            if text := comment_of(lines, attr.lineno - 1, attr.endlineno):
+                attr.docstring = griffe.Docstring(text, parent=attr)

@@ -1,8 +1,8 @@
 """Links that are right in the repository are right on the site.
 
 The site has the pages of docs/ and what programs wrote into results/. They link to
-other files too, such as an experiment. On the site a module of the library becomes its
-page of the reference, a notebook its page; any other file gets a page that shows it.
+other files too, such as an experiment. On the site a notebook becomes its page; any
+other file gets a page that shows it.
 CHANGELOG.md, CONTRIBUTING.md, SECURITY.md and notebooks/README.md are pages too. A
 figure links to its file, since it is small on a phone.
 """
@@ -45,16 +45,7 @@ def place_of(path: Path) -> str | None:
         return ROOT_PAGES[inside.as_posix()]
     if inside.suffix == ".ipynb":
         return inside.with_suffix(".md").as_posix()  # docs/_site/notebooks.py
-    if inside.parts[0] == "fedjax_muon" and path.suffix == ".py":
-        return f"reference/{Path(inside.parts[1]).stem}.md"
     return f"source/{inside.as_posix()}.md" if path.is_file() else None
-
-
-def anchor_of(path: Path) -> str:
-    """Where a module's part of its page of the reference begins."""
-    inside = path.relative_to(ROOT).with_suffix("").parts
-    below = inside[0] == "fedjax_muon" and path.suffix == ".py" and len(inside) > 2
-    return f"#{'.'.join(inside)}" if below and inside[-1] != "__init__" else ""
 
 
 def targets(path: Path) -> set[Path]:
@@ -68,8 +59,7 @@ def shown(path: Path) -> str:
     """A page that shows a file."""
     name, text = path.relative_to(ROOT).as_posix(), path.read_text()
     language = LANGUAGES.get(path.suffix, "text")
-    search = "---\nsearch:\n  exclude: true\n---\n"
-    return f"{search}# {name}\n\n````{language}\n{text.rstrip()}\n````\n"
+    return f"# {name}\n\n````{language}\n{text.rstrip()}\n````\n"
 
 
 def on_files(files, config):
@@ -88,8 +78,16 @@ def on_files(files, config):
     return files
 
 
+def without_tests(markdown: str) -> str:
+    """A page without code that only tests read."""
+    return re.sub(
+        r"^<!-- test\n.*?^-->\n", "", markdown, flags=re.DOTALL | re.MULTILINE
+    )
+
+
 def on_page_markdown(markdown, page, config, files):
-    """Turns links to files of the repository into links to their pages."""
+    """Leaves out tests; turns links to files of the repository into links to pages."""
+    markdown = without_tests(markdown)
     if not page.file.abs_src_path:
         return markdown
     folder = Path(page.file.abs_src_path).parent
@@ -103,8 +101,7 @@ def on_page_markdown(markdown, page, config, files):
             log.warning("%s links to %s, which is no file", page.file.src_uri, match[2])
             return match[0]
         start = posixpath.dirname(page.file.src_uri) or "."
-        end = match[3] if match[3] != ")" else f"{anchor_of(path)})"
-        return match[1] + posixpath.relpath(uri, start) + end
+        return match[1] + posixpath.relpath(uri, start) + match[3]
 
     return LINK.sub(turned, markdown)
 

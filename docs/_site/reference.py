@@ -1,78 +1,182 @@
-"""The API reference: a page for every part of the package, read off its files.
+"""The API reference: a page for every purpose, read off the files of the package.
 
-A part is a module, or a package with all modules below it. What is private, and the
-command's own `__main__`, has no place here.
+A page has a table of its names, and then one after the other. The names of a module are
+those of its `__all__`, or else the functions and classes that it defines. A name is on
+the first page that lists it. What no page lists is internal.
 """
 
-import ast
+from collections.abc import Iterator
 from pathlib import Path
 
+import griffe
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "fedjax_muon"
-# of the results of a search
-BEHIND_PROSE = "---\nsearch:\n  boost: 0.1\n---\n"
-INTRODUCTION = """# Reference
+# page -> title, and the modules whose names it has; `module:names` has these alone
+PAGES = {
+    "fm": (
+        "Training and simulation",
+        ":federate train Simulation NonFiniteError early_stopping own_accuracies sweep"
+        " Cell tune cache_programs load_run save_report save_params load_params"
+        " load_metadata",
+        "simulation:uniform by_examples with_plan with_task STATE NonFiniteLossError",
+        "simulation.work:equal of_each epochs",
+        "simulation.rounds:Weighting",
+        "simulation.batching:Sampler with_replacement without_replacement"
+        " shuffled_epochs full_batch poisson always cyclic",
+        "simulation.checkpoint:fingerprint digest open_checkpoints save restore"
+        " notes_of CheckpointError",
+    ),
+    "algorithms": ("Algorithms", "algorithms", "algorithms.registry:Method preset"),
+    "minimax": ("Minimax methods", "minimax"),
+    "decentralized": (
+        "Decentralized methods",
+        ":decentralize",
+        "decentralized",
+        "decentralized.estimators:fresh storm noisy",
+        "decentralized.topology:ring complete star exponential erdos_renyi metropolis"
+        " constant spectral_gap RandomGraph",
+    ),
+    "privacy": ("Privacy", "privacy", "audits.bounds", "audits.canary"),
+    "compression": (
+        "Compression",
+        "compression:compress truncated_svd power_iteration top_k quantize"
+        " no_compression rank_share memory_share Compressor Encoded",
+    ),
+    "personalization": ("Personalization", "personalization:keep_own ditto"),
+    "transforms": (
+        "Update rules",
+        "transforms",
+        "linalg.newton_schulz",
+        "linalg.lmo",
+        "linalg.shared",
+    ),
+    "core": ("Writing algorithms", "core", "core.pair", "core.tree"),
+    "data": (
+        "Datasets and partitions",
+        "data",
+        "data.partition:iid dirichlet dirichlet_per_client shards by_owner"
+        " label_counts",
+        "data.client_tests",
+        "data.imbalance",
+    ),
+    "tasks": (
+        "Tasks",
+        "tasks",
+        "tasks.metrics:roc_auc matthews hill mean_loss accuracy auc mcc",
+        "tasks.augmentation:augmented crop_and_flip",
+        "tasks.heavy_tails",
+        "tasks.quadratic",
+        "tasks.lora:lora_classification",
+        "tasks.robust:robust_logistic",
+    ),
+    "models": ("Models", "models"),
+    "engine": (
+        "Engine and plans",
+        "engine",
+        "engine.plans:Plan loop mapped vmapped chunked",
+        "planning",
+    ),
+    "tracking": ("Trackers and figures", "tracking", "reporting", "reporting.plots"),
+    "deploy": ("Real clients", "deploy", "deploy.nvflare:Site sites published"),
+}
 
-The docstrings, one page for every part of `fedjax_muon`. Names are imported from the
-modules that they are listed under, or from the part itself where it exports them.
 
-| | |
-|---|---|
+INTRODUCTION = """# API
+
+All names that are for users, by purpose, with `import fedjax_muon as fm`.
+
+| |
+|---|
 """
 
 
-def modules_by_part() -> dict[str, list[Path]]:
-    """The files of every part, a package's own first."""
-    parts: dict[str, list[Path]] = {}
-    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
-        inside = path.relative_to(ROOT / PACKAGE).with_suffix("")
-        if len(inside.parts) > 1 or inside.name not in ("__init__", "__main__"):
-            parts.setdefault(inside.parts[0], []).append(path)
-    return parts
+def target(found: griffe.Object | griffe.Alias) -> griffe.Object | None:
+    """What a name stands for; nothing for a module.
+
+    A module in the way of its function, as in `algorithms.fedavg`, is the function.
+    """
+    one = found.final_target if isinstance(found, griffe.Alias) else found
+    if one.is_module:
+        inside = one.members.get(one.name)
+        return None if inside is None else target(inside)
+    return one
 
 
-def name_of(path: Path) -> str:
-    """How a file is imported."""
-    names = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(name for name in names if name != "__init__")
+def is_own(one: griffe.Object | griffe.Alias) -> bool:
+    """Whether a module defines a public function or class."""
+    public = not one.name.startswith("_")
+    return public and not one.is_alias and (one.is_function or one.is_class)
 
 
-def summary_of(tree: ast.Module) -> str:
-    """The first paragraph of a module's docstring, on one line."""
-    return " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split())
+def is_exported(one: griffe.Object | griffe.Alias) -> bool:
+    """Whether a module takes a name from another one of the package."""
+    return one.is_alias and one.target_path.startswith(f"{PACKAGE}.")
 
 
-def defined_in(tree: ast.Module) -> list[str]:
-    """The public functions and classes that are written in a file, not imported."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    names = [node.name for node in tree.body if isinstance(node, kinds)]
-    return [name for name in names if not name.startswith("_")]
+def named(entry: str, package: griffe.Module) -> Iterator[tuple[str, griffe.Object]]:
+    """The names of a line of `PAGES`, as users write them, and what they are."""
+    path, _, names = entry.partition(":")
+    module = package[path] if path else package
+    own = [name for name, one in module.members.items() if is_own(one)]
+    stub = [name for name, one in module.members.items() if is_exported(one)]
+    listed = names.split() or module.exports or own or stub
+    for name in map(str, listed):
+        found = target(module[name])
+        if found is not None:
+            yield f"fm.{path}.{name}".replace("..", "."), found
 
 
-def directive(path: Path, alone: bool) -> str:
-    """What mkdocstrings puts a module's documentation in the place of."""
-    members = defined_in(ast.parse(path.read_text()))
-    lines = [f"::: {name_of(path)}", "    options:"]
-    lines += [f"      members: {members or 'false'}"]
-    lines += [f"      show_root_heading: {str(not alone).lower()}"]
-    return "\n".join(lines)
+def shortest(shown: str, package: griffe.Module) -> str:
+    """The name as a member of the package, such as `fm.fedavg` or `fm.tree.add`."""
+    *above, module, name = shown.split(".")
+    found = package[shown.removeprefix("fm.")]
+    if name in package.members and target(package[name]) is target(found):
+        return f"fm.{name}"
+    if above and module in package.members and name in package[module].members:
+        return f"fm.{module}.{name}"
+    return shown
 
 
-def page(part: str, paths: list[Path]) -> str:
-    """The page of a part."""
-    blocks = [directive(path, path is paths[0]) for path in paths]
-    return BEHIND_PROSE + "\n\n".join([f"# {PACKAGE}.{part}", *blocks]) + "\n"
+def summary_of(found: griffe.Object) -> str:
+    """The first sentence about an object, on one line."""
+    text = found.docstring.value if found.docstring else ""
+    return " ".join(text.split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def block(shown: str, path: str) -> str:
+    """What mkdocstrings puts the documentation of a name in the place of."""
+    options = f"    options:\n      heading: {shown}\n      toc_label: {shown}"
+    return f"::: {path}\n{options}"
+
+
+def pages() -> dict[str, str]:
+    """The pages, by their names."""
+    how = {"search_paths": [str(ROOT)], "allow_inspection": False}
+    fields = griffe.load_extensions(str(ROOT / "docs" / "_site" / "fields.py"))
+    package = griffe.load(PACKAGE, extensions=fields, **how)
+    seen, made = set(), {}
+    for page, (title, *entries) in PAGES.items():
+        rows, blocks = ["| name | |", "|---|---|"], []
+        for entry in entries:
+            for shown, found in named(entry, package):
+                if found.path in seen:
+                    continue
+                seen.add(found.path)
+                short = shortest(shown, package)
+                rows.append(f"| [`{short}`][{found.path}] | {summary_of(found)} |")
+                blocks.append(block(short, found.path))
+        made[page] = "\n\n".join([f"# {title}", "\n".join(rows), *blocks]) + "\n"
+    return made
 
 
 def on_files(files, config):
     """Adds the pages, and one that lists them."""
     index = INTRODUCTION
-    for part, paths in modules_by_part().items():
-        uri = f"reference/{part}.md"
-        files.append(File.generated(config, uri, content=page(part, paths)))
-        summary = summary_of(ast.parse(paths[0].read_text()))
-        index += f"| [`{part}`]({part}.md) | {summary} |\n"
+    for page, text in pages().items():
+        files.append(File.generated(config, f"reference/{page}.md", content=text))
+        index += f"| [{PAGES[page][0]}]({page}.md) |\n"
+    index += "| [Command-line options](options.md) |\n"
     files.append(File.generated(config, "reference/index.md", content=index))
     return files

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,9 +77,10 @@ def texts() -> dict[str, str]:
 
 
 def blocks(path: Path, language: str = "python") -> list[str]:
-    """The code of a page."""
-    fenced = rf"^```{language}\n(.*?)^```"
-    return re.findall(fenced, path.read_text(), re.DOTALL | re.MULTILINE)
+    """The code of a page, also in tabs, and in `<!-- test -->`, which nobody sees."""
+    fenced = rf"^( *)```{language}\n(.*?)^\1```$"
+    found = re.findall(fenced, path.read_text(), re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(code) for _, code in found]
 
 
 def all_commands() -> list[Printed]:
