@@ -1,28 +1,23 @@
-"""Time of a round relative to FedAvg of this library, one row per workload.
+"""Time of a round relative to FedAvg in hand-written JAX, one row per workload.
 
 python -m benchmarks plot RESULTS.jsonl [MORE.jsonl ...] --output FIGURE.png
 """
 
 import argparse
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import matplotlib
 from matplotlib.backend_bases import FigureCanvasBase
-from matplotlib.figure import Figure
 
 from benchmarks import table
-from fedjax_muon.reporting.style import STYLE, logarithmic, save, styles
+from fedjax_muon.reporting.style import NOTE, drawing, logarithmic
 
 OURS = "fedjax_muon"
-NAMES = {"fedavg": "FedAvg", "fedmuon": "FedMuon", "local_adamw": "Local AdamW"}
-MARKS = {  # of other libraries; shades of grey
-    "JAX by hand": ("s", "0.15"),
-    "PyTorch loop": ("^", "0.4"),
-    "Flower": ("D", "0.55"),
-    "pfl": ("v", "0.7"),
-}
+UNIT = "JAX by hand"  # its time is 1; without it that of this library
+LOOKS = {"PyTorch loop": ("^", "#868686"), "Flower": ("D", "#5f5f5f")}
+LOOKS |= {"pfl": ("v", "#a9a9a9"), OURS: ("o", "#1f6fd6")}
 Row = Mapping[str, Any]
 
 
@@ -35,35 +30,23 @@ def check_format(path: Path) -> None:
         )
 
 
-class Dot(NamedTuple):
-    """A time relative to FedAvg of this library on the same workload."""
-
-    label: str
-    ratio: float
-    ours: bool  # the library's
-
-
-def workloads(rows: Sequence[Row]) -> dict[str, list[Dot]]:
-    """Returns the dots of every workload, by its name, seconds and any reduced sizes.
+def workloads(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Returns relative times of FedAvg by workload and contender.
 
     Workloads without FedAvg of this library are left out.
     """
-    timed = [row for row in rows if "wall_seconds" in row and row.get("algorithm")]
-    found: dict[str, list[Dot]] = {}
-    for base in timed:
-        if (base["contender"], base["algorithm"]) != (OURS, "fedavg"):
-            continue
-        title = f"{base['workload']}\n{base['wall_seconds']:.3g} s"
-        if base.get("whole") is False:
-            title += "; {cohort} of {clients} clients, {steps} steps".format(**base)
-        for row in timed:
-            if row["workload"] != base["workload"]:
-                continue
-            name: str = NAMES.get(row["algorithm"]) or row["algorithm"]
-            ours = row["contender"] == OURS
-            label = name if ours else f"{row['contender']}, {name}"
-            ratio = row["wall_seconds"] / base["wall_seconds"]
-            found.setdefault(title, []).append(Dot(label, ratio, ours))
+    timed = [
+        row
+        for row in rows
+        if "wall_seconds" in row and row.get("algorithm") == "fedavg"
+    ]
+    found = {}
+    for own in (row for row in timed if row["contender"] == OURS):
+        here = [row for row in timed if row["workload"] == own["workload"]]
+        seconds = {row["contender"]: row["wall_seconds"] for row in here}
+        base = seconds.get(UNIT, own["wall_seconds"])
+        title = f"{textwrap.fill(table.about(own), 44)}; {base:.3g} s"
+        found[title] = {name: value / base for name, value in seconds.items()}
     return found
 
 
@@ -78,31 +61,24 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     found = workloads(rows)
     if not found:
         raise ValueError("no row has wall_seconds of FedAvg: nothing to draw")
-    labels = dict.fromkeys(dot for dots in found.values() for dot in dots)
-    lines = styles(dot.label for dot in labels if dot.ours)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.5, 0.5 * len(found) + 1.2), layout="constrained")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with drawing(path, (7.5, 0.5 * len(found) + 1.2)) as figure:
         axis: Any = figure.subplots()
-        axis.axvline(1, color="0.4", lw=0.8, zorder=1)
-        for place, dots in enumerate(found.values()):
-            for dot in sorted(dots, key=lambda dot: dot.ours):
-                name = dot.label.partition(", ")[0]
-                mark, color = MARKS.get(name, ("X", "0.5"))
-                if dot.ours:
-                    mark, color = "o", lines[dot.label]["color"]
-                axis.plot(
-                    dot.ratio, place, mark, color=color, label=dot.label, ms=6, mew=0
-                )
-        axis.set_yticks(range(len(found)), list(found))
+        axis.axvline(1, color=NOTE, lw=1, zorder=1)
+        names = dict.fromkeys(name for ratios in found.values() for name in ratios)
+        for name in sorted(names, key=lambda name: name == OURS):  # ours in front
+            mark, color = LOOKS.get(name, ("X", NOTE))
+            dots = [(d[name], y) for y, d in enumerate(found.values()) if name in d]
+            if name != UNIT:
+                axis.plot(*zip(*dots, strict=True), mark, color=color, label=name, ms=6)
+        axis.set_yticks(range(len(found)), list(found), fontsize=7.5)
         axis.set_ylim(len(found) - 0.5, -0.5)
-        logarithmic(axis, [dot.ratio for dots in found.values() for dot in dots])
-        axis.set_xlabel("time of a round relative to FedAvg, whose time is on the left")
-        marks = dict(zip(*axis.get_legend_handles_labels()[::-1], strict=True))
-        names = [*lines, *(name for name in marks if name not in lines)]
-        handles = [marks[name] for name in names]
-        figure.legend(handles, names, loc="outside lower center", ncols=4)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(figure, path)
+        logarithmic(
+            axis, [ratio for ratios in found.values() for ratio in ratios.values()]
+        )
+        unit = UNIT if UNIT in names else OURS
+        axis.set_xlabel(f"time of a round of FedAvg; {unit} = 1, its time on the left")
+        figure.legend(loc="outside lower center", ncols=4)
 
 
 def main(given: Sequence[str]) -> None:

@@ -2,25 +2,44 @@
 
     python -m experiments.figures
 
-Nothing is trained. Figures whose curves are not among the kept results are not drawn:
-comparison.png, those of papers, theory and newton_schulz, the curves of sweeps and
-minimax, the utility of private methods and reconstructions.
+Every figure is written as .png, for pages with a white background, and as .svg, which
+has none. Nothing is trained. Figures whose numbers are not among the kept results are
+not drawn: comparison.png, those of theory, the curves of sweeps, reconstructions and
+the utility of private methods. Where the curves of a paper's item are not kept, its
+figure shows scores and losses after the last round.
 """
 
 import csv
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import tyro
+from PIL import Image
 
 from benchmarks import figure, table
-from experiments.papers import dpmixsgd_equal
-from experiments.studies import audit, private_images
+from experiments import dots
+from experiments.dots import Dot
+from experiments.papers import dpmixsgd_equal, paper_report
+from experiments.studies import (
+    audit,
+    client_privacy,
+    newton_schulz_steps,
+    private_images,
+)
 from fedjax_muon.reporting import plots
 from fedjax_muon.reporting.comparison import Point, Summary
+
+Figure = tuple[Path, Callable[[Path], None]]  # without a suffix, and what draws it
+PAPERS = {
+    "fedmuon_001": "Takezawa et al.",
+    "fedmuon_003": "Zhang and Gao",
+    "fedmuon_004": "Liu et al., CIFAR-100",
+    "minimax_000": "Zhang and Gao, minimax",
+}
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -56,63 +75,105 @@ def kept_summary(cells: list[str]) -> Summary:
     )
 
 
-def sweeps(results: Path) -> None:
-    """Draws the ranking and the grids of the sweep."""
+def sweeps(results: Path) -> Iterator[Figure]:
+    """The ranking and the grids of the sweep."""
     place = results / "sweeps"
     text = (place / "summary.md").read_text()
     title = text.splitlines()[0].removeprefix("# ")
     lines = [line[2:-2].split(" | ") for line in re.findall(r"^\| .*\|$", text, re.M)]
     rows = [cells for cells in lines if " ± " in cells[3]]
-    plots.ranking(list(map(kept_summary, rows)), place / "ranking.png", title=title)
+    ranked = list(map(kept_summary, rows))
+    seeds = int(re.search(r"of (\d+) seeds", text)[1])  # type: ignore[index]
+    rank = functools.partial(plots.ranking, ranked, title=title, seeds=seeds)
+    yield place / "ranking", rank
     grids: dict[str, list[Point]] = {}
     for line in read(place / "points.csv"):
         grids.setdefault(line["method"], []).append(kept_point(line))
-    plots.grids(grids, place / "grids.png", title=title)
+    yield place / "grids", functools.partial(plots.grids, grids, title=title)
 
 
-def speed(results: Path) -> None:
-    """Draws times of rounds."""
+def speed(results: Path) -> Iterator[Figure]:
+    """Times of rounds."""
     place = results / "benchmarks"
     rows = table.read([place / "workloads_cpu.jsonl"])
-    figure.draw(rows, place / "workloads_cpu.png")
+    yield place / "workloads_cpu", functools.partial(figure.draw, rows)
 
 
-def dpmixsgd(results: Path) -> None:
-    """Draws the test AUC of private methods at equal epsilon."""
-    curves: dict[str, dict[str, dict[float, list[float]]]] = {}
-    for row in read(results / "dpmixsgd" / "equal.csv"):
-        if row["panel"] == "epsilon":
-            methods = curves.setdefault(row["dataset"], {})
-            by_epsilon = methods.setdefault(dpmixsgd_equal.label(row["method"]), {})
-            by_epsilon.setdefault(float(row["value"]), []).append(float(row["auc"]))
-    for name, methods in curves.items():
-        title = f"{name}, delta {dpmixsgd_equal.DELTA:g}"
-        path = results / "dpmixsgd" / f"equal_{name}.png"
-        plots.utility(methods, path, title=title)
+def dpmixsgd(results: Path) -> Iterator[Figure]:
+    """Test AUC of private methods at equal epsilon."""
+    place = results / "dpmixsgd"
+    rows = [row for row in read(place / "equal.csv") if row["panel"] == "epsilon"]
+    yield place / "equal", functools.partial(dpmixsgd_equal.draw, rows)
 
 
-def privacy(results: Path) -> None:
-    """Draws the audit and the accuracies of private images."""
+def privacy(results: Path) -> Iterator[Figure]:
+    """The audit, private clients, and the accuracies of private images."""
+    place = results / "privacy"
     rows = [
         audit.Row(
             line["mechanism"],
             line["variant"],
             *(float(line[name]) for name in ("claim", "many", "one")),
         )
-        for line in read(results / "privacy" / "audit.csv")
+        for line in read(place / "audit.csv")
     ]
-    audit.draw(rows, results / "privacy" / "audit.png")
-    lines = read(results / "privacy" / "images.csv")
+    yield place / "audit", functools.partial(audit.draw, rows)
+    chosen = client_privacy.best(client_privacy.read(place / "clients.csv"))
+    yield place / "clients", functools.partial(client_privacy.draw, chosen)
+    lines = read(place / "images.csv")
     kinds = private_images.EXAMPLES, private_images.CLIENTS
     studies = {study.unit: study for study in kinds}
     for unit, name in dict.fromkeys((line["unit"], line["dataset"]) for line in lines):
-        study = studies[unit]
         cells = private_images.cells_of(lines, unit, name)
-        path = results / "privacy" / f"images_{unit}_{name}.png"
-        private_images.draw(study, name, cells, path)
+        draw = functools.partial(private_images.draw, studies[unit], name, cells)
+        yield place / f"images_{unit}_{name}", draw
 
 
-ALL: tuple[Callable[[Path], None], ...] = (sweeps, speed, dpmixsgd, privacy)
+def newton_schulz(results: Path) -> Iterator[Figure]:
+    """Accuracy with fewer Newton-Schulz steps, against five."""
+    place = results / "newton_schulz" / "digits"
+    scores: dict[float, dict[str, dict[str, list[float]]]] = {}
+    for line in read(place.with_suffix(".csv")):
+        variants = scores.setdefault(float(line["lr"]), {})
+        seeds = variants.setdefault(line["variant"], {})
+        seeds.setdefault(line["seed"], []).append(float(line["accuracy"]))
+    found = {
+        lr: {name: np.array(list(seeds.values())) for name, seeds in variants.items()}
+        for lr, variants in scores.items()
+    }
+    yield place, functools.partial(newton_schulz_steps.draw, found)
+
+
+def tails(results: Path) -> Iterator[Figure]:
+    """Norms of minimax methods under heavy tails, from the table in tails.md."""
+    place = results / "minimax" / "tails"
+    text = place.with_suffix(".md").read_text()
+    lines = [line[2:-2].split(" | ") for line in re.findall(r"^\| .*\|$", text, re.M)]
+    shown = [
+        Dot(noise, method, float(value), series=series, unit="norm of the gradient")
+        for noise, method, _, *values in lines[1:]
+        for series, value in zip(("worst seed", "median"), values[:0:-1], strict=True)
+    ]
+    title = "Minimax methods under heavy tails: norm of the primal gradient at the end"
+    yield place, functools.partial(dots.draw, shown, title=title, note="of 10 seeds")
+
+
+def papers(results: Path) -> Iterator[Figure]:
+    """The papers' tables and figures: curves where kept, else the last scores."""
+    for path in sorted((results / "papers").glob("*/*.csv")):
+        if path.with_suffix(".json").exists():
+            draw = functools.partial(paper_report.draw, path.with_suffix(".json"))
+        else:
+            item = path.stem.replace("_of_16", ", but 16 local steps")
+            words = PAPERS[path.parent.name], item.replace("_", " "), "scaled to a CPU"
+            title = ", ".join(words)
+            shown = paper_report.last(read(path), path.with_suffix(".md").read_text())
+            columns = 2 if any(one.unit for one in shown) else 3
+            draw = functools.partial(dots.draw, shown, title=title, columns=columns)
+        yield path.with_suffix(""), draw
+
+
+ALL = (sweeps, speed, dpmixsgd, privacy, newton_schulz, tails, papers)
 
 
 def main(results: Annotated[Path, tyro.conf.Positional] = Path("results")) -> None:
@@ -121,8 +182,11 @@ def main(results: Annotated[Path, tyro.conf.Positional] = Path("results")) -> No
     Args:
       results: Directory of the results, in which the figures are written.
     """
-    for draw in ALL:
-        draw(results)
+    for place, draw in (each for found in ALL for each in found(results)):
+        for suffix in (".png", ".svg"):
+            draw(place.with_suffix(suffix))
+        picture = place.with_suffix(".png")
+        Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)
 
 
 if __name__ == "__main__":

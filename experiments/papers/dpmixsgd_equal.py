@@ -21,6 +21,7 @@ import functools
 import itertools
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ import numpy as np
 import tyro
 
 from benchmarks.machine import machine
+from experiments import dots
 from experiments.papers.dpmixsgd_002 import COLUMNS, STORM, mean_and_spread, read_rows
 from experiments.papers.dpmixsgd_jobs import Job, Problem, logistic, mlp, paired
 from experiments.papers.frame import public_command
@@ -38,7 +40,7 @@ from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import Simulation, decentralize
 from fedjax_muon.privacy import Banded, best_banded
-from fedjax_muon.reporting import intervals, metrics_csv, plots
+from fedjax_muon.reporting import intervals, metrics_csv
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.batching import always, shuffled_epochs
@@ -258,6 +260,20 @@ def table(cells: Cells, epsilons: list[str]) -> list[str]:
     return lines
 
 
+def draw(rows: Sequence[Mapping[str, str]], path: Path) -> None:
+    """Draws the test AUC of all methods, a panel for every data set."""
+    runs: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        key = row["dataset"], row["method"], row["value"]
+        runs.setdefault(key, []).append(100 * float(row["auc"]))
+    shown = [
+        dots.dot(name, label(method), aucs, f"epsilon {e}" if e != "inf" else "", "AUC")
+        for (name, method, e), aucs in runs.items()
+    ]
+    title = f"Test AUC in % at equal privacy, delta {DELTA:g}"
+    dots.draw(shown, path, title=title)
+
+
 def report(run_dir: Path, seeds: int) -> str:
     """Returns a table for every data set as Markdown, and draws a figure."""
     found: dict[str, Cells] = {}
@@ -276,14 +292,10 @@ def report(run_dir: Path, seeds: int) -> str:
         f"those of {label(OURS)} over a method, in points of AUC: the mean of paired "
         "differences and its 95 % interval.",
     ]
+    lines += ["", "![test AUC against epsilon, a panel for each data set](equal.png)"]
     for dataset, runs in found.items():
         lines += ["", f"## {dataset}", "", *table(runs, epsilons)]
-        curves: dict[str, dict[float, list[float]]] = {}
-        for (name, epsilon), scores in runs.items():
-            curves.setdefault(label(name), {})[float(epsilon)] = scores
-        figure = f"equal_{dataset}.png"
-        plots.utility(curves, run_dir / figure, title=f"{dataset}, delta {DELTA:g}")
-        lines += ["", f"![test AUC against epsilon on {dataset}]({figure})"]
+    draw(read_rows(run_dir / "runs.csv"), run_dir / "equal.png")
     return "\n".join([*lines, ""])
 
 

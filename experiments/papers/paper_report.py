@@ -11,18 +11,18 @@ validation examples, unless the whole grid is shown.
 
 import csv
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments import kept
+from experiments.dots import Dot, dot
 from fedjax_muon.reporting import comparison, intervals, tables
 from fedjax_muon.reporting.comparison import History
-from fedjax_muon.reporting.style import STYLE, Label, label_ends, save, styles
+from fedjax_muon.reporting.style import NOTE, Label, drawing, label_ends, styles
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import METHODS
 
@@ -209,7 +209,7 @@ def write(
     ]
     (item_dir / "result.md").write_text("\n".join(text) + "\n")
     kept.write(item_dir / "result.json", curves(report.title, score, found))
-    draw(item_dir / "result.json")
+    draw(item_dir / "result.json", item_dir / "result.png")
 
 
 def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:
@@ -269,21 +269,41 @@ def curves(title: str, score: str, rows: Sequence[tuple[Row, str]]) -> dict[str,
     return {"title": title, "score": score, "settings": settings}
 
 
-def draw(path: Path) -> None:
-    """Draws kept curves next to their file: test scores and training losses.
+def last(lines: Sequence[Mapping[str, str]], text: str) -> list[Dot]:
+    """Returns the numbers after the last round, from a kept table.
+
+    Args:
+      lines: Lines of result.csv.
+      text: Text of result.md, which names the score.
+    """
+    losses = "train_loss_by_seed" in lines[0]  # else settings are measures
+    named = re.search(r"[^|]*(?=, % \|)", text) if losses else None
+    score = f"test {named[0].strip()}, %" if named else ""
+    best = lambda line: -float(line["score"]) if line["by_seed"] else np.inf
+    inner = any("=" in line["method"] for line in lines)  # values, in their order
+    lines = lines if inner or not losses else sorted(lines, key=best)
+    units = {"by_seed": score, "train_loss_by_seed": "training loss"}
+    return [
+        dot(line["setting"], line["method"], line[column].split(), unit=unit)
+        for line in lines
+        for column, unit in units.items()
+        if losses or unit == score
+    ]
+
+
+def draw(json_path: Path, path: Path) -> None:
+    """Draws kept curves: test scores and training losses.
 
     There is one row of panels for every setting. Curves are means over seeds; bands are
     their 95 % intervals.
     """
-    shown = kept.read(path)
+    shown = kept.read(json_path)
     settings = shown["settings"]
     every = [
         (name, run) for methods in settings.values() for name, run in methods.items()
     ]
     lines = styles(name for name, _ in every)
-    with matplotlib.rc_context(STYLE):
-        size = (10.2, 3.2 * len(settings) + 0.4)
-        figure = Figure(figsize=size, layout="constrained")
+    with drawing(path, (10.2, 3.2 * len(settings) + 0.4)) as figure:
         grid = figure.subplots(len(settings), 2, squeeze=False)
         direct = True
         for (left, right), setting in zip(grid, settings, strict=True):
@@ -296,7 +316,7 @@ def draw(path: Path) -> None:
                 ends.append(Label(name, x[-1], losses[-1], how["color"]))
             left.set_title(setting, loc="left")
             left.set(xlabel="round", ylabel=f"test {shown['score']}, %")
-            right.set(xlabel="round", ylabel="train loss")
+            right.set(xlabel="round", ylabel="training loss")
             direct &= label_ends(right, ends, 2.6) or not ends
         if not direct:
             handles = {}
@@ -306,6 +326,5 @@ def draw(path: Path) -> None:
             columns = {"loc": "outside lower center", "ncols": 3}
             figure.legend(handles.values(), handles, **columns)
         seeds = max((len(run["score"]) for _, run in every), default=0)
-        figure.supxlabel(intervals.note(seeds), fontsize=7.5, color="0.35")
+        figure.supxlabel(intervals.note(seeds), fontsize=7.5, color=NOTE)
         figure.suptitle(shown["title"], x=0.01, ha="left")
-        save(figure, path.with_suffix(".png"), 110)

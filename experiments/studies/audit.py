@@ -15,10 +15,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 import tyro
-from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
 from experiments.studies.flaws import (
@@ -37,8 +35,17 @@ from experiments.studies.flaws import (
 )
 from fedjax_muon.audits import bounds, canary
 from fedjax_muon.privacy import Poisson
-from fedjax_muon.reporting.style import STYLE, save
+from fedjax_muon.reporting.style import drawing
 
+SHOWN = {  # in the figure
+    "noise / 10": "a tenth of the noise",
+    "clean at t = 0": "no noise at first",
+    "no clip": "nothing is clipped",
+    "clip of the mean": "only the mean is clipped",
+    "reused key": "the same noise every time",
+    "memory forgotten": "noise ignores the memory",
+    "counted for the mean": "noise for the agents' mean",
+}
 CONFIDENCE = 1 - 0.05 / 3  # of each of three bounds
 
 
@@ -191,30 +198,29 @@ def draw(rows: list[Row], path: Path) -> None:
     mechanisms = list(dict.fromkeys(row.mechanism for row in rows))
     names = list(dict.fromkeys(row.variant for row in rows))
     left = 0.1  # smaller bounds are drawn here
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(14, 3.8), layout="constrained")
+    with drawing(path, (12.5, 3.6)) as figure:
         panels = figure.subplots(1, len(mechanisms), sharey=True, squeeze=False)[0]
         for axis, mechanism in zip(panels, mechanisms, strict=True):
             panel = [row for row in rows if row.mechanism == mechanism]
             y = [names.index(row.variant) for row in panel]
             for which, marker, color, label in (
-                ("many", "o", "C0", "many runs, one canary"),
-                ("one", "s", "C1", "one run, many canaries"),
+                ("many", "o", "#1f6fd6", "many runs, one canary"),
+                ("one", "s", "#e8820c", "one run, many canaries"),
             ):
                 x = [max(left, getattr(row, which)) for row in panel]
                 axis.plot(x, y, marker, color=color, ms=5, label=label)
-            claim = panel[0].claim
-            axis.axvline(claim, color="black", ls="--", lw=1, label="claimed epsilon")
+            label = "above the claimed epsilon: an alarm"
+            axis.axvspan(panel[0].claim, 100, color="#d62728", alpha=0.1, label=label)
             axis.set_xscale("log")
             axis.set_xlim(0.8 * left, 100)
             axis.set_xticks([left, 1, 10, 100], [f"≤ {left:g}", "1", "10", "100"])
-            axis.set_title(mechanism.replace(", ", ",\n"), fontsize=10)
+            axis.minorticks_off()
+            axis.set_title(mechanism.replace(", ", ",\n"))
             axis.set_xlabel("lower bound of epsilon")
-        panels[0].set_yticks(range(len(names)), names)
+        panels[0].set_yticks(range(len(names)), [SHOWN.get(n, n) for n in names])
         panels[0].invert_yaxis()
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
-        save(figure, path, 110)
+        handles = panels[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=3)
 
 
 def write(rows: list[Row], lines: list[str], output: Path) -> None:

@@ -21,10 +21,8 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import matplotlib
 import numpy as np
 import tyro
-from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
 from fedjax_muon.algorithms import fedavg
@@ -35,7 +33,8 @@ from fedjax_muon.data.partition import dirichlet
 from fedjax_muon.privacy import FullBatch, Poisson, report
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import client_spec
-from fedjax_muon.reporting.style import STYLE, save, styles
+from fedjax_muon.reporting import intervals
+from fedjax_muon.reporting.style import drawing, styles
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.participation import fixed_cohort, poisson_cohorts
 from fedjax_muon.sweeps.sweep import Cell, sweep
@@ -225,6 +224,12 @@ def results(entry: Entry, cohorts: Cohorts, rounds: int, seeds: int) -> list[Res
     ]
 
 
+SHOWN = {  # in figures
+    "FedAvg, of one length": "FedAvg, messages of one norm",
+    "Local Muon, at its bound": "Local Muon, not clipped",
+}
+
+
 class Best(NamedTuple):
     """The best point of a grid."""
 
@@ -291,8 +296,7 @@ def marked(chosen: Best) -> list[str]:
 def draw(chosen: list[Best], path: Path) -> None:
     """Draws accuracy against z, one panel for each kind of cohort."""
     positions = np.arange(len(NOISES))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10, 4), layout="constrained")
+    with drawing(path, (9.5, 3.8)) as figure:
         panels = figure.subplots(1, len(COHORTS), sharey=True)
         lines = styles(entry.label for entry in METHODS)
         for axis, cohorts in zip(panels, COHORTS, strict=True):
@@ -300,23 +304,32 @@ def draw(chosen: list[Best], path: Path) -> None:
                 here = (entry.label, cohorts.label)
                 row = [b for b in chosen if (b.method, b.cohort) == here]
                 runs = 100 * np.array([b.accuracy for b in row])
+                x, how = positions + 0.05 * (i - 2), lines[entry.label]
+                half = intervals.half_width(runs.T)
+                name = SHOWN.get(entry.label, entry.label)
                 axis.errorbar(
-                    positions + 0.04 * (i - 2),
-                    runs.mean(1),
-                    runs.std(1),
-                    color=lines[entry.label]["color"],
-                    marker="o",
-                    ms=4,
-                    capsize=2,
-                    label=entry.label,
+                    x, runs.mean(1), half, marker="o", ms=4, label=name, **how
                 )
             axis.set_xticks(positions, [f"{z:g}" for z in NOISES])
             axis.set_title(f"{cohorts.label} in every round")
             axis.set_xlabel("noise multiplier z")
-        panels[0].set_ylabel("test accuracy, %, ± standard deviation of seeds")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=5)
-        save(figure, path, 110)
+        panels[0].set_ylabel(f"test accuracy, %; {intervals.WORDS}")
+        figure.legend(
+            *panels[0].get_legend_handles_labels(), loc="outside right center"
+        )
+
+
+def read(path: Path) -> list[Result]:
+    """Reads what `write` wrote."""
+    with path.open(newline="") as file:
+        return [
+            Result(
+                *(line["method"], line["cohort"], float(line["z"])),
+                {k: float(v) for k, v in (w.split("=") for w in line["hyper"].split())},
+                *(int(line["seed"]), float(line["validation"]), float(line["test"])),
+            )
+            for line in csv.DictReader(file)
+        ]
 
 
 def write(found: list[Result], path: Path) -> None:

@@ -132,7 +132,7 @@ def draw(results, path: Path) -> None:
         panels[0].set_ylabel("norm of the primal gradient, mean over seeds")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4)
-        save(figure, path, 110)
+        save(figure, path)
 
 
 def main(

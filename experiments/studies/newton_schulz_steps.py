@@ -23,11 +23,11 @@ import numpy as np
 import tyro
 
 from benchmarks.machine import machine
+from experiments import dots
 from fedjax_muon import data, models, simulation, tasks
 from fedjax_muon.algorithms import fedmuon
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.linalg.newton_schulz import orthogonalize
-from fedjax_muon.reporting import plots
 from fedjax_muon.runs.build import parts_of, start_key
 from fedjax_muon.runs.config import Config
 from fedjax_muon.sweeps.sweep import Cell, sweep
@@ -109,6 +109,28 @@ def row(first: np.ndarray, own: np.ndarray) -> list[str]:
     return [f"{100 * v.mean():.1f} ± {100 * v.std(ddof=1):.1f}" for v in cells]
 
 
+def draw(found: Mapping[float, Mapping[str, np.ndarray]], path: Path) -> None:
+    """Draws differences from the first variant, by learning rate and variant.
+
+    Scores are [seeds, evaluations]; differences are taken seed by seed.
+    """
+    shown = []
+    for lr, scores in found.items():
+        first, *others = scores
+        for name in others:
+            lead = 100 * (scores[name] - scores[first])
+            leads = {
+                "after the last round": lead[:, -1],
+                "mean of rounds": lead.mean(1),
+            }
+            shown += [
+                dots.dot(f"learning rate {lr:g}", name, values, when, "points")
+                for when, values in leads.items()
+            ]
+    title = f"Test accuracy, difference from {first} in percentage points"
+    dots.draw(shown, path, title=title)
+
+
 def main(
     dataset: Annotated[Literal["digits", "fashion_mnist"], tyro.conf.Positional],
     data_dir: Path | None = None,
@@ -144,17 +166,18 @@ def main(
         f"jax {about['jax']}.",
         TABLE,
     ]
+    found: dict[float, dict[str, np.ndarray]] = {}
     for lr in job.rates:
-        curves = {v: [runs[v, lr, seed] for seed in seeds] for v in job.variants}
-        of = lambda runs: np.array([run["test_accuracy"] for run in runs])
-        scores = {label: of(those) for label, those in curves.items()}
+        scores = found[lr] = {
+            label: np.array([runs[label, lr, seed]["test_accuracy"] for seed in seeds])
+            for label in job.variants
+        }
         for label, (steps, _) in job.variants.items():
             cost = f"{model_flops(task, steps) / usual:.2f}" if steps else ""
             first = next(iter(scores.values()))
             cells = [f"{lr:g}", label, cost, *row(first, scores[label])]
             lines.append(f"| {' | '.join(cells)} |")
-        title = f"{dataset}, learning rate {lr:g}"
-        plots.curves(curves, output / f"{dataset}_{lr:g}.png", title=title)
+    draw(found, output / f"{dataset}.png")
     (output / f"{dataset}.md").write_text("\n".join([*lines, ""]))
 
 

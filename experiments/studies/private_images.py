@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import matplotlib
 import numpy as np
 import tyro
-from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
+from experiments import dots
 from experiments.papers.dpmixsgd_002 import read_rows
 from experiments.studies.hog import features
 from fedjax_muon import models
@@ -42,7 +41,6 @@ from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy, best_banded
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.reporting.style import STYLE, save, styles
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.federated import federate
@@ -321,30 +319,20 @@ def table(study: Study, name: str, cells: Cells, edges: set) -> list[str]:
 
 
 def draw(study: Study, name: str, cells: Cells, path: Path) -> None:
-    """Draws accuracy against epsilon."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axis = figure.subplots()
-        lines = styles(method.label for method in METHODS[study.unit])
-        for method in METHODS[study.unit]:
-            how = lines[method.label]
-            shown = [e for e in study.epsilons if (method.label, e) in cells]
-            runs = [cells[method.label, e] for e in shown]
-            means = [c.mean() for c in runs]
-            spread = [c.std(ddof=1) for c in runs]
-            axis.errorbar(shown, means, spread, marker="o", label=method.label, **how)
-        if study.unit == "examples":
-            percent, epsilon, _, source = PUBLISHED[name]
-            author = source.split(",")[0]
-            axis.plot(epsilon, percent, "k*", ms=10, label=f"{author}, published")
-        axis.set_xscale("log")
-        axis.set_xticks(study.epsilons, [f"{e:g}" for e in study.epsilons])
-        axis.minorticks_off()
-        axis.set_xlabel("epsilon")
-        axis.set_ylabel("test accuracy, %, ± standard deviation of seeds")
-        axis.set_title(f"{name}, privacy of {study.unit}")
-        axis.legend()
-        save(figure, path, 110)
+    """Draws the accuracy of every method at every epsilon."""
+    unit = "test accuracy, %"
+    shown = [
+        dots.dot(name, method, scores, f"epsilon {epsilon:g}", unit)
+        for (method, epsilon), scores in sorted(
+            cells.items(), key=lambda cell: cell[0][1]
+        )
+    ]
+    if study.unit == "examples":
+        percent, epsilon, _, source = PUBLISHED[name]
+        row = f"{source.split(',')[0]}, a CNN (epsilon {epsilon})"
+        shown.append(dots.Dot(name, row, percent, unit=unit))
+    title = f"Privacy of {study.unit}"
+    dots.draw(shown, path, title=title)
 
 
 def report(output: Path) -> str:

@@ -322,7 +322,7 @@ def draw(pictures: list[Picture], path: Path) -> None:
         heads = ["original", MEAN, *(n.replace(", ", ",\n") for n in names)]
         for axis, head in zip(panels[0], heads, strict=True):
             axis.set_title(head, fontsize=9)
-        save(figure, path, 100)
+        save(figure, path)
 
 
 def write(rows: list[Row], path: Path) -> None:

@@ -58,7 +58,7 @@ def main(
         begin = time.perf_counter()
         with matplotlib.rc_context(STYLE):
             found, figure = STUDIES[name].study(STUDIES[name].SIZES[scale])
-            save(figure, output / f"{name}.png", 90)
+            save(figure, output / f"{name}.png")
         seconds = time.perf_counter() - begin
         command = COMMAND.format(scale, name)
         entries.append(report.Entry(name, found, seconds, command))

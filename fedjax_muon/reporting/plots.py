@@ -17,11 +17,15 @@ from fedjax_muon.decentralized.topology import metropolis, spectral_gap
 from fedjax_muon.reporting import intervals
 from fedjax_muon.reporting.comparison import History, Point, Summary, score_column
 from fedjax_muon.reporting.style import (
+    NOTE,
     Label,
+    closest,
+    color_names,
     drawing,
     label_ends,
     logarithmic,
     logarithmic_loss,
+    outside,
     styles,
     target_line,
     tick_labels,
@@ -90,7 +94,7 @@ def curves(
         figure.suptitle(title)
         seeds = max(map(len, methods.values()))
         below = intervals.note(seeds) + note
-        figure.supxlabel(below, fontsize=7.5, color="0.35")
+        figure.supxlabel(below, fontsize=7.5, color=NOTE)
         ends = []
         for name, line in zip(methods, loss.get_lines(), strict=True):
             x, y = line.get_xydata()[-1]
@@ -120,15 +124,16 @@ def ranking(
         spreads = intervals.factor(seeds) * np.array([r.score_std for r in summaries])
         megabytes = [row.megabytes_to_target for row in summaries]
         lines = styles(row.method for row in summaries)
+        accuracy.set_xlim(*closest(means, spreads))
         for place, row in enumerate(summaries):
             how = {"fmt": "o", "ms": 4.5, "color": lines[row.method]["color"]}
             reach = np.nan_to_num(spreads[place])
-            accuracy.errorbar(means[place], place, xerr=reach, lw=1.2, **how)
+            if not outside(accuracy, means[place], place, how["color"]):
+                accuracy.errorbar(means[place], place, xerr=reach, lw=1.2, **how)
             traffic.errorbar(megabytes[place], place, **how)
         accuracy.set_yticks(places, [row.method for row in summaries])
+        color_names(accuracy, [line["color"] for line in lines.values()])
         accuracy.set_ylim(len(summaries) - 0.4, -0.6)
-        if min(means, default=0.0) >= 0:
-            accuracy.set_xlim(left=max(0.0, accuracy.get_xlim()[0]))
         spread = f"\n{intervals.WORDS}" if np.isfinite(spreads).any() else ""
         accuracy.set_xlabel(score + spread)
         traffic.set_xlabel("megabytes to the target")
@@ -240,7 +245,7 @@ def tail(
       count: Number of the largest norms that form the tail.
       index: Tail index; a line of slope -index is drawn beside the tail.
     """
-    with drawing(path, (5, 3.8), dpi=110) as figure:
+    with drawing(path, (5, 3.8)) as figure:
         axis = figure.subplots()
         largest = np.sort(norms)[::-1]
         share = np.arange(1, len(norms) + 1) / len(norms)
@@ -263,7 +268,7 @@ def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
     A graph always gives the same picture.
     """
     gap = round(spectral_gap(metropolis(graph)), 12)
-    with drawing(path, (4.5, 4.8), title=title, dpi=110) as figure:
+    with drawing(path, (4.5, 4.8), title=title) as figure:
         axis = figure.subplots()
         # Starting from a circle, rings keep their order and the result is not random.
         start = nx.circular_layout(graph)
@@ -298,7 +303,7 @@ def utility(
       methods: For every method by name, the scores of its seeds by epsilon; an epsilon
         of infinity is for methods without privacy.
     """
-    with drawing(path, (6, 4), dpi=110) as figure:
+    with drawing(path, (6, 4)) as figure:
         axis = figure.subplots()
         shown: list[float] = []
         lines = styles(methods)

@@ -1,7 +1,8 @@
 """The style of all figures: the lines of methods, sizes, axes, labels at ends of lines.
 
 Methods built around Muon have saturated colors. Others are grey, and differ by shade
-and dashes. The background is white, so that the contrast is the same on all pages.
+and dashes. An SVG has no background and letters that can be read on white and on black;
+other formats are dark on white.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
+from numpy.typing import ArrayLike
 
 
 class Line(NamedTuple):
@@ -38,10 +40,10 @@ MUON = {  # by the label of a method
     "LocalMuon(persistent)": "#0b7a4b",
     "D-SGD + Muon": "#d6459b",
     "Gradient tracking + Muon": "#a0307a",
-    "DP-Muon": "#7a4b12",  # this and the next ones are of private studies
+    "DP-Muon": "#a8651f",  # this and the next ones are of private studies
     "DP-Muon, bias corrected": "#f0a830",
     "DP-FedMuon": "#2f7f7f",
-    "Muon at the server": "#6b1fb1",
+    "Muon at the server": "#9450d8",
 }
 GREYS = ("#868686", "#5f5f5f", "#a9a9a9", "#747474")
 DASHES: dict[str, Any] = {  # of plotly, and what matplotlib calls them
@@ -67,7 +69,7 @@ DP-FedAvg""".replace("\n", " ").split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,
-    "axes.edgecolor": "0.4",
+    "axes.edgecolor": "0.5",
     "axes.grid": True,
     "axes.labelcolor": "0.2",
     "axes.linewidth": 0.7,
@@ -76,21 +78,33 @@ STYLE: Any = {
     "axes.titlesize": 9,
     "figure.facecolor": "white",
     "figure.titlesize": 10,
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that all machines have it
+    "font.family": "sans-serif",
+    "font.sans-serif": [
+        "DejaVu Sans",
+        "Arial",
+        "sans-serif",
+    ],  # matplotlib has the first
     "font.size": 9,
-    "grid.color": "0.9",
+    "grid.alpha": 0.25,
+    "grid.color": "0.5",
     "grid.linewidth": 0.7,
     "legend.fontsize": 8,
     "legend.frameon": False,
     "lines.linewidth": 1.6,
+    "savefig.dpi": 200,
     "savefig.facecolor": "white",
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",
     "svg.hashsalt": "fedjax_muon",  # ids are not random
+    "text.color": "0.2",
     "xtick.color": "0.3",
     "xtick.labelsize": 8,
     "ytick.color": "0.3",
     "ytick.labelsize": 8,
 }
+NOTE = "#7a7a7a"  # of small letters, on any background
+INKS = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
+NO_BACKGROUND: Any = STYLE | dict.fromkeys(INKS, NOTE)
+NO_BACKGROUND |= {"savefig.transparent": True}
 KNOWN = {*MUON, *BASELINES}
 DATES = {".svg": "Date", ".pdf": "CreationDate"}
 
@@ -164,22 +178,70 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 @contextlib.contextmanager
 def drawing(
-    path: Path, size: tuple[float, float], *, title: str | None = None, dpi: int = 150
+    path: Path, size: tuple[float, float], *, title: str | None = None
 ) -> Iterator[Figure]:
     """A figure in this style, `size` in inches, which is written at the end."""
-    with matplotlib.rc_context(STYLE):
+    bare = Path(path).suffix.lower() == ".svg"
+    with matplotlib.rc_context(NO_BACKGROUND if bare else STYLE):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
-        if title is not None:
+        if title:
             figure.suptitle(title)
-        save(figure, path, dpi)
+        save(figure, path)
 
 
-def save(figure: Figure, path: Path, dpi: int = 150) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Writes a figure; the same figure always gives the same bytes."""
     date = DATES.get(Path(path).suffix.lower())
-    with matplotlib.rc_context(STYLE):
-        figure.savefig(path, dpi=dpi, metadata={date: None} if date else None)
+    figure.savefig(path, metadata={date: None} if date else None)
+
+
+def closest(means: ArrayLike, halves: ArrayLike) -> tuple[float, float]:
+    """Limits of an axis that shows where means differ, and their intervals.
+
+    Outliers are left out if they take two thirds of the axis, and the ends of wide
+    intervals.
+
+    Example:
+      >>> np.round(closest([0.1, 0.94, 0.95, 0.96, 0.99], [0.0] * 5), 3).tolist()
+      [0.935, 0.995]
+    """
+    x, half = np.asarray(means, float), np.nan_to_num(np.asarray(halves, float))
+    known = np.isfinite(x)
+    if not known.any():
+        return 0.0, 1.0
+    low, high = np.percentile(x[known], (25, 75))
+    reach = 1.5 * (high - low)
+    inner = known & (x >= low - reach) & (x <= high + reach)
+    inner = inner if 3 * np.ptp(x[inner]) < np.ptp(x[known]) else known
+    x, half = x[inner], half[inner]
+    span = np.ptp(x) or half.max() or 0.1 * abs(x[0]) or 1.0
+    low = max((x - half).min(), x.min() - span) - 0.1 * span
+    high = min((x + half).max(), x.max() + span) + 0.1 * span
+    return float(low), float(high)
+
+
+def color_names(axis: Any, colors: Iterable[str]) -> None:
+    """Gives the labels of the y axis the colors of their methods."""
+    for label, color in zip(axis.get_yticklabels(), colors, strict=True):
+        label.set_color(NOTE if color in GREYS else color)
+
+
+def outside(axis: Any, value: float, y: float, color: str) -> bool:
+    """Writes a value at the edge of an axis that does not show it.
+
+    Returns:
+      Whether the axis does not show it.
+    """
+    low, high = axis.get_xlim()
+    if low <= value <= high:
+        return False
+    words = f"{value:.3g}" if np.isfinite(value) else "diverged"
+    left = not value > high
+    place, words = (low, f"◂ {words}") if left else (high, f"{words} ▸")
+    side = "left" if left else "right"
+    axis.text(place, y, words, fontsize=7, color=color, ha=side, va="center")
+    return True
 
 
 def logarithmic(axis: Any, values: Any) -> None:
@@ -220,8 +282,7 @@ def target_line(axis: Any, target: float, means: Sequence[np.ndarray]) -> None:
         ha="right",
         va="top",
         fontsize=7.5,
-        color="0.35",
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
+        color=NOTE,
     )
 
 
@@ -286,7 +347,7 @@ def label_ends(axis: Any, labels: Sequence[Label], height: float) -> bool:
             textcoords="axes fraction",
             va="center",
             fontsize=size,
-            color="0.35" if color in GREYS else color,
+            color=NOTE if color in GREYS else color,
             arrowprops={"arrowstyle": "-", "lw": 0.5, "color": color, "shrinkB": 2},
             annotation_clip=False,
         )

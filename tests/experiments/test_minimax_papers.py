@@ -169,7 +169,7 @@ def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
     ]
     lead = f"{np.mean(pairs):+.1f} ± {12.706 * np.std(pairs, ddof=1) / 2**0.5:.1f}"
     assert f"| {lead} |" in (tmp_path / "equal.md").read_text()
-    assert (tmp_path / "equal_a8a.png").stat().st_size > 5000
+    assert (tmp_path / "equal.png").stat().st_size > 5000
     assert (tmp_path / "equal.md").read_text() in capsys.readouterr().out
 
 

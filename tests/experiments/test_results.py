@@ -5,8 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
-from experiments import kept
+from experiments import figures, kept
 from experiments.papers import results
 from experiments.papers.claims import (
     NO,
@@ -28,6 +30,7 @@ from experiments.papers.claims import (
     wider,
     within,
 )
+from fedjax_muon.reporting import style
 
 pytestmark = pytest.mark.slow
 
@@ -157,6 +160,26 @@ def test_no_comparison_is_counted_twice():
 
 def test_the_kept_page_follows_from_the_kept_tables():
     assert results.page(RESULTS) == (RESULTS / "claims.md").read_text()
+
+
+def test_a_method_has_one_color_in_all_kept_figures(monkeypatch, tmp_path):
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **how: saved.append(self))
+    for place, draw in (each for found in figures.ALL for each in found(RESULTS)):
+        draw(tmp_path / f"{place.name}.png")
+    assert len(saved) > 20
+    seen = set()
+    for axis in (axis for figure in saved for axis in figure.axes):
+        rows = dict(enumerate(text.get_text() for text in axis.get_yticklabels()))
+        for line in axis.lines:
+            x, y = line.get_data()
+            row = rows.get(round(float(y[0]))) if len(x) == 1 else None
+            name = row if row in style.KNOWN else line.get_label()
+            if name in style.KNOWN:
+                assert to_hex(line.get_color()) == style.line_of(name).color, name
+                seen.add(name)
+    assert len(seen & set(style.MUON)) > 12
+    assert len(seen - set(style.MUON)) > 20
 
 
 def folder(root, name, table=TABLE):

@@ -201,7 +201,7 @@ def test_the_study_writes_all_runs_and_a_table_for_every_rate(tmp_path, monkeypa
     points = (tmp_path / "digits.csv").read_text().splitlines()
     assert len(points) == 1 + 9 * 3 * 2 * 2
     assert points[2] == '"Frobenius, 5 steps",0.01,0,7,0.8100'
-    assert len(list(tmp_path.glob("digits_*.png"))) == 3
+    assert len(list(tmp_path.glob("digits.png"))) == 1
     rows = (tmp_path / "digits.md").read_text().splitlines()[-27:]
     assert rows[8] == (
         "| 0.01 | Exact, by SVD |  | 92.0 ± 1.4 | 10.0 ± 0.0 | 51.0 ± 0.7 | 5.0 ± 0.0 |"

@@ -200,7 +200,7 @@ def test_a_method_has_one_color_in_the_figures_of_all_commands(figures, tmp_path
     shown = list(reversed(NAMES))  # the order does not matter
     rows = [(paper_report.Row("all", name, "", runs[name], 0), "") for name in shown]
     kept.write(tmp_path / "a.json", paper_report.curves("title", "accuracy", rows))
-    paper_report.draw(tmp_path / "a.json")
+    paper_report.draw(tmp_path / "a.json", tmp_path / "a.png")
     ranked = [Summary(name, 0.5, 0.1, 1, 2.0, 1.0, 1.0) for name in shown]
     plots.ranking(ranked, tmp_path / "ranking.png")
     both = [random_run(0), random_run(1)]
@@ -234,6 +234,8 @@ def test_the_same_figure_has_the_same_bytes(tmp_path, suffix, monkeypatch):
         plots.curves({"FedMuon": [random_run(0)]}, path, target=0.5)
     first, second = (tmp_path / f"{n}.{suffix}" for n in (0, 1))
     assert first.read_bytes() == second.read_bytes()
+    if suffix == "svg":  # it is for pages of any color
+        assert "#ffffff" not in first.read_text()
 
 
 def test_a_band_does_not_stretch_a_logarithmic_axis(figures, tmp_path):
