@@ -47,7 +47,7 @@ class Message(NamedTuple):
 
 @recorded
 def scaffold_vr(
-    lr: Hyper = 0.1,
+    lr: Hyper = 0.003,
     *,
     server_lr: Hyper = 1.0,
     momentum: Hyper = after_first(0.9),

@@ -348,6 +348,7 @@ def test_a_round_can_be_differentiated_by_its_learning_rate():
 
 # ------------------------------------------------------------------ default rates
 FRAGILE = ("scaffold", "scaffold_momentum", "fafed", "stem", "fedadagrad")
+FRAGILE += ("fedavg_vr", "scaffold_vr")
 
 
 @functools.cache
