@@ -26,13 +26,12 @@ import jax
 import numpy as np
 import optax
 import tyro
-from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
 from experiments.papers import fedmuon_004
 from experiments.papers.frame import Scale, public_command
 from fedjax_muon.reporting import intervals
-from fedjax_muon.reporting.style import save, styles
+from fedjax_muon.reporting.style import drawing, styles
 from fedjax_muon.runs.build import simulation_of, start_key
 from fedjax_muon.runs.config import METHODS, Config, Run
 from fedjax_muon.runs.errors import refusing
@@ -123,21 +122,20 @@ def measured(method: str, seed: int, config: Config, train) -> Result:
 def draw(results: dict[str, list[Result]], path: Path) -> None:
     """Draws condition numbers against rounds, one line for every method."""
     lines = styles(METHODS[method].label for method in results)
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, name in zip(figure.subplots(1, 2), ("weights", "updates"), strict=True):
-        for method, runs in results.items():
-            numbers = np.array([getattr(run, name) for run in runs])
-            line = np.exp(np.log(numbers).mean(0))
-            label = METHODS[method].label
-            axes.plot(runs[0].rounds, line, label=label, **lines[label])
-            low, high = numbers.min(0), numbers.max(0)
-            axes.fill_between(
-                runs[0].rounds, low, high, color=lines[label]["color"], alpha=0.15, lw=0
-            )
-        axes.set(xlabel="round", ylabel=MEASURES[name], yscale="log")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center")
-    save(figure, path)
+    with drawing(path, (9, 3.6)) as figure:
+        both = figure.subplots(1, 2)
+        for axes, name in zip(both, ("weights", "updates"), strict=True):
+            for method, runs in results.items():
+                numbers = np.array([getattr(run, name) for run in runs])
+                line = np.exp(np.log(numbers).mean(0))
+                label = METHODS[method].label
+                axes.plot(runs[0].rounds, line, label=label, **lines[label])
+                band = numbers.min(0), numbers.max(0)
+                color = lines[label]["color"]
+                axes.fill_between(runs[0].rounds, *band, color=color, alpha=0.15, lw=0)
+            axes.set(xlabel="round", ylabel=MEASURES[name], yscale="log")
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right center")
 
 
 def write(results: dict[str, list[Result]], config: Config, run_dir: Path) -> None:
