@@ -83,8 +83,8 @@ def sweeps(results: Path) -> Iterator[Figure]:
     lines = [line[2:-2].split(" | ") for line in re.findall(r"^\| .*\|$", text, re.M)]
     rows = [cells for cells in lines if " ± " in cells[3]]
     ranked = list(map(kept_summary, rows))
-    seeds = int(re.search(r"of (\d+) seeds", text)[1])  # type: ignore[index]
-    rank = functools.partial(plots.ranking, ranked, title=title, seeds=seeds)
+    [seeds] = re.findall(r"of (\d+) seeds", text)
+    rank = functools.partial(plots.ranking, ranked, title=title, seeds=int(seeds))
     yield place / "ranking", rank
     grids: dict[str, list[Point]] = {}
     for line in read(place / "points.csv"):

@@ -284,7 +284,7 @@ def test_the_readme_has_the_accuracies_of_two_methods(tmp_path):
     run("compare", "fedavg", "scaffold", "--output", tmp_path / "run")
     with (tmp_path / "run" / "summary.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            cells = rf"│ {row['method']} +│ {row['lr']} *│ ([0-9.]+) ±"
+            cells = rf"\| {re.escape(row['method'])} \| {row['lr']} \| ([0-9.]+) ±"
             printed = re.search(cells, table)
             assert printed, row["method"]
             found = 100 * float(row["score_mean"])
