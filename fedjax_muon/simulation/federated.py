@@ -57,6 +57,7 @@ from fedjax_muon.simulation.rounds import (
     Weighting,
     bound_key,
     check_setup,
+    cohort_loss,
     init_state,
     objective_and_sampler,
     run_prologue,
@@ -238,11 +239,19 @@ def _programs(setup: Setup) -> Programs:
         trained, metrics = run(inputs, bound, clients, count)
         return trained._replace(key=state.key), metrics
 
+    def loss(inputs: Inputs, state: State, clients: Clients) -> jax.Array:
+        run = with_inputs(cohort_loss, setup)
+        if setup.devices:
+            specs = (REPLICATED, STATE, client_specs(setup, clients))
+            run = across(setup.devices, run, specs, REPLICATED)
+        return run(inputs, state, clients)
+
     return Programs(
         create=partial(_create, setup),
         begin=jax.jit(begin, donate_argnums=1),
         rounds=jax.jit(rounds, donate_argnums=1),
         score=jax.jit(evaluate),
+        loss=jax.jit(loss),
         own=own_accuracy.program(setup),
     )
 

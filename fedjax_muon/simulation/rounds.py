@@ -6,15 +6,24 @@ compiles.
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_muon import engine
-from fedjax_muon.core import Algorithm, Objective, Params, streams, with_numbers
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Objective,
+    Params,
+    streams,
+    with_numbers,
+)
 from fedjax_muon.engine.plans import Plan
 from fedjax_muon.engine.sharding import Devices, sharded_gather
+from fedjax_muon.personalization import params_of_clients
 from fedjax_muon.simulation.arguments import check_rule_kinds, check_rules
 from fedjax_muon.simulation.batching import (
     Clients,
@@ -119,9 +128,7 @@ def check_setup(setup: Setup) -> None:
         raise ValueError("split_examples needs several devices to divide them over")
     algorithm = setup.algorithm
     check_rule_kinds(algorithm)
-    state = jax.eval_shape(
-        functools.partial(init_state, setup), jax.random.key(0)
-    )  # may raise
+    state = jax.eval_shape(partial(init_state, setup), jax.random.key(0))  # may raise
     check_rules(algorithm, state.params)
     full = setup.cohort_size == setup.num_clients and not setup.dropout
     if algorithm.full_participation and not full:
@@ -135,7 +142,7 @@ def check_setup(setup: Setup) -> None:
             "this algorithm was made for (clients, cohort_size) "
             f"{algorithm.cohort_spec}, got {sizes}"
         )
-    draw = functools.partial(cohort_of, setup)  # may reject the sizes
+    draw = partial(cohort_of, setup)  # may reject the sizes
     jax.eval_shape(draw, jax.random.key(0), jnp.int32(0))
     if algorithm.uniform_weights and setup.weighting is not uniform:
         raise ValueError(
@@ -252,18 +259,24 @@ def cohort_of(
     return (cohort + index % groups * size if groups > 1 else cohort), joins
 
 
-def _round(
-    setup: Setup, state: State, clients: Clients
-) -> tuple[State, jax.Array, jax.Array]:
-    """Runs a round; returns the state, the cohort, and whose messages were lost."""
-    training, key = state
+def _cohort(setup: Setup, state: State, clients: Clients) -> tuple[jax.Array, ...]:
+    """Draws the next cohort: ids, who is present, weights, and the engine's key."""
+    index, key = state.training.index, state.key
     stream = lambda number: jax.random.fold_in(key, number)
-    in_round = lambda number: jax.random.fold_in(stream(number), training.index)
-    cohort, joins = cohort_of(setup, in_round(streams.COHORT), training.index)
+    in_round = lambda number: jax.random.fold_in(stream(number), index)
+    cohort, joins = cohort_of(setup, in_round(streams.COHORT), index)
     present = joins & jax.random.bernoulli(
         in_round(streams.DROPOUT), 1 - setup.dropout, cohort.shape
     )
     weights = jnp.where(present, setup.weighting(clients.size[cohort]), 0)
+    return cohort, present, weights, stream(streams.ENGINE)
+
+
+def _round(
+    setup: Setup, state: State, clients: Clients
+) -> tuple[State, jax.Array, jax.Array]:
+    """Runs a round; returns the state, the cohort, and whose messages were lost."""
+    cohort, present, weights, engine_key = _cohort(setup, state, clients)
     objective, draw = objective_and_sampler(setup, clients)
     run = engine.make_round(
         setup.algorithm,
@@ -273,8 +286,8 @@ def _round(
         draw,
         steps_of(setup, clients),
     )
-    training, received = run(training, cohort, cohort, weights, stream(streams.ENGINE))
-    return State(training, key), cohort, present & ~received
+    training, received = run(state.training, cohort, cohort, weights, engine_key)
+    return State(training, state.key), cohort, present & ~received
 
 
 def run_rounds(
@@ -294,3 +307,45 @@ def run_rounds(
     zeros = jnp.zeros(setup.num_clients, jnp.int32)
     metrics = Metrics(zeros, jnp.full_like(zeros, -1))
     return jax.lax.fori_loop(0, count, body, (state, metrics))
+
+
+class _Loss(NamedTuple):
+    """Server state of the exchange that averages losses."""
+
+    params: Params
+    loss: jax.Array  # [], NaN without a client
+
+
+def cohort_loss(setup: Setup, state: State, clients: Clients) -> jax.Array:
+    """Computes the mean loss, before they train, of the clients of the next round.
+
+    Each evaluates its first batch. This is a round whose only messages are losses, with
+    the cohort, batches and weights of the round that follows.
+    """
+    read = (lambda rows: rows) if setup.split_examples else partial(batch_of, clients)
+
+    def client(
+        objective: Objective, broadcast: _Loss, before: Any, batches: Any, round: Any
+    ) -> tuple[jax.Array, Any]:
+        del objective, round
+        own = params_of_clients(
+            broadcast.params, jax.tree.map(lambda x: x[None], before)
+        )
+        params = broadcast.params if own is None else jax.tree.map(lambda x: x[0], own)
+        batch = read(jax.tree.map(lambda x: x[0], batches))
+        losses = setup.task.evaluate(params, batch.x, batch.y)["loss"]
+        count = jnp.maximum(batch.weight.sum(), 1)
+        return jnp.where(batch.weight > 0, losses, 0).sum() / count, before
+
+    exchange = Exchange(
+        broadcast=lambda server, round: server,
+        client=client,
+        server=lambda server, mean, round: server._replace(loss=mean),
+    )
+    cohort, _, weights, engine_key = _cohort(setup, state, clients)
+    objective, draw = objective_and_sampler(setup, clients)
+    algorithm = setup.algorithm._replace(exchanges=(exchange,))
+    run = engine.make_round(algorithm, objective, setup.num_clients, setup.plan, draw)
+    server = _Loss(state.params, jnp.full((), jnp.nan, weights.dtype))
+    training = state.training._replace(server=server)
+    return run(training, cohort, cohort, weights, engine_key)[0].server.loss

@@ -64,7 +64,9 @@ class Programs(NamedTuple):
     # -> (state, metrics)
     # (task, params, clients, test, own_tests) -> scores
     score: jax.stages.Wrapped
-    own: Any = None  # of a federated simulation, see `own_accuracy`
+    # of a federated simulation:
+    loss: Any = None  # (inputs, state, clients) -> the cohort's loss
+    own: Any = None  # see `own_accuracy`
 
 
 class Runner(NamedTuple):
@@ -154,6 +156,37 @@ class Simulation:
             self.guarantee.check_rounds(state.round, count)
         inputs = self.inputs._replace(mark=self._mark)
         return self.programs.rounds(inputs, state, self.clients, count)
+
+    def cohort_loss(self, state: Any) -> jax.Array:
+        """Computes the training loss of the clients that the next round samples.
+
+        It is the weighted mean, over these clients, of the loss on the first batch that
+        each will train on, at the parameters that it starts from. That takes one
+        forward pass per client, and is compiled only if you call it: `train_round`
+        itself needs gradients alone. `evaluate` returns the loss over the training
+        examples of all clients instead.
+
+        Args:
+          state: A state of a federated simulation, which is not donated.
+
+        Returns:
+          A float array [], NaN if all these clients drop out.
+
+        Example:
+          >>> losses = []
+          >>> for _ in range(3):
+          ...     losses.append(simulation.cohort_loss(state))
+          ...     state, metrics = simulation.train_round(state)
+        """
+        self._check_state(state)
+        if self.programs.loss is None:
+            raise ValueError(
+                "a decentralized simulation has no cohorts; evaluate(state) returns "
+                "train_loss"
+            )
+        if self.guarantee is not None:
+            raise ValueError("a private simulation does not publish training losses")
+        return self.programs.loss(self.inputs, state, self.clients)
 
     def evaluate(self, state: Any) -> Any:
         """Evaluates the parameters of a state, which is not donated.

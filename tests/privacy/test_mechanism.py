@@ -289,6 +289,9 @@ def test_training_metrics_are_not_published(make):
     _, history = train(simulation, simulation.init(KEY), rounds=2)
     assert not any(name.startswith(("train", "client")) for name in history[-1])
     assert "test_loss" in history[-1]
+    state, why = simulation.init(KEY), "has no cohorts|does not publish training losses"
+    with pytest.raises(ValueError, match=why):
+        simulation.cohort_loss(state)
     privacy = simulation.setup.privacy
     loud = make(replace(privacy, publish_training_metrics=True))
     _, history = train(loud, loud.init(KEY), rounds=2)

@@ -146,6 +146,54 @@ def test_a_prologue_that_is_not_finite_is_refused():
         poisoned.init(jax.random.key(0))
 
 
+WEIGHTED = (
+    federation.SGD,
+    simulation.by_examples,
+    lambda ids: [len(PARTS[i]) for i in ids],
+)
+UNIFORM = (CORRECT, simulation.uniform, np.ones_like)  # has a prologue
+
+
+@pytest.mark.parametrize(("algorithm", "weighting", "sizes"), [WEIGHTED, UNIFORM])
+def test_cohort_loss_is_of_the_next_rounds_first_batches(algorithm, weighting, sizes):
+    prepared = federation.federation(algorithm, weighting=weighting)
+    state, first = prepared.init(jax.random.key(3)), len(algorithm.prologue)
+    for index in range(2):
+        ids = federation.cohort(prepared, state.key, index)
+        w, b = federation.as_float64(state.params)
+        losses = []
+        for row in federation.rows(prepared, state.key, index, ids, prologue=first):
+            batch = row[0][row[0] >= 0]
+            logits = DATA.x_train[batch].astype(float) @ w + b
+            right = logits[np.arange(len(batch)), DATA.y_train[batch]]
+            losses.append(np.mean(np.log(np.exp(logits).sum(1)) - right))
+        expected = np.average(losses, weights=sizes(ids))
+        np.testing.assert_allclose(prepared.cohort_loss(state), expected, rtol=1e-5)
+        state, _ = prepared.train_round(state)
+
+
+WHOLE = {"cohort_size": 6, "batch_size": 32, "weighting": simulation.by_examples}
+WHOLE["sampler"] = simulation.batching.without_replacement  # all examples of a client
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"devices": jax.devices()[:2], "split_examples": True}]
+)
+def test_cohort_loss_of_all_examples_is_the_training_loss(changes):
+    prepared = federation.federation(**WHOLE, **changes)
+    state = trained(prepared, 0, 2)
+    train_loss = prepared.evaluate(state)["train_loss"]
+    np.testing.assert_allclose(prepared.cohort_loss(state), train_loss, rtol=1e-5)
+
+
+def test_cohort_loss_is_of_the_clients_own_leaves():
+    own = fm.personalization.keep_own(federation.SGD, ["bias"])
+    prepared = federation.federation(own, **WHOLE)
+    state = trained(prepared, 0, 5)
+    served = prepared.evaluate(state)["train_loss"]  # with the bias of the beginning
+    assert prepared.cohort_loss(state) < 0.95 * served
+
+
 def test_bytes_by_hand():
     x = 4 * (5 * 3 + 3)  # W and b in float32
     # a round, both down and up; the prologue
