@@ -21,6 +21,7 @@ from . import (
 )
 from .algorithms import (
     diloco as diloco,
+    dp_fedmuon as dp_fedmuon,
     fafed as fafed,
     fedadagrad as fedadagrad,
     fedadam as fedadam,

@@ -3,6 +3,7 @@
 from fedjax_muon.algorithms.diloco import diloco, muloco
 from fedjax_muon.algorithms.fafed import fafed
 from fedjax_muon.algorithms.fedavg import (
+    dp_fedmuon,
     fedadagrad,
     fedadam,
     fedavg,
@@ -30,6 +31,7 @@ from fedjax_muon.algorithms.stem import stem
 __all__ = [
     "ALL",
     "diloco",
+    "dp_fedmuon",
     "fafed",
     "fedadagrad",
     "fedadam",

@@ -153,13 +153,6 @@ def decayed_muon(
     return optax.chain(rule, optax.add_decayed_weights(decay))
 
 
-def server_muon(
-    momentum: Hyper = 0.9, polar: Polar | None = None
-) -> optax.GradientTransformation:
-    """Muon of the pseudo-gradient."""
-    return default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
-
-
 @recorded
 def local_muon(
     lr: Hyper = 0.03,
@@ -174,3 +167,19 @@ def local_muon(
       decay: Decoupled weight decay, relative to `lr`.
     """
     return fedavg(lr=lr, rule=decayed_muon(momentum, decay, polar))
+
+
+@recorded
+def dp_fedmuon(
+    lr: Hyper = 0.1,
+    *,
+    server_lr: Hyper = 0.1,
+    momentum: Hyper = 0.9,
+    polar: Polar | None = None,
+) -> Algorithm:
+    """DP-FedMuon: FedAvg with Muon at the server, for `federate(..., privacy=)`.
+
+    Messages are parameters alone, so that a momentum does not share their noise.
+    """
+    rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
+    return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)

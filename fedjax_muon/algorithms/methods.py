@@ -6,6 +6,7 @@ from fedjax_muon.algorithms.diloco import diloco, muloco
 from fedjax_muon.algorithms.fafed import fafed
 from fedjax_muon.algorithms.fedavg import (
     decayed_muon,
+    dp_fedmuon,
     fedadagrad,
     fedadam,
     fedavg,
@@ -14,7 +15,6 @@ from fedjax_muon.algorithms.fedavg import (
     local_adamw,
     local_muon,
     local_sgdm,
-    server_muon,
 )
 from fedjax_muon.algorithms.fedavg_m import fedavg_m
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
@@ -175,16 +175,7 @@ ALL = by_name(
         options={"lr": 0.03, "momentum": 0.98, "decay": 0.01, "polar": None},
         changes={"rule": Made(decayed_muon), "averaged_state": ("trace",)},
     ),
-    preset(
-        "dp_fedmuon",
-        "DP-FedMuon",
-        MCMAHAN_DP,
-        Source.OURS,
-        base=fedavg,
-        sentence="DP-FedAvg with Muon at the server: messages are parameters alone.",
-        options={"lr": 0.1, "server_lr": 0.1, "momentum": 0.9, "polar": None},
-        changes={"server_rule": Made(server_muon)},
-    ),
+    Method(dp_fedmuon, "DP-FedMuon", MCMAHAN_DP, Source.OURS),
     Method(fedmuon_correct, "FedMuon(bias correction)", TAKEZAWA, TEXT, CORRECT_GRID),
     preset(
         "fedmuon_correct_euclidean",

@@ -15,6 +15,7 @@ is calibrated when the numbers of the agents' examples are known.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -117,15 +118,16 @@ class AgentPrivacy:
         checked_accountant(specs[0])
         scale = self.noise_scale
         if self.epsilon is not None:
-            needed = [calibrated(spec, self.epsilon) for spec in specs]
-            scale = max(map(noise_scale_of, needed))
+            scale = 0.0
+            for spec in specs:  # the search takes seconds: protected agents skip it
+                if self._epsilon(spec, scale) > self.epsilon:
+                    scale = noise_scale_of(calibrated(spec, self.epsilon))
         assert scale is not None  # checked at the beginning
-        noisy = [self._with_noise(spec, scale) for spec in specs]
-        worst = noisy[0]
-        if len(noisy) > 1:
-            worst = max(noisy, key=lambda spec: report(spec).epsilon)
+        worst = specs[0]
+        if len(specs) > 1:
+            worst = max(specs, key=lambda spec: self._epsilon(spec, scale))
         guarantee = Guarantee(
-            worst,
+            self._with_noise(worst, scale),
             self.rounds,
             self.insecure_fixed_noise,
             self.publish_training_metrics,
@@ -148,6 +150,9 @@ class AgentPrivacy:
         release = self.method.release(self.mechanism, 1.0)
         steps = self.rounds + 1  # t = 0 included
         return PrivacySpec({"estimate": release}, sampling, steps, self.delta)
+
+    def _epsilon(self, spec: PrivacySpec, scale: float) -> float:
+        return report(self._with_noise(spec, scale)).epsilon if scale else math.inf
 
     def _with_noise(self, spec: PrivacySpec, scale: float) -> PrivacySpec:
         release = self.method.release(self.mechanism, scale)
