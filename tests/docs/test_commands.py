@@ -24,7 +24,7 @@ from fedjax_muon.runs.config_json import to_json
 pytestmark = pytest.mark.slow
 
 DOCS = ROOT / "docs"
-CONFIGURATION = DOCS / "how_to/configuration.md"
+CONFIGURATION = DOCS / "command_line.md"
 PRINTED = all_commands()
 PROGRAMS = ("experiments", "benchmarks", "notebooks")
 
@@ -36,12 +36,12 @@ class ParsedError(BaseException):  # which the command does not catch
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """A current directory with the files that pages show, and a run."""
-    algorithm, model, partition = blocks(CONFIGURATION)
+    algorithm, _, model, _, partition, _ = blocks(CONFIGURATION)  # and their tests
     feddyn = blocks(DOCS / "how_to/algorithm.md")[1].partition("\n# Digits of 16")[0]
     (tmp_path / "my_algorithm.py").write_text(f"{algorithm}\n{feddyn}")
     (tmp_path / "my_model.py").write_text(model)
     (tmp_path / "my_partition.py").write_text(partition)
-    page = DOCS / "tutorial/5_own_method.md"
+    page = DOCS / "tutorial/3_own_method.md"
     (method,) = blocks(page, 'python title="my_method.py"')
     (tmp_path / "my_method.py").write_text(method)
     (tmp_path / "experiment.yaml").write_text(blocks(CONFIGURATION, "yaml")[0])
