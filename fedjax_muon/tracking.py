@@ -161,10 +161,6 @@ def tensorboard(directory: str | Path, *, resume: bool = False) -> Tracker:
     beginning tells TensorBoard to drop the points of older files from its first round
     on. Every record is in the file when `on_record` returns. Requires the extra
     `tensorboard`; TensorBoard itself is only needed to look at the curves.
-
-    Args:
-      directory: Directory of the event files of this run.
-      resume: Whether the run that has event files there is continued.
     """
     user = "the tracker of TensorBoard"
     check_installed("tensorboardX", user)
@@ -226,13 +222,6 @@ def wandb(
     Its environment variables apply, such as WANDB_MODE=offline. A run on the server is
     continued after its last round. Offline, every start has a directory of its own,
     with all records that are given to it. Requires the extra `wandb`.
-
-    Args:
-      project: Project of the run, by default that of the environment.
-      name: What the run is called, by default a random name.
-      group: Group of the run.
-      run_id: Identifies a run that is continued, or a new one; by default random.
-      directory: Where files are written, in a new folder `wandb`.
     """
     user = "the tracker of Weights & Biases"
     check_installed("wandb", user)
@@ -266,11 +255,6 @@ def trackio(
     Its environment variables apply: without TRACKIO_SPACE_ID and TRACKIO_SERVER_URL
     the project is a database on this machine, in TRACKIO_DIR. A run is continued after
     its last round. Requires the extra `trackio`.
-
-    Args:
-      project: Project of the run.
-      name: What the run is called: an existing one is continued. By default random.
-      group: Group of the run.
     """
     user = "the tracker of Trackio"
     check_installed("trackio", user)
@@ -315,7 +299,6 @@ def mlflow(
       uri: Where runs are stored, such as "sqlite:///mlflow.db" or "http://host:5000";
         by default that of the environment variable MLFLOW_TRACKING_URI.
       experiment: Experiment of the run, which is made if it is missing.
-      name: What the run is called, by default a random name.
       run_id: Identifies a run that is continued, or a new one; by default random.
     """
     user = "the tracker of MLflow"

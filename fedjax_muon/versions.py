@@ -53,16 +53,7 @@ def install_command(*names: str) -> str:
 
 
 def check_installed(package: str, user: str, *, module: str | None = None) -> None:
-    """Checks that an optional package is installed, without an import of it.
-
-    Args:
-      package: Its name for pip.
-      user: What needs it, for the error.
-      module: Its name in Python, if that is another one.
-
-    Raises:
-      ImportError: If it is not installed; names the pip command.
-    """
+    """Checks that an optional package is installed, without an import of it."""
     if importlib.util.find_spec(module or package) is None:
         raise ImportError(
             f"{user} needs {package}, which is not installed; run: "
@@ -81,10 +72,6 @@ def check_versions() -> None:
     """Checks the installed versions of all required packages.
 
     The command `fedjax-muon` ends with the message alone, without a traceback.
-
-    Raises:
-      ImportError: If a package is missing or outside of its bounds; names what is
-        installed, what is allowed, and the pip command.
     """
     wrong = []
     for name, requirement in requirements().items():

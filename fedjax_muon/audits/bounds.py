@@ -129,8 +129,6 @@ def correct_guesses(scores: ArrayLike, included: ArrayLike, guesses: int) -> int
     """Counts an attack's correct guesses in one run.
 
     Args:
-      scores: Scores of the canaries, [m]; large if a canary seems to be present.
-      included: Whether each canary was present, [m] booleans.
       guesses: r, even and at most m, fixed beforehand: the r / 2 largest scores are
         guessed to be present, the r / 2 smallest to be absent, and the others are left
         out.

@@ -93,7 +93,6 @@ def moves_from_params(params: ArrayLike, weights: ArrayLike, lr: float) -> np.nd
 
     Args:
       params: Coordinates of all agents' x, [..., T + 1, m], from the start.
-      weights: Mixing matrix W, [m, m].
 
     Returns:
       u, [..., T, m].

@@ -90,14 +90,7 @@ class File(NamedTuple):
 
 
 def find(command: str, argv: Sequence[str]) -> File:
-    """Reads the file that arguments name, if they name one.
-
-    Args:
-      argv: Its arguments.
-
-    Raises:
-      OSError: If it can't be opened.
-    """
+    """Reads the file that arguments name, if they name one."""
     given = value_in(argv, "--config", None)
     if given is None or not any(command in names for names in COMMANDS.values()):
         return File(None, {})
@@ -225,17 +218,7 @@ def _short(value: Any) -> str:
 def command(
     kind: type, options: Sequence[Option], given: Mapping[str, Any], file: File
 ) -> Any:
-    """A command with these values.
-
-    Args:
-      kind: Its dataclass.
-      options: Its options, with the defaults of the file.
-      given: Values by name.
-      file: Named in errors about its own values.
-
-    Returns:
-      An instance.
-    """
+    """A command with these values."""
     try:
         return made(kind, options, given)
     except ValueError as error:

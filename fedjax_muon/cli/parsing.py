@@ -30,19 +30,7 @@ class MistakeError(Exception):
 
 
 def parsed(kind: Any, argv: Sequence[str], prog: str) -> Any:
-    """What `tyro.cli` makes of arguments.
-
-    Args:
-      kind: A dataclass.
-      argv: Arguments.
-      prog: Name of the program, for its help.
-
-    Returns:
-      An instance of the dataclass.
-
-    Raises:
-      MistakeError: If they are wrong.
-    """
+    """What `tyro.cli` makes of arguments."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):

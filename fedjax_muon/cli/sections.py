@@ -68,15 +68,7 @@ class Option(NamedTuple):
 
 
 def options(kind: type, default: Any = None) -> list[Option]:
-    """The options of a command.
-
-    Args:
-      kind: The dataclass of a command.
-      default: An instance of it with other defaults.
-
-    Returns:
-      The options, in the order of the fields.
-    """
+    """The options of a command."""
     found = []
     for option in _fields(kind, default):
         inner = get_args(option.hint)[0] if get_args(option.hint) else None
@@ -119,10 +111,6 @@ def _help(kind: type) -> Mapping[str, str]:
 def grouped(options: Sequence[Option], doc: str | None) -> type:
     """A dataclass that tyro makes the options of, in sections.
 
-    Args:
-      options: Options of a command.
-      doc: Description of the command.
-
     Returns:
       The dataclass, which `values` reads an instance of.
     """
@@ -152,15 +140,7 @@ def _field(option: Option) -> tuple[str, Any, Any]:
 
 
 def values(options: Sequence[Option], given: Any) -> dict[str, Any]:
-    """The values of options.
-
-    Args:
-      options: Options of a command.
-      given: An instance of `grouped(options, ...)`.
-
-    Returns:
-      Values by name.
-    """
+    """The values of options."""
     parts = {None: given} | {
         section: getattr(given, _attribute(section))
         for section in {option.section for option in options}
@@ -170,14 +150,7 @@ def values(options: Sequence[Option], given: Any) -> dict[str, Any]:
 
 
 def command(kind: type, options: Sequence[Option], values: Mapping[str, Any]) -> Any:
-    """A command with these values.
-
-    Args:
-      kind: Its dataclass.
-
-    Returns:
-      An instance.
-    """
+    """A command with these values."""
     hints = get_type_hints(kind, include_extras=True)
     fields: dict[str, Any] = {}
     for name in {option.part: None for option in options}:

@@ -12,9 +12,6 @@ from pathlib import Path
 def write(path: Path, text: str | bytes, mode: int = 0o666) -> None:
     """Writes a file atomically; it is on disk when this returns.
 
-    Args:
-      mode: Permissions of the file, less those that the process masks.
-
     Raises:
       OSError: If it can't be written; the old file is unchanged.
     """
@@ -29,9 +26,6 @@ def write(path: Path, text: str | bytes, mode: int = 0o666) -> None:
 
 def beside(path: Path, text: str | bytes, mode: int = 0o666) -> Path:
     """Writes a temporary file in the folder of another one, and flushes it to the disk.
-
-    Args:
-      mode: Permissions of the file, less those that the process masks.
 
     Raises:
       OSError: If it can't be written; nothing is left then.

@@ -48,10 +48,6 @@ def check_range(
 
     Traced numbers pass, as do schedules where they are allowed, since their values are
     unknown when an algorithm is made. In a named tuple every field is checked.
-
-    Args:
-      open_low: Whether `low` itself is excluded.
-      open_high: Whether `high` itself is excluded.
     """
     if hasattr(value, "_fields"):
         check = functools.partial(

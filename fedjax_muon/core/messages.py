@@ -25,11 +25,7 @@ def exchange_shapes(
     params: Params,
     batches: Any,
 ) -> list[MessageShapes]:
-    """Finds the shapes of the messages of some exchanges, without running anything.
-
-    Args:
-      batches: Batches of one client, leaves [K, ...], or their `ShapeDtypeStruct`s.
-    """
+    """Finds the shapes of the messages of some exchanges, without running anything."""
     state = jax.eval_shape(algorithm.init, params)
     client_state = jax.eval_shape(algorithm.init_client, params)
     key = jax.eval_shape(lambda: jax.random.key(0))

@@ -47,9 +47,6 @@ def reading(
     raised as they are, unless they are among `errors`.
 
     Args:
-      path: File, or folder of the files, that the block reads.
-      expected: What the file should be, such as "a complete gzip file".
-      remedy: What to do about a damaged file.
       found: What the file is instead, empty if the parser's message says so.
       errors: Further classes of errors that mean damage.
     """

@@ -34,8 +34,6 @@ def roberta_encoder(
     have no special meaning within a text. Requires the extra `roberta`.
 
     Args:
-      vocabulary: Path of `vocab.json`.
-      merges: Path of `merges.txt`.
       length: Largest number of tokens of a text, at least MIN_LENGTH.
     """
     check_installed("tokenizers", "RoBERTa's encoder")

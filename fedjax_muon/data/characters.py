@@ -35,10 +35,8 @@ def windows(text: str, *, context: int = CONTEXT, stride: int = 1) -> Examples:
     """Makes examples of a text: characters in a row, and the one after them.
 
     Args:
-      text: Text of one owner.
       context: Largest number of characters before the predicted one; at the start of
         the text there are fewer, with padding after them.
-      stride: Distance of predicted characters.
 
     Returns:
       Token ids int32 [n, context], and labels int32 [n], places in LETTERS. Characters

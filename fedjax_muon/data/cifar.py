@@ -28,7 +28,6 @@ def read_binary(paths: Sequence[Path], *, labels: int, num_classes: int) -> Data
       paths: One or more files of training examples, then one of test examples and one
         of class names.
       labels: Bytes before the pixels of an image; the last one is its label.
-      num_classes: Number of class names in the last file.
     """
     *train, test, names = paths
     parts = [_read_records(path, labels) for path in train]

@@ -12,10 +12,6 @@ from fedjax_muon.data.partition import checked_labels, generator, label_counts
 def by_owner(owners: ArrayLike, test_owners: ArrayLike) -> list[np.ndarray]:
     """Gives the clients of `partition.by_owner` the test examples of their owners.
 
-    Args:
-      owners: Owner of every training example [n], such as `Dataset.owners`.
-      test_owners: Owner of every test example [m], such as `Dataset.test_owners`.
-
     Returns:
       One array of test example indices per client, int32, possibly empty. Test examples
       of owners without training examples are left out.

@@ -67,10 +67,6 @@ def of_clients(
     """Joins the examples of clients, who are the owners of the training examples.
 
     Args:
-      train: Training examples of each client.
-      test: Likewise for testing.
-      classes: Names of the classes.
-      tokens: Size of the vocabulary, for texts.
       same: Whether `test` is of the same clients in the same order.
     """
     (x_train, y_train, owners), (x_test, y_test, tested) = map(_joined, (train, test))
@@ -211,12 +207,7 @@ def standardize(dataset: Dataset) -> Dataset:
 def check_standardization(
     saved: Standardization | None, loaded: Standardization | None
 ) -> None:
-    """Compares the standardization of a saved model with that of a dataset.
-
-    Args:
-      saved: Standardization of the dataset that the model was trained on.
-      loaded: Standardization of the dataset that the model is to be used with.
-    """
+    """Compares the standardization of a saved model with that of a dataset."""
     difference = ""
     if saved is None or loaded is None:
         model, other = ("not " if x is None else "" for x in (saved, loaded))
@@ -255,7 +246,6 @@ def hold_out(
     The split is stratified, and the same in every call.
 
     Args:
-      dataset: A dataset.
       share: Share of the training examples for validation, in (0, 1).
 
     Returns:
@@ -278,11 +268,6 @@ def stratified(
     labels: np.ndarray, share: float, name: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Divides examples into two parts with the same shares of all classes.
-
-    Args:
-      labels: Labels of the examples, integers [n].
-      share: Share of the second part, in (0, 1).
-      name: What the second part is for, in error messages.
 
     Returns:
       The numbers of the examples of each part, shuffled, the same in every call.

@@ -45,11 +45,8 @@ def from_hf(
     `DatasetDict`, the splits "train" and "test" are read. Requires the extra `hf`.
 
     Args:
-      path: Path of the directory.
       label: Column of the labels: integers, strings, or a `ClassLabel`, whose names
         are the classes.
-      owner: Column of the owners, integers or strings.
-      exclude: Columns to leave out.
       size: Height and width to which images are resized; by default, all must have the
         same.
       test_share: Share of examples for testing, if there is no split "test".

@@ -39,7 +39,6 @@ def decoded(
       size: Height and width to which images are resized; by default, all must have the
         same.
       published: Height and width that all must have; by default, those of the first.
-      remedy: What to do about a damaged image.
 
     Returns:
       Pixels, uint8 [n, height, width, channels] with one channel if all are gray, and

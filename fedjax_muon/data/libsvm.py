@@ -25,12 +25,7 @@ LONGEST = 64, 40  # bytes of the longest plausible line, and more for each featu
 def read_libsvm(
     paths: Sequence[Path], *, features: int, classes: tuple[str, str]
 ) -> Dataset:
-    """Reads a training and a test file, in float32.
-
-    Args:
-      paths: Paths of the training and the test file.
-      classes: Names of the classes with labels -1 and 1.
-    """
+    """Reads a training and a test file, in float32."""
     train, test = (_read_file(path, features) for path in paths)
     return Dataset(*train, *test, classes)
 

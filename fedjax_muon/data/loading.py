@@ -54,13 +54,6 @@ def load(
       encoder: Encoder for the token ids of sentences, such as that of
         `byte_pairs.roberta_encoder`; by default, ids of frequent words. Datasets of
         tensorflow-datasets do not take one.
-
-    Returns:
-      The dataset, in float32 or int32 token ids, with int32 labels.
-
-    Raises:
-      FileNotFoundError: If files are missing.
-      ImportError: If the package that has or reads the files is not installed.
     """
     raw, place = read(name, data_dir, encoder)
     try:

@@ -47,8 +47,6 @@ def dirichlet(
     Args:
       alpha: Concentration, positive. Small values give few classes per client; the
         limit of infinity is a stratified split into equal parts.
-      min_size: Smallest number of examples of a client.
-      max_tries: Largest number of draws.
     """
     labels = _checked(labels, num_clients)
     check_range("alpha", alpha, open_low=True, schedules=False)
@@ -121,7 +119,6 @@ def dirichlet_per_client(
     This is the partition in the code of Liu et al., arXiv:2510.27403.
 
     Args:
-      alpha: Concentration, positive.
       size: Number of examples of every client; n // num_clients by default.
     """
     labels = _checked(labels, num_clients)

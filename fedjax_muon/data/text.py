@@ -32,10 +32,6 @@ def build_vocabulary(sentences: Sequence[str], size: int) -> dict[str, int]:
 
     Equally frequent words are in alphabetical order.
 
-    Args:
-      sentences: Training sentences.
-      size: Number of token ids, including padding and the unknown token.
-
     Example:
       >>> build_vocabulary(["good food", "bad food"], size=5)["food"]
       2
@@ -161,8 +157,6 @@ def read_sentences(
     Args:
       paths: A training and a test file, or one file, of which a fixed stratified fifth
         is the test set.
-      table: The columns of both files.
-      encoder: Encoder of the texts; tokens are words by default, see `tokenized`.
     """
     parts = [_read_table(path, table) for path in paths]
     if len(parts) == 1:

@@ -131,11 +131,6 @@ def from_csv(
     All columns that are not named here are features, and have numbers.
 
     Args:
-      path: Path of a file with commas between columns.
-      label: Column of the labels, any text.
-      owner: Column of the owners, any text.
-      split: Column that says "train" or "test".
-      exclude: Columns to leave out.
       test_share: Share of examples for testing, if no column says.
     """
     path = _existing(path)

@@ -109,11 +109,7 @@ class AgentPrivacy:
         return always(poisson(self.room))
 
     def calibrated(self, sizes: Sequence[int]) -> Calibrated:
-        """Derives the noise, and the guarantee of the agent that is protected least.
-
-        Args:
-          sizes: Numbers of the agents' examples.
-        """
+        """Derives the noise, and the guarantee of the agent that is protected least."""
         specs = list(map(self._spec, sorted(set(sizes))))
         checked_accountant(specs[0])
         scale = self.noise_scale

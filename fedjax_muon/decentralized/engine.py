@@ -87,7 +87,6 @@ def make(
     """Builds the two functions that run an algorithm, which are not jitted.
 
     Args:
-      mixer: How messages are mixed, such as `dense(weights)`.
       agents: m, the number of agents.
       devices: Devices that the agents are divided among, in order and in equal parts.
 
@@ -220,11 +219,6 @@ def traffic(
     """Counts the bytes that an agent sends to each neighbor in an iteration.
 
     They follow from the shapes of messages, without running anything.
-
-    Args:
-      params: One agent's parameters; leaves may be `ShapeDtypeStruct`s.
-      first: One agent's batch at t = 0, likewise.
-      batch: One agent's batch at t >= 1, likewise.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
 

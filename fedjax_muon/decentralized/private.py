@@ -110,7 +110,6 @@ def private(
     Args:
       base: Made by a `recorded` function with an argument `estimator`, which was left
         out, such as `dsgd` and `gradient_tracking`.
-      noise_scale: As for `PrivateMethod.build`.
     """
     recipe = recipe_of(base)
     if recipe is None or "estimator" not in recipe.arguments:
@@ -286,10 +285,6 @@ def calibrate(
     delta: float,
 ) -> PrivacySpec:
     """Finds the smallest noise of a private method for an epsilon.
-
-    Args:
-      sampling: Sampling of the agent with the fewest examples.
-      steps: Number of iterations, t = 0 included.
 
     Returns:
       What an agent releases, with that noise; see `noise_scale_of`.

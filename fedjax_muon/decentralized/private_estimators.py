@@ -122,7 +122,6 @@ def correlated_gradient(
     Choquette-Choo et al. 2023, arXiv:2306.08153, Algorithm 1.
 
     Args:
-      clip_norm: As for `private_gradient`.
       strategy: How the noise is correlated: `privacy.banded` or `privacy.buffered`.
       noise_multiplier: Standard deviation of z over clip_norm / b.
     """

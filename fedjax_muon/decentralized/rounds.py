@@ -68,11 +68,7 @@ def one_batch(
     agent: jax.Array,
     key: jax.Array,
 ) -> Any:
-    """Draws the ids of one agent's batch at t, which may be traced.
-
-    Args:
-      first: Whether the batch is that of t = 0.
-    """
+    """Draws the ids of one agent's batch at t, which may be traced."""
     size = setup.first_size if first else setup.batch_size
     draw = draw_rows(clients, setup.sampler(index), 1, size)
     return jax.tree.map(lambda row: row[0], draw(agent, key))
@@ -113,12 +109,7 @@ def keys_of(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def created(key: jax.Array, run_key: jax.Array | None = None) -> Any:
-    """Makes the keys of the initial parameters, and of the run, for `begin_run`.
-
-    Args:
-      run_key: Typed key of everything but the initial parameters, by default from
-        `key`; a private run has its own.
-    """
+    """Makes the keys of the initial parameters, and of the run, for `begin_run`."""
     init_key, rest = jax.random.split(key)
     return init_key, rest if run_key is None else run_key
 
@@ -167,9 +158,6 @@ def score_mean(task: Task, params: Params, clients: Clients, test: Any) -> Evalu
     """Evaluates the agents' mean parameters.
 
     "consensus" is the root of the mean over agents of ||x_i - mean x||^2.
-
-    Args:
-      params: The agents' parameters, leaves [m, ...].
     """
     mean = jax.tree.map(lambda x: x.mean(0), params)
     distance = lambda x: optax.tree.norm(tree.sub(x, mean), squared=True)

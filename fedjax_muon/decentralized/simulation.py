@@ -74,8 +74,6 @@ def decentralize(
     """Prepares decentralized training; programs are compiled when they are first used.
 
     Args:
-      algorithm: The algorithm, such as `decentralized.dsgd(lr=0.1)`.
-      parts: For every agent, the ids of its training examples.
       weights: Mixing matrix [m, m] of m agents, or [T, m, m] for a sequence that
         repeats; see `topology`.
       batch_size: Examples in a batch; with a sampler whose batches vary in size, the
@@ -91,9 +89,6 @@ def decentralize(
       privacy: Makes the run private. It decides `batch_size`, `first_size`, `sampler`
         and the algorithm's estimator, which must be left out. The guarantee is the
         simulation's `guarantee`.
-
-    Raises:
-      ImportError: If a private run is asked for, and dp-accounting is not installed.
     """
     check_algorithm(algorithm, Gossip, "federate")
     check_task(task)

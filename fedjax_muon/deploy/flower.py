@@ -51,8 +51,6 @@ class FlowerServer:
     says which SuperNodes are not used, and why; there is a warning for each.
 
     Args:
-      grid: Flower's `Grid` of the ServerApp.
-      num_clients: N, the number of clients.
       patience: Seconds that a client without a SuperNode is waited for, once.
     """
 

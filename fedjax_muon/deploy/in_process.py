@@ -11,9 +11,6 @@ def in_process(nodes: Mapping[int, Node]) -> Send:
 
     Args:
       nodes: Nodes by client id; requests to others are never answered.
-
-    Returns:
-      The transport, for `serve`.
     """
 
     def send(

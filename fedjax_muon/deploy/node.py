@@ -30,7 +30,6 @@ class Node:
     """One client of a deployed federation, whose examples and state never leave it.
 
     Args:
-      shared: The same federation as the server's.
       client: Id of the client, 0 to N - 1.
       x: Examples [n, ...].
       y: Labels [n], integers from 0.
@@ -128,12 +127,7 @@ def request_shapes(shared: Federation, number: int) -> dict[str, Any]:
 def round_of(
     shared: Federation, number: int, index: jax.Array, key: jax.Array, present: Any
 ) -> Round:
-    """What a round tells its clients, or the server; the key is theirs.
-
-    Args:
-      number: Number of the exchange.
-      present: Float32 [], number of clients that take part.
-    """
+    """What a round tells its clients, or the server; the key is theirs."""
     setup = shared.setup
     fraction = present / setup.num_clients
     return Round(index, key, shared.steps(number), present, fraction)

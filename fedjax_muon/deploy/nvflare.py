@@ -62,10 +62,8 @@ def sites(
     `max_call_threads_for_server` sites at once, an argument of `CollabRecipe`.
 
     Args:
-      proxies: `collab.clients`.
       names: Names of the sites by client id; by default, client 0 is "site-1", client 1
         is "site-2" and so on.
-      function: Name of the function that sites publish.
     """
     known = {proxy.name: proxy for proxy in proxies}
 

@@ -85,7 +85,6 @@ def serve(
     the mean of that exchange and of the rest of the round. Its state stays as it was.
 
     Args:
-      shared: The same federation as that of the nodes.
       send: Transport, such as `in_process(nodes)` or a `FlowerServer`'s `send`.
       key: Typed key of the run, as for `Simulation.init`. It never leaves the server.
       deadline: Seconds to wait for the answers of an exchange; by default, as long as
@@ -98,9 +97,6 @@ def serve(
         were made since the last one.
       on_round: Called after the prologue and after every round, with the answers that
         are missing.
-
-    Raises:
-      CheckpointError: If the directory's checkpoint is damaged or of another run.
     """
     private = shared.guarantee is not None
     if shared.guarantee is not None:

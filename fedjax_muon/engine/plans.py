@@ -185,9 +185,6 @@ def pad_cohort(members: CohortMember, size: int) -> CohortMember:
 def smaller_plans(count: int) -> Iterator[tuple[str, Plan]]:
     """Lists plans that need less memory than `vmapped` does.
 
-    Args:
-      count: Number of clients on each device.
-
     Example:
       >>> for name, plan in smaller_plans(8):
       ...     print(name)

@@ -26,9 +26,6 @@ def words_from_first(words: np.ndarray) -> np.ndarray:
     """Sends 32-bit words from the first process to all of them.
 
     All processes must call this function at the same time.
-
-    Args:
-      words: uint32 [n], the same n in all processes.
     """
     if jax.process_count() == 1:
         return words

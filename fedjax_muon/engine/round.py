@@ -55,9 +55,7 @@ def init(
     """Makes the state before the prologue and round 0.
 
     Args:
-      params: Initial parameters; they are copied, since the state is donated.
       parts: Divisor of the number of client states, which are padded if necessary.
-      project: Projection of the parameters onto the constraint set.
     """
     check_count("num_clients", num_clients)
     params = project(jax.tree.map(lambda x: jnp.array(x), params))

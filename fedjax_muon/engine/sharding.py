@@ -51,10 +51,6 @@ def across(
 
     On each device `function` sees the device's part of `SHARDED` arrays, and all of
     `REPLICATED` ones.
-
-    Args:
-      given: Specs of its arguments, `SHARDED` or `REPLICATED`; a prefix of them.
-      result: Specs of its results; a prefix of them.
     """
     # Unchecked, since `jax.grad` would sum values over devices that are not marked as
     # varying, and users' rules start from constants, which are not marked.

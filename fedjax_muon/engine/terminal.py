@@ -26,11 +26,7 @@ LEAST = 40  # columns that tables need, however narrow a terminal says that it i
 
 
 def plain_console(**options: Any) -> Console:
-    """A console on which text stands for itself, of a width that holds tables.
-
-    Args:
-      options: Other options of `rich`'s console.
-    """
+    """A console on which text stands for itself, of a width that holds tables."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns) < LEAST:  # 0 if it is unknown
         options["width"] = LEAST if int(columns) else 80

@@ -29,9 +29,6 @@ def prescaled(x: jax.Array) -> jax.Array:
 def large_product(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
     """Multiplies matrices of which one has the long side.
 
-    Args:
-      dtype: Type of the factors.
-
     Returns:
       The products, at least in float32.
     """

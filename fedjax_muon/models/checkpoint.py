@@ -18,11 +18,6 @@ def opened(path: str | Path, model: str, url: str) -> Iterator[tuple[Path, Any]]
     """Opens a checkpoint: the file, and what reads its tensors by name, one by one.
 
     The file is memory-mapped.
-
-    Args:
-      path: Path of `model.safetensors`, or of its directory.
-      model: Name of the published model, for the error.
-      url: Where that is.
     """
     check_installed("safetensors", f"a checkpoint of {model}")
     from safetensors import SafetensorError, safe_open

@@ -21,9 +21,6 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> nn.Module:
       make: Function of the random streams that returns the module, such as
         `lambda rngs: Net(64, 10, rngs=rngs)`. It is called whenever parameters are
         drawn, so that every seed has its own.
-
-    Returns:
-      A module for `tasks.classification` and all other tasks.
     """
     if isinstance(make, nnx.Module):
         name = type(make).__name__

@@ -64,10 +64,6 @@ def roberta_of(path: str | Path, classes: int = 2) -> RoBERTa:
     """Makes the module of a checkpoint from the `config.json` in its directory.
 
     Without a `config.json`, it has the sizes of roberta-base.
-
-    Args:
-      path: Directory of the checkpoint, or a file in it.
-      classes: Number of classes.
     """
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / "config.json"
@@ -102,10 +98,6 @@ def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
     the prefix "roberta.". The head of masked words is ignored. Half precision becomes
     float32. The file is memory-mapped, and its tensors are copied to the device one by
     one. Requires the extra `roberta`.
-
-    Args:
-      path: Path of the file, or of its directory.
-      model: Module whose parameters are read.
 
     Returns:
       The parameters, without the head if the file has none, as after pretraining.

@@ -52,10 +52,8 @@ def save_params(
     place for metadata; they are in a file beside it, with `.json` added to its name.
 
     Args:
-      path: Where to write.
       params: Parameters, a pytree of arrays in dictionaries and named tuples.
       metadata: Values that JSON can represent, which `load_metadata` returns.
-      overwrite: Whether existing parameters are replaced.
     """
     path = Path(path)
     form = check_target(path, overwrite=overwrite)
@@ -71,7 +69,6 @@ def load_params(path: str | Path, like: Any) -> Any:
     """Reads parameters that `save_params` or `fedjax-muon export` wrote.
 
     Args:
-      path: File or directory, whose suffix is its format.
       like: Parameters of the same model, or their `jax.ShapeDtypeStruct`s, with the
         structure of the result.
     """

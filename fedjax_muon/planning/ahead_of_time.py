@@ -114,7 +114,6 @@ def compile_for(
     """Compiles a round for TPUs that need not exist.
 
     Args:
-      simulation: From `federate` or `decentralize`, on any devices of this machine.
       topology: Chips by kind and arrangement, such as "v5e:2x2" or "v5e:16x16"; all of
         them are used. "v5e:1x1" is one chip.
       plan: Execution plan for a cohort; by default `vmapped`, the default on

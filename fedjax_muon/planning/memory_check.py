@@ -47,9 +47,6 @@ def memory_of(simulation: Simulation, *, compiled: bool = False) -> Memory:
     Args:
       compiled: Whether to compile the program of rounds, which is used again too, and
         to take the compiler's number for its temporary values.
-
-    Raises:
-      UnknownMemoryError: If the memory cannot be estimated.
     """
     setup, programs = simulation.setup, simulation.programs
     inputs, clients = simulation.inputs, simulation.clients
@@ -91,9 +88,6 @@ def need_of(simulation: Simulation) -> int | None:
     """The bytes that a simulation needs on each device: on accelerators by compiling.
 
     None if the compiler finds that they are too many.
-
-    Raises:
-      UnknownMemoryError: If the memory cannot be estimated.
     """
     cpus = (*simulation.setup.devices, *jax.devices())[0].platform == "cpu"
     try:
@@ -173,9 +167,6 @@ def limit_of(devices: Devices = ()) -> int:
 
     Devices of a CPU share its memory, of which the process itself needs a part.
 
-    Args:
-      devices: Devices; by default, JAX's first device.
-
     Raises:
       UnknownMemoryError: If an accelerator does not report its memory.
     """
@@ -197,11 +188,7 @@ def _limit(device: jax.Device, sharing: int) -> int:
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """The memory of this machine, or the smallest limit of the process's containers.
-
-    Args:
-      root: Directory with `proc` and `sys`, in which control groups are listed.
-    """
+    """The memory of this machine, or the smallest limit of the process's containers."""
     return min([psutil.virtual_memory().total, *container_limits(root)])
 
 

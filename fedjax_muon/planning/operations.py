@@ -28,10 +28,6 @@ def products_of(program: ClosedJaxpr, platform: str) -> Products:
 
     Inside `jax.shard_map` they are those of one device.
 
-    Args:
-      platform: The platform that it is compiled for, such as "tpu" or "cpu": some parts
-        have a form for each.
-
     Example:
       >>> a = jnp.ones((2, 3))
       >>> products_of(jax.make_jaxpr(jnp.dot)(a, a.T), "tpu")

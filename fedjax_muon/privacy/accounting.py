@@ -144,13 +144,7 @@ class Pld:
         adjacency: Adjacency = ADD_OR_REMOVE,
         first_multiplier: float | None = None,
     ) -> float:
-        """Returns the epsilon of a run.
-
-        Args:
-          multiplier: Noise multiplier of a step.
-          steps: Number of steps, step 0 included.
-          first_multiplier: Noise multiplier of step 0; `multiplier` by default.
-        """
+        """Returns the epsilon of a run."""
         self.check(sampling, adjacency)
         check_delta(delta)
         run = (sampling, multiplier, steps, delta, adjacency, first_multiplier)

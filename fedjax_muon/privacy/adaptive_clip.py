@@ -61,12 +61,7 @@ class AdaptiveClip:
             check_range("count_noise", self.count_noise, open_low=True, schedules=False)
 
     def noise(self, noise_multiplier: float, cohort: int) -> Contribution:
-        """Divides the noise of a round between the sum and the count.
-
-        Args:
-          noise_multiplier: z, of both together; 0 for no noise at all.
-          cohort: S, the expected number of clients in a round.
-        """
+        """Divides the noise of a round between the sum and the count."""
         if noise_multiplier == 0:
             return Contribution(0.0, 0.0)
         count = cohort / 20 if self.count_noise is None else self.count_noise

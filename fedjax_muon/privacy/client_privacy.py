@@ -106,12 +106,7 @@ class ClientPrivacy:
     def applied(
         self, algorithm: Algorithm, params: Any, clients: int
     ) -> PrivateAlgorithm:
-        """Makes an algorithm private, and derives its guarantee.
-
-        Args:
-          params: Its parameters, or their shapes.
-          clients: N, the number of clients.
-        """
+        """Makes an algorithm private, and derives its guarantee."""
         if algorithm.cohort_spec is not None:
             raise ValueError(
                 "the algorithm is private already; leave out private_clients, since "
@@ -240,7 +235,6 @@ def client_spec(
     Args:
       sampling: `Poisson(N, S)` for `poisson_cohorts()`, `Poisson(N, S, room)` for
         `poisson_cohorts(room)`, `FullBatch(N)` for full participation of N clients.
-      noise_multiplier: Noise multiplier of a round.
       prologue: Whether the algorithm has a prologue, `bool(algorithm.prologue)`: one
         more release, in which all clients take part.
       private_states: Whether clients keep anything between rounds, that is, whether

@@ -128,7 +128,6 @@ def composed_epsilon(costs: Iterable[Cost], delta: float) -> float:
 
     Args:
       costs: Costs of the runs, in any order; equal ones count as often as they occur.
-      delta: Of all runs together.
     """
     check_delta(delta)
     costs = tuple(dataclasses.replace(cost, delta=delta) for cost in costs)

@@ -132,10 +132,6 @@ def banded(steps: int, bands: int) -> Banded:
 
     The mean over all steps of the squared error of the sum of gradients up to a step is
     minimized, for a record that takes part in one step. The columns of C have norm 1.
-
-    Args:
-      steps: Number of steps, step 0 included.
-      bands: Number of bands; 1 is independent noise.
     """
     check_count("steps", steps)
     check_count("bands", bands, high=steps, limit="the number of steps")
@@ -155,7 +151,6 @@ def buffered(steps: int, separation: int, buffers: int = 2) -> Buffered:
     part once in `separation` steps.
 
     Args:
-      steps: Number of steps, step 0 included.
       separation: Smallest distance of two steps in which a record takes part.
     """
     check_count("steps", steps)
@@ -196,9 +191,6 @@ def best_banded(
     Args:
       examples: Number of records; of the agent that has fewest.
       batch: Expected number of records in a batch.
-      steps: Number of steps, step 0 included.
-      epsilon: Of all steps together, positive.
-      delta: Below 1 / examples.
     """
     Poisson(examples, batch)  # raises if the numbers do not fit
     best, least = Banded((1.0,)), np.inf

@@ -31,13 +31,7 @@ def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def box_muller(
     high: jax.Array, low: jax.Array, angle: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns two independent N(0, 1) draws in float32 from three uint32 words.
-
-    Args:
-      high: High word of the uniform number that gives the radius, any shape.
-      low: Low word of the same number, same shape.
-      angle: Word that gives the point on the circle, same shape.
-    """
+    """Returns two independent N(0, 1) draws in float32 from three uint32 words."""
     # in (0, 1]; the low word matters where the high word is small
     uniform = high * np.float32(2**-32) + (low + np.float32(0.5)) * np.float32(2**-64)
     radius = jnp.sqrt(-2 * jnp.log(uniform))

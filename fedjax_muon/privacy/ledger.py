@@ -79,10 +79,6 @@ class Ledger:
 
     Processes may charge at the same moment. The file is readable by its owner alone,
     and made when something is first charged.
-
-    Args:
-      path: The file.
-      data: The dataset's `fingerprint`.
     """
 
     def __init__(self, path: str | os.PathLike[str], data: str):
@@ -111,15 +107,11 @@ class Ledger:
 
         Args:
           entries: The runs. One that is there already is not paid again.
-          delta: In (0, 1), of all runs in the ledger together.
           budget: Largest epsilon of all runs in the ledger together; by default
             unlimited. Runs that are all there already are never refused.
 
         Returns:
           Epsilon of all runs in the ledger together, infinite if one has no guarantee.
-
-        Raises:
-          OSError: If the file can't be written. It is unchanged then.
         """
         with self._locked():  # which makes the folders
             new, epsilon = self._added(entries, delta, budget)

@@ -203,10 +203,6 @@ def _first(size: int | None) -> str:
 def rare_size(records: int, batch: int, probability: float) -> int:
     """The least size that a Poisson batch exceeds with at most some probability.
 
-    Args:
-      records: Number of records that may join.
-      batch: The expected size.
-
     Example:
       >>> rare_size(500, 50, 1e-10)
       97

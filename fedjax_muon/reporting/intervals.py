@@ -47,18 +47,7 @@ def band(
     label: str | None = None,
     **style: Any,
 ) -> np.ndarray:
-    """Draws a mean over seeds against x, and its interval as a band.
-
-    Args:
-      axis: Axis of matplotlib.
-      x: Places of the values, [n].
-      values: Values of the seeds, [seeds, n].
-      lowest: Least possible value, such as 0 for an accuracy; bands end there.
-      **style: Color and style of the line.
-
-    Returns:
-      The mean, [n].
-    """
+    """Draws a mean over seeds against x, and its interval as a band."""
     values = np.asarray(values, float)
     mean, half = values.mean(0), half_width(values)
     axis.plot(x, mean, label=label, **style)

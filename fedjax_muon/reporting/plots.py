@@ -241,8 +241,6 @@ def tail(
     """Draws the share of norms above a value against the value, on logarithmic axes.
 
     Args:
-      norms: Norms of the gradient noise, [n].
-      count: Number of the largest norms that form the tail.
       index: Tail index; a line of slope -index is drawn beside the tail.
     """
     with drawing(path, (5, 3.8)) as figure:

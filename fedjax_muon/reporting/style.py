@@ -301,10 +301,6 @@ def tick_labels(values: Sequence[float], *, logarithmic: bool) -> list[str]:
 def apart(places: Sequence[float], gap: float) -> np.ndarray:
     """Moves places as little as possible until neighbors are a gap apart.
 
-    Args:
-      places: Places in increasing order, within [0, 1].
-      gap: Least distance of neighbors, at most 1 / (number of places - 1).
-
     Returns:
       The least-squares solution, moved as far as is needed to be within [0, 1].
     """

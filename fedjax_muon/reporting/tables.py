@@ -49,12 +49,7 @@ def compared(
     rates: Mapping[str, str],
     diverged: Mapping[str, str],
 ) -> Cells:
-    """The table of a comparison; a target of NaN is none.
-
-    Args:
-      rates: Learning rates and schedules in words, by method.
-      diverged: Where methods diverged, such as "round 5", by method.
-    """
+    """The table of a comparison; a target of NaN is none."""
     rows: list[tuple[str, ...]] = [
         (row.method, rates[row.method], *_numbers(row), f"{row.seconds:.1f}")
         for row in summaries
@@ -85,7 +80,6 @@ def swept(
     Args:
       summaries: One row each: a summary, the point that it is of, and which of its
         hyper-parameters are at an edge of the grid.
-      diverged: Names of the methods of which every point diverged.
       lost: How many points of a grid diverged, such as "2 of 6 diverged", by method.
       target: Test score that `rounds_to_target` refers to; NaN for none.
     """

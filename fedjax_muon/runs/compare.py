@@ -238,11 +238,7 @@ def curves_of(
 def report(
     job: Comparison, run_dir: Path, diverged: Mapping[str, str]
 ) -> list[tables.Cells]:
-    """Writes the summary and its figures; returns its tables.
-
-    Args:
-      diverged: Where methods diverged, by their labels.
-    """
+    """Writes the summary and its figures; returns its tables."""
     title, config, grids = job.config.title, job.config, job.grids
     job = chosen(job, run_dir)
     if any(is_of_agents(row[0]) for row in job.rows):

@@ -106,14 +106,7 @@ def train(
     *,
     deadline: float | None = None,
 ) -> None:
-    """Trains with nodes, from the newest checkpoint of a directory if there is one.
-
-    Args:
-      dataset: Provides the test examples.
-      send: Transport.
-      run_dir: Directory of the results.
-      deadline: Seconds to wait for the answers of an exchange.
-    """
+    """Trains with nodes, from the newest checkpoint of a directory if there is one."""
     record = _Record(run, facts, dataset, run_dir)
     serve(
         record.shared,

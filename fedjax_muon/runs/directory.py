@@ -51,14 +51,9 @@ def create(output: Path | None, job: Job, name: str = "run") -> Path:
 
     Args:
       output: Where; by default in `runs`, named after the time.
-      job: What is going to run there.
-      name: The end of the default's name.
 
     Returns:
       The directory, which no other process has been given.
-
-    Raises:
-      OSError: If it can't be written.
     """
     if output is not None:
         checkpoint.check_path(output)
@@ -103,10 +98,6 @@ def check_own_code(directory: Path, job: Job, named: Collection[str]) -> None:
     """Raises `ValueError` unless all code that a directory's job imports is named.
 
     Who runs a command may not have written the directory.
-
-    Args:
-      job: What the directory was made for.
-      named: MODULE:FUNCTION of what may be imported.
     """
     own = own_code_of(job)
     if unnamed := sorted({name for v in own.values() for name in v} - set(named)):

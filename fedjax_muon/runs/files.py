@@ -12,11 +12,7 @@ from fedjax_muon.reporting import metrics_csv
 
 
 def claim(path: Path, text: str) -> bool:
-    """Writes a file unless it is there; of several processes that try, one succeeds.
-
-    Returns:
-      Whether this call wrote it.
-    """
+    """Writes a file unless it is there; of several processes that try, one succeeds."""
     temporary = beside(path, text)
     try:
         os.link(temporary, path)

@@ -164,7 +164,6 @@ def check_own(run: Run, allowed: str, *, divides: bool = False) -> None:
     Args:
       allowed: MODULE:FUNCTION of algorithms, models and partitions, separated by
         spaces.
-      divides: Whether the node divides the server's examples, and takes its part.
     """
     for option, [name] in directory.own_code_of(run).items():
         if option == "partition" and not divides:
@@ -183,7 +182,6 @@ def node_of(config: Mapping[str, Any], place: Path) -> Node:
       config: What the SuperNode was started with: the client's id as `partition-id`,
         the file of its examples as `data`, the directory of its states as `states`, by
         default beside the examples, and allowed MODULE:FUNCTION as `own-code`.
-      place: Directory of the app.
     """
     run, facts = read_app(place)
     allowed = str(config.get("own-code", ""))
@@ -209,9 +207,7 @@ def train(grid: Any, config: Mapping[str, Any], place: Path) -> None:
     """Trains with the SuperNodes of a grid.
 
     Args:
-      grid: Flower's grid.
       config: Values of `output`, `deadline` and `patience`.
-      place: Directory of the app.
     """
     # needs flwr, which nodes and the writing of an app do not
     from fedjax_muon.deploy.flower import FlowerServer

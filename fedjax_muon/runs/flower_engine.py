@@ -43,11 +43,6 @@ class Engine(NamedTuple):
     ) -> None:
         """Runs an app to its end, and prints what its server prints.
 
-        Args:
-          app: Directory of the app, which has a `pyproject.toml`.
-          config: Values of `context.run_config`.
-          stop: Asked all the time.
-
         Raises:
           KeyboardInterrupt: After `stop`.
           subprocess.CalledProcessError: If Flower can't run it.
@@ -77,9 +72,7 @@ def engine(
     """Runs a SuperLink, and a SuperNode for each configuration.
 
     Args:
-      place: Directory for logs, Flower's files and compiled programs.
       configs: For every SuperNode, the values of `context.node_config`.
-      variables: Further environment variables of the processes.
 
     Yields:
       The engine, whose processes are ended afterwards.

@@ -80,11 +80,7 @@ class LoadedRun:
         return self.state.params
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluates the newest checkpoint again, on test and training examples.
-
-        Returns:
-          Metrics by name.
-        """
+        """Evaluates the newest checkpoint again, on test and training examples."""
         scores = self.simulation.evaluate(self.state)
         return {name: float(score) for name, score in scores.items()}
 

@@ -36,11 +36,7 @@ def file_name(name: str) -> str:
 
 
 def load(name: str) -> Callable[..., Any]:
-    """Imports a function of a user, from the current directory or an installed package.
-
-    Args:
-      name: MODULE:FUNCTION.
-    """
+    """Imports a function of a user, from the current directory or an installed package."""
     module_name, _, attribute = name.partition(":")
     parts = (*module_name.split("."), attribute)
     if not all(map(str.isidentifier, parts)):
@@ -87,14 +83,7 @@ def _place(module: types.ModuleType) -> str:
 
 
 def method(name: str) -> Method:
-    """An own algorithm as an entry of a registry.
-
-    Args:
-      name: MODULE:FUNCTION.
-
-    Returns:
-      The entry, which has no published grid.
-    """
+    """An own algorithm as an entry of a registry."""
     function = load(name)
     absent = _required(_parameters(name, function))
     if absent:
@@ -122,11 +111,7 @@ def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
 def made(
     method: Method, hyper: Mapping[str, Any]
 ) -> Algorithm | Gossip | PrivateAgents:
-    """Calls the function of a method.
-
-    Args:
-      hyper: Arguments.
-    """
+    """Calls the function of a method."""
     try:
         algorithm = method.function(**hyper)
     except TypeError as error:
@@ -145,7 +130,6 @@ def model(name: str, given: Mapping[str, Any], *, needed: Sequence[str]) -> "nn.
     """Calls a user's function that makes a model.
 
     Args:
-      name: MODULE:FUNCTION, also of a class.
       given: What it is called with, of those arguments that it takes.
       needed: Names of the arguments that it must take.
     """
@@ -175,10 +159,6 @@ def parts(
     name: str, labels: np.ndarray, num_clients: int, *, key: jax.Array
 ) -> list[np.ndarray]:
     """Calls a user's function that divides examples among clients.
-
-    Args:
-      name: MODULE:FUNCTION.
-      labels: Label of every training example [n].
 
     Returns:
       One array of example indices per client, int32.

@@ -49,11 +49,7 @@ def forms_of(
 def fastest(
     forms: Mapping[str, tuple[Config, Simulation]],
 ) -> tuple[Config, Simulation]:
-    """Chooses the fastest plan and form, measured now or before.
-
-    Returns:
-      The config with the plan's name, and the simulation with the plan.
-    """
+    """Chooses the fastest plan and form, measured now or before."""
     simulations = {name: simulation for name, (_, simulation) in forms.items()}
     [first, *others] = simulations.values()
     console = plain_console(quiet=not is_first())

@@ -69,9 +69,6 @@ def check_budget(
 ) -> None:
     """Raises `ValueError` if runs would exceed their budget, or if the ledger can't be
     read; charges nothing.
-
-    Args:
-      runs: By their directories, of which some may be charged; or new ones.
     """
     if not isinstance(runs, Mapping):
         runs = {Path(f"new {number}"): run for number, run in enumerate(runs)}
@@ -87,11 +84,7 @@ def check_budget(
 
 
 def charge(runs: Mapping[Path, Private], dataset: Dataset) -> str:
-    """Charges the runs that are not charged yet; says what all cost together.
-
-    Args:
-      runs: By their directories, which exist.
-    """
+    """Charges the runs that are not charged yet; says what all cost together."""
     config, ledger = _ledger_of(runs, dataset)
     for place in runs:
         about = {"name": secrets.token_hex(8), "ledger": str(ledger.path)}
@@ -148,12 +141,7 @@ def _record(directory: Path) -> dict[str, str]:
 
 
 def state(runs: Mapping[Path, Private], dataset: Dataset, directory: Path) -> list[str]:
-    """Charges runs, writes their statements, and returns those of the least epsilons.
-
-    Args:
-      runs: By their directories.
-      directory: Of the job, where the statements are written.
-    """
+    """Charges runs, writes their statements, and returns those of the least epsilons."""
     total = charge(runs, dataset)
     statements: dict[str, str] = {}
     shown: dict[str, str] = {}

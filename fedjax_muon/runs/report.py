@@ -95,7 +95,6 @@ def save_report(
       runs: Directories of runs, comparisons and sweeps. Of a sweep, the best point of
         every method is shown.
       path: File to write, whose name ends in .html.
-      overwrite: Whether an existing file is replaced.
 
     Returns:
       Sentences that say what is not shown, and why; the report has them too.

@@ -20,7 +20,6 @@ def resumable(run_dir: Path, again: str = "") -> Iterator[Callable[[], bool]]:
     A second Ctrl-C, or SIGTERM, stops at once.
 
     Args:
-      run_dir: The directory.
       again: The command to continue with; by default `fedjax-muon resume`.
 
     Yields:

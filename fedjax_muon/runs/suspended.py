@@ -31,14 +31,7 @@ class Suspended:
             checkpoint.save(checkpoints, 0, state, mark, notes)
 
     def restore(self, part: Any, template: Any) -> tuple[Any, dict[str, Any]] | None:
-        """Reads the state and notes of a part; None if another was kept, or none.
-
-        Args:
-          template: A state of the same structure.
-
-        Raises:
-          CheckpointError: If it is damaged.
-        """
+        """Reads the state and notes of a part; None if another was kept, or none."""
         mark = checkpoint.fingerprint({"part": part}, template)
         path = self.path / mark[:16]
         if not path.is_dir():

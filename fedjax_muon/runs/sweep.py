@@ -143,7 +143,6 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
     """Trains the cells that are not finished.
 
     Args:
-      run_dir: Its directory.
       again: The command to resume with, by default `fedjax-muon resume`.
       executor: Name of the executor that runs groups of cells; by default this process.
     """
@@ -249,12 +248,7 @@ def _digest(train: data.Dataset, validation: Examples) -> str:
 
 
 def prepare(text: str, name: str, digest: str) -> tuple[Simulation, Examples]:
-    """Prepares an algorithm's simulation in a worker.
-
-    Args:
-      text: The sweep, as in config.json.
-      digest: Of the examples, as of `_digest`.
-    """
+    """Prepares an algorithm's simulation in a worker."""
     cache_programs()
     # Workers that compile the same program may read the file that another one writes.
     warnings.filterwarnings("ignore", "Error reading persistent compilation cache")

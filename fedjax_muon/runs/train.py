@@ -57,7 +57,6 @@ def train(
     all see the directory, the first writes the rows.
 
     Args:
-      run: What is run.
       tick: Called with the number of new rounds, at once with those that were run
         before.
       stop: Asked between calls of about a tenth of a second; if it returns True, a
@@ -68,7 +67,6 @@ def train(
       The seconds of the first round, compilation included, if one was run.
 
     Raises:
-      CheckpointError: If a checkpoint can't be used.
       KeyboardInterrupt: After `stop`.
       NonFiniteError: If a message or the training loss is not finite.
     """
@@ -226,11 +224,7 @@ class _Recorder:
 
 
 def is_complete(run: Run, simulation: Simulation, directory: Path) -> bool:
-    """Whether a run has its last checkpoint, by which metrics.csv is then restored.
-
-    Raises:
-      CheckpointError: If the checkpoint is damaged or of another run.
-    """
+    """Whether a run has its last checkpoint, by which metrics.csv is then restored."""
     saved = directory / CHECKPOINTS
     if not (saved / str(run.config.rounds)).is_dir():
         return False
@@ -299,11 +293,7 @@ def write_clients(directory: Path, text: str) -> None:
 
 
 def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
-    """The state in the newest checkpoint of a run.
-
-    Raises:
-      CheckpointError: If it can't be used.
-    """
+    """The state in the newest checkpoint of a run."""
     saved = directory / CHECKPOINTS
     if not saved.exists():  # of a private run that is not finished
         saved = (privacy.secret_of(run, directory) or directory) / CHECKPOINTS

@@ -33,12 +33,7 @@ class CheckpointError(ValueError):
 
 
 def fingerprint(config: Mapping[str, Any], state: Any) -> str:
-    """Identifies a configuration and the structure, shapes and dtypes of its state.
-
-    Args:
-      config: Configuration, with values that JSON can represent.
-      state: A state, or its `ShapeDtypeStruct`s.
-    """
+    """Identifies a configuration and the structure, shapes and dtypes of its state."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     shapes = [f"{jax.tree_util.keystr(p)} {x.shape} {x.dtype}" for p, x in leaves]
     text = json.dumps([config, shapes], sort_keys=True)
@@ -78,7 +73,6 @@ def open_checkpoints(directory: Path, *, secret: bool = False) -> Iterator[Any]:
     """Opens the checkpoints of a run, as Orbax's `Checkpointer`.
 
     Args:
-      directory: Directory of the checkpoints; it is created if necessary.
       secret: Whether only its owner may read them, since states have keys of noise.
 
     Raises:
@@ -159,12 +153,7 @@ def save(
     Args:
       round: Number of completed rounds. An existing checkpoint of this round is
         replaced.
-      state: The state, a pytree of arrays.
-      mark: The `fingerprint`, which `restore` compares.
       notes: Other values that JSON can represent, which `restore` returns.
-
-    Raises:
-      CheckpointError: If it was not written.
     """
     text = json.dumps(dict(notes or {}))
     about = {"fingerprint": mark, "digest": digest(state)}
@@ -193,15 +182,7 @@ def save(
 def restore(
     checkpoints: Any, template: Any, mark: str
 ) -> tuple[Any, dict[str, Any]] | None:
-    """Reads the state and the notes of the newest checkpoint; None if there is none.
-
-    Args:
-      template: A state of the same structure, on the devices of the result.
-      mark: The `fingerprint` of the configuration.
-
-    Raises:
-      CheckpointError: If it is damaged or belongs to another configuration.
-    """
+    """Reads the state and the notes of the newest checkpoint; None if there is none."""
     about = _newest(checkpoints, mark)
     if about is None:
         return None

@@ -22,9 +22,6 @@ def noise_norms(
     """Computes ||g(batch) - mean of g|| for independent batches of every client.
 
     Args:
-      simulation: Provides the task, the clients, the sampler and the batch size.
-      params: Parameters at which gradients are evaluated, such as `State.params`.
-      key: Typed key, for the batches.
       batches: Number of batches per client, whose mean estimates the client's gradient.
 
     Returns:

@@ -43,11 +43,8 @@ def own_accuracies(
     model by `ditto`.
 
     Args:
-      simulation: From `federate` with `test_parts`; its clients classify.
-      state: A state of this simulation, which is not donated.
       steps: Number of steps of gradient descent that each client first takes on its
         training examples, with the simulation's sampler and batch size.
-      lr: Learning rate of these steps.
       key: Typed key of these steps; needed if there are any.
 
     Returns:
@@ -104,10 +101,6 @@ def metrics(simulation: Simulation, state: Any) -> dict[str, jax.Array]:
 
 def client_scores(simulation: Simulation, state: Any) -> dict[str, np.ndarray]:
     """Scores every client with the parameters of the server.
-
-    Args:
-      simulation: From `federate` with `test_parts`, without privacy.
-      state: A state of this simulation, which is not donated.
 
     Returns:
       Columns [N] by name: "train_examples", "test_examples", "test_accuracy" and

@@ -37,9 +37,6 @@ def poisson_cohorts(room: int | None = None) -> Cohorts:
 
     The function raises `ValueError` unless `room` is between `cohort_size` and
     `num_clients`.
-
-    Args:
-      room: Largest number of clients in a round; all of them by default.
     """
 
     def draw(
@@ -79,16 +76,7 @@ def participation(
     cohorts: Cohorts | None,
     privacy: ClientPrivacy | None,
 ) -> Participation:
-    """Finds the cohorts of a run, and makes its algorithm private if asked to.
-
-    Args:
-      cohort_size: S, the number of clients in a round; None with privacy.
-      cohorts: Sampling of clients, `fixed_cohort` by default; None with privacy.
-      privacy: Decides both, if given.
-
-    Raises:
-      ImportError: If privacy is asked for, and dp-accounting is not installed.
-    """
+    """Finds the cohorts of a run, and makes its algorithm private if asked to."""
     if privacy is None:
         if cohort_size is None:
             raise TypeError("give cohort_size, or privacy, which decides it")

@@ -33,16 +33,7 @@ def check_name(name: str) -> None:
 
 @contextlib.contextmanager
 def executor_named(name: str, folder: Path) -> Iterator[Executor]:
-    """Opens an executor, whose tasks are cancelled at the end.
-
-    Args:
-      name: "processes:N", "dask:ADDRESS", "slurm" or "slurm:OPTION=VALUE,...".
-      folder: Where SLURM jobs keep their files.
-
-    Raises:
-      ImportError: If the package of the executor is not installed.
-      OSError: If no scheduler of Dask answers.
-    """
+    """Opens an executor, whose tasks are cancelled at the end."""
     kind, _, rest = name.partition(":")
     if kind in PACKAGES:
         check_installed(PACKAGES[kind], f"the executor {kind}")

@@ -70,10 +70,6 @@ def sequential(function: Callable[..., Any], *stacked: Any) -> Any:
     """Runs cells sequentially in one compiled loop, the fastest way on CPUs.
 
     The bits of a cell do not depend on the number of cells.
-
-    Args:
-      function: Function of one cell.
-      *stacked: Arguments of all cells, leaves [cells, ...], as those of the result.
     """
     if len(jax.tree.leaves(stacked)[0]) == 1:
         return _alone(function, stacked)
@@ -178,9 +174,6 @@ class Groups:
         Args:
           size: Size of all groups. A smaller one runs its last cell again, so that
             groups share a program.
-
-        Raises:
-          KeyboardInterrupt: After `pause` has kept the state of the group.
         """
         shared, number = self.shared, len(cells)
         record = GroupRecord(self.simulation, number, self.drop_nonfinite)
@@ -227,7 +220,6 @@ def make_programs(
     """Makes the programs of a group, which are compiled when they are first used.
 
     Args:
-      over: Execution of the cells of a group, or of a device's part of them.
       devices: Devices that divide the cells of a group evenly; by default one.
     """
 
@@ -274,11 +266,7 @@ def _score(setup: Setup, state: Any, clients: Clients, shared: _Shared) -> Evalu
 
 
 def stack(runs: Sequence[tuple[Cell, Simulation]]) -> tuple[Any, _Stacked]:
-    """Stacks the states before the prologue, and the other inputs that differ.
-
-    Args:
-      runs: Cells, each with the simulation of its clients.
-    """
+    """Stacks the states before the prologue, and the other inputs that differ."""
     states, rest = [], []
     for (hyper, key, _), simulation in runs:
         setup, clients = simulation.setup, simulation.clients

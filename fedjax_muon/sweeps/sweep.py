@@ -68,8 +68,6 @@ def sweep(
         executor, it is a function at the top level of a module that workers can
         import, or a `functools.partial` of one with plain values: numbers, strings,
         paths, None, and tuples, lists and dictionaries of them.
-      cells: The runs, each with its hyper-parameters, key and clients.
-      rounds: Number of rounds of each cell.
       validation: Examples (x [n, ...], y [n]) that no client has, scored as
         `validation_loss`, `validation_accuracy` and, if the task has one,
         `validation_auc` or `validation_mcc`.
@@ -90,7 +88,6 @@ def sweep(
         of `over`; by default one.
 
     Raises:
-      KeyboardInterrupt: After `pause` has kept the state of a group.
       WorkerError: If the workers of a group ended three times.
     """
     check_count("evaluate_every", evaluate_every)
@@ -202,14 +199,7 @@ def group_task(
     settings: dict[str, Any],
     name: str,
 ) -> WorkerTask:
-    """A group of cells as arguments of `run_group` in a worker.
-
-    Args:
-      call: Of the function that makes the simulation.
-      size: Size of all groups.
-      settings: Those of `Groups`.
-      name: In messages.
-    """
+    """A group of cells as arguments of `run_group` in a worker."""
     return WorkerTask((call, [_sent(cell) for cell in cells], size, settings), name)
 
 

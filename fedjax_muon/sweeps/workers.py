@@ -78,11 +78,7 @@ def function_at(path: str) -> Callable[..., Any]:
 
 
 def remote_call(function: Any) -> RemoteCall:
-    """Describes the call of the function that makes a simulation.
-
-    Args:
-      function: A function at the top level of a module, or a `functools.partial`.
-    """
+    """Describes the call of the function that makes a simulation."""
     args, kwargs = (), {}
     if isinstance(function, functools.partial):
         function, args, kwargs = function.func, function.args, function.keywords

@@ -62,7 +62,6 @@ def pareto(tail: float | jax.Array, scale: float | jax.Array = 1.0) -> Noise:
 
     Args:
       tail: Tail index, above 1, since noise without a mean would bias the gradient.
-      scale: Smallest magnitude of an entry, not negative.
     """
     check_range("tail", tail, 1.0, open_low=True, schedules=False)
     check_range("scale", scale, schedules=False)
@@ -88,7 +87,6 @@ def alpha_stable(alpha: float | jax.Array, scale: float | jax.Array = 1.0) -> No
 
     Args:
       alpha: Stability index in (1, 2]; noise without a mean would bias the gradient.
-      scale: Scale of the distribution, not negative.
     """
     check_range("alpha", alpha, 1.0, 2.0, open_low=True, schedules=False)
     check_range("scale", scale, schedules=False)

@@ -56,7 +56,6 @@ def lora_classification(
     Args:
       frozen: Parameters of the model. Training starts at the head that they contain;
         without one, the head starts as in the model.
-      rank: Rank r of the adapters.
       alpha: Outputs of the adapters are scaled by alpha / r; 2 r by default.
       layers: Names of the `nn.Dense` layers that get adapters, at any depth.
       head: Name of the layer, at the top level of the model, that is trained fully.

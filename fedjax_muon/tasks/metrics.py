@@ -14,9 +14,6 @@ def roc_auc(scores: jax.Array, labels: jax.Array) -> jax.Array:
     positive one has the larger score; ties count one half. The result is exact, by
     ranks, not by a grid of thresholds.
 
-    Returns:
-      The area [], NaN if one label does not occur or a score is NaN.
-
     Example:
       >>> float(roc_auc(jnp.array([0.1, 0.4, 0.3]), jnp.array([0, 1, 0])))
       1.0

@@ -45,9 +45,6 @@ def draw_quadratic(
     elsewhere.
 
     Args:
-      num_clients: Number of clients N.
-      shape: Sizes m, k and n.
-      rank: Rank of D; with rank k, f is strongly concave in Y.
       curvature: Lower bound of the eigenvalues of the primal function's Hessian.
       coupling: Largest eigenvalue of A^T D^+ A, divided by curvature + 1. Above 1, Q
         has a negative eigenvalue and f is nonconvex in X.

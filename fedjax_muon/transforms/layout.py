@@ -147,11 +147,7 @@ def as_matrices(
     numbers: MuonDimensionNumbers,
     leaf: jax.Array,
 ) -> jax.Array:
-    """Applies a function of matrices to a leaf.
-
-    Args:
-      function: Function of an array [..., fan_in, fan_out] that keeps its shape.
-    """
+    """Applies a function of matrices to a leaf."""
     return from_matrices(numbers, function(to_matrices(numbers, leaf)), leaf)
 
 
@@ -162,12 +158,7 @@ def _is_numbers(node: Any) -> bool:
 def map_matrices(
     function: Callable[[MuonDimensionNumbers, Any], Any], numbers: Numbers, updates: Any
 ) -> Any:
-    """Applies a function to every matrix of a pytree; other leaves pass unchanged.
-
-    Args:
-      function: Called as `function(numbers, leaf)`.
-      numbers: Tree of `MuonDimensionNumbers` and None, from a layout.
-    """
+    """Applies a function to every matrix of a pytree; other leaves pass unchanged."""
     one = lambda n, leaf: leaf if n is None else function(n, leaf)
     return jax.tree.map(one, numbers, updates, is_leaf=_is_numbers)
 

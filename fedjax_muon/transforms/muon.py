@@ -77,9 +77,6 @@ def orthogonalize(
 
     Other leaves pass unchanged. On accelerators, `polar` gets all matrices of one shape
     at once, up to the size of `layout.STACK`.
-
-    Args:
-      polar: Function of matrices [..., m, n] that returns their polar factors.
     """
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
@@ -157,7 +154,6 @@ def scale_by_muon(
     Args:
       momentum: Weight of the past in [0, 1).
       nesterov: Whether `u = scale polar(g + momentum m)`.
-      polar: Function of matrices [..., m, n] that returns their polar factors.
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return optax.chain(
