@@ -31,8 +31,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import Image
 
-from fedjax_muon import data, models
-from fedjax_muon.audits import bounds, canary
+from fedjax_muon import audits, data, models
 from fedjax_muon.core import Objective
 from fedjax_muon.data import partition
 from fedjax_muon.decentralized import (
@@ -139,7 +138,7 @@ def example_grad(x, target, key):
 @partial(jax.vmap, in_axes=(0, None, 0))
 def world(weight, noise, key):
     """All agents' parameters in the canary's direction, [T + 1, m]."""
-    planted = canary.plant(example_grad, canaries)
+    planted = audits.plant(example_grad, canaries)
     mean = lambda x, batch, key: planted(x, batch, key).mean(0)
     objective = Objective(mean, example_grad=planted)
     algorithm = method.build(mechanism, noise, lr=LR)
@@ -148,7 +147,7 @@ def world(weight, noise, key):
 
     def batches(x):
         weights = jnp.zeros((AGENTS, 1)).at[0, 0].set(weight)
-        return canary.Planted(targets, weights, x)
+        return audits.Planted(targets, weights, x)
 
     def iteration(state, _):
         x = state.agents.params
@@ -179,10 +178,10 @@ def lower_bound(noise, used, seed):
     for there, key in enumerate(jax.random.split(jax.random.key(seed))):
         keys = jax.random.split(key, WORLDS)
         x = np.asarray(world(jnp.full(WORLDS, float(there)), used, keys))
-        released = canary.moves_from_params(x, W, LR)[..., 0]
-        scores.append(canary.matched_filter(released / sigma, pattern))
+        released = audits.moves_from_params(x, W, LR)[..., 0]
+        scores.append(audits.matched_filter(released / sigma, pattern))
     half = np.linalg.norm(pattern) / 2
-    return bounds.gaussian_epsilon_bound(bounds.errors(*scores, half), DELTA)
+    return audits.gaussian_epsilon_bound(audits.errors(*scores, half), DELTA)
 
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)

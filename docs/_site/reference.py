@@ -21,7 +21,7 @@ PAGES = {
         " Cell tune cache_programs load_run save_report save_params load_params"
         " load_metadata",
         "simulation:uniform by_examples with_plan with_task STATE NonFiniteLossError",
-        "simulation.work:equal of_each epochs",
+        "simulation.participation:equal of_each epochs",
         "simulation.rounds:Weighting",
         "simulation.batching:Sampler with_replacement without_replacement"
         " shuffled_epochs full_batch poisson always cyclic",
@@ -38,7 +38,7 @@ PAGES = {
         "decentralized.topology:ring complete star exponential erdos_renyi metropolis"
         " constant spectral_gap RandomGraph",
     ),
-    "privacy": ("Privacy", "privacy", "audits.bounds", "audits.canary"),
+    "privacy": ("Privacy", "privacy", "audits"),
     "compression": (
         "Compression",
         "compression:compress truncated_svd power_iteration top_k quantize"

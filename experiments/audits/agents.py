@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from experiments.audits import correlated
 from experiments.audits.records import CANARY, FREE, OTHERS
 from experiments.audits.worlds import Record, Releases, Worlds, flat, world_program
-from fedjax_muon.audits import canary
+from fedjax_muon import audits
 from fedjax_muon.privacy.guarantees import PrivacySpec
 from fedjax_muon.privacy.releases import Correlated, Inside, Output
 from fedjax_muon.privacy.sampling import Cyclic, Poisson
@@ -44,7 +44,7 @@ def agent_worlds(
         if not tracking:  # parameters, [N, T, m, d], from zero
             start = np.zeros_like(observed[:, :1])
             moved = np.moveaxis(np.concatenate([start, observed], 1), -1, 1)
-            observed = canary.moves_from_params(moved, weights, lr)
+            observed = audits.moves_from_params(moved, weights, lr)
             observed = np.moveaxis(observed, 1, -1)
         return _normalized(observed, spec, owner)
 
@@ -72,7 +72,7 @@ def agent_record(spec: PrivacySpec, examples: int, steps: int) -> Record:
             return correlated.pattern(spec, joins)
         if isinstance(release.noise, Inside):
             return d / _deviations(spec, steps)
-        return canary.storm_estimates(d, release.beta) / release.noise.sigma
+        return audits.storm_estimates(d, release.beta) / release.noise.sigma
 
     if not isinstance(spec.sampling, Cyclic):
         cycle = spec.sampling.cycle if isinstance(spec.sampling, Poisson) else 1
@@ -123,7 +123,7 @@ def _normalized(estimates: np.ndarray, spec: PrivacySpec, owner: int) -> Release
         )
     if isinstance(release.noise, Inside):
         across = np.moveaxis(estimates, 1, -1)
-        estimates = np.moveaxis(canary.innovations(across, release.beta), -1, 1)
+        estimates = np.moveaxis(audits.innovations(across, release.beta), -1, 1)
     unit = _deviations(spec, estimates.shape[1])
     observed = estimates / unit[:, None, None]
     return Releases(

@@ -23,7 +23,7 @@ import numpy as np
 from experiments.audits import correlated
 from experiments.audits.records import CANARY, FREE, OTHERS, OVERFLOW
 from experiments.audits.worlds import Record, Releases, Worlds, flat, world_program
-from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
+from fedjax_muon.privacy.client_mechanism import AdaptiveClip
 from fedjax_muon.privacy.guarantees import PrivacySpec
 from fedjax_muon.privacy.releases import Correlated
 from fedjax_muon.privacy.sampling import Poisson

@@ -27,8 +27,8 @@ from numpy.typing import ArrayLike
 from scipy import special, stats
 
 from experiments.audits.worlds import Record, Releases, participation
-from fedjax_muon.audits import canary
-from fedjax_muon.audits.bounds import checked_scores, clopper_pearson
+from fedjax_muon import audits
+from fedjax_muon.audits import checked_scores, clopper_pearson
 from fedjax_muon.core import check_range
 from fedjax_muon.privacy.composition import (
     ADJACENCIES,
@@ -125,13 +125,13 @@ def _scores(record: Record, releases: Releases) -> dict[str, np.ndarray]:
     signal, steps = releases.signal, releases.signal.shape[1]
     scores = {"first release": signal[:, 0]}
     if steps > 1:
-        scores["largest difference"] = canary.largest_difference(signal)
+        scores["largest difference"] = audits.largest_difference(signal)
         scores["largest release"] = (signal * np.sign(record.pattern)).max(1)
     q = participation(record, steps)
     if q == 1:
-        scores["matched filter"] = canary.matched_filter(signal, record.pattern)
+        scores["matched filter"] = audits.matched_filter(signal, record.pattern)
         return scores
-    scores["likelihood ratio"] = canary.likelihood_ratio(signal, record.pattern, q)
+    scores["likelihood ratio"] = audits.likelihood_ratio(signal, record.pattern, q)
     if releases.others.size:
         scores["exact sizes"] = _exact_sizes(record, releases, q)
     return scores

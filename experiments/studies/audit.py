@@ -33,7 +33,7 @@ from experiments.studies.flaws import (
     run,
     traces,
 )
-from fedjax_muon.audits import bounds, canary
+from fedjax_muon import audits
 from fedjax_muon.privacy import Poisson
 from fedjax_muon.reporting.style import drawing
 
@@ -53,10 +53,10 @@ def scores(case: Case, found) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the three scores: best test, first release, largest difference."""
     trace = traces(case) / deviations(case)
     if isinstance(case.sampling, Poisson):
-        best = canary.likelihood_ratio(found, trace, case.probability)
+        best = audits.likelihood_ratio(found, trace, case.probability)
     else:
-        best = canary.matched_filter(found, trace)
-    return best, found[..., 0], canary.largest_difference(found)
+        best = audits.matched_filter(found, trace)
+    return best, found[..., 0], audits.largest_difference(found)
 
 
 def multi_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
@@ -73,21 +73,21 @@ def multi_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
         absent, present = score.T
         if isinstance(case.sampling, Poisson):
             bound = functools.partial(
-                bounds.epsilon_bound, delta=DELTA, confidence=CONFIDENCE
+                audits.epsilon_bound, delta=DELTA, confidence=CONFIDENCE
             )
             half = number // 2  # worlds that choose the threshold
-            level = bounds.best_threshold(absent[:half], present[:half], bound)
-            lower.append(bound(bounds.errors(absent[half:], present[half:], level)))
+            level = audits.best_threshold(absent[:half], present[:half], bound)
+            lower.append(bound(audits.errors(absent[half:], present[half:], level)))
         else:
-            errors = bounds.errors(absent, present, level)
-            lower.append(bounds.gaussian_epsilon_bound(errors, DELTA, CONFIDENCE))
+            errors = audits.errors(absent, present, level)
+            lower.append(audits.gaussian_epsilon_bound(errors, DELTA, CONFIDENCE))
     return max(lower)
 
 
 def thresholds(case: Case) -> tuple[float, float, float]:
     """Returns half of the scores without noise."""
     trace = traces(case) / deviations(case)
-    whole, jump = np.linalg.norm(trace), canary.largest_difference(trace)
+    whole, jump = np.linalg.norm(trace), audits.largest_difference(trace)
     return float(whole) / 2, float(trace[0]) / 2, float(jump) / 2
 
 
@@ -105,8 +105,8 @@ def one_run(case: Case, flaw: Flaw, number: int, seed: int = 0) -> float:
     guesses = number // 4 * 2
     lower = []
     for score in scores(case, found):
-        right = bounds.correct_guesses(score, included, guesses)
-        lower.append(bounds.one_run_bound(number, guesses, right, DELTA, CONFIDENCE))
+        right = audits.correct_guesses(score, included, guesses)
+        lower.append(audits.one_run_bound(number, guesses, right, DELTA, CONFIDENCE))
     return max(lower)
 
 
@@ -161,10 +161,10 @@ def table(rows: list[Row]) -> list[str]:
 def text(rows: list[Row], worlds: int, canaries: int, about, seconds) -> list[str]:
     """Returns the page as Markdown."""
     guesses = canaries // 4 * 2
-    right = bounds.Errors(0, worlds, 0, worlds)
+    right = audits.Errors(0, worlds, 0, worlds)
     most = (
-        bounds.gaussian_epsilon_bound(right, DELTA, CONFIDENCE),
-        bounds.one_run_bound(canaries, guesses, guesses, DELTA, CONFIDENCE),
+        audits.gaussian_epsilon_bound(right, DELTA, CONFIDENCE),
+        audits.one_run_bound(canaries, guesses, guesses, DELTA, CONFIDENCE),
     )
     return [
         "# Audits of privacy",

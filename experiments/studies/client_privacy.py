@@ -28,8 +28,8 @@ from benchmarks.machine import machine
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.core import Algorithm, Hyper, recorded
 from fedjax_muon.data.dataset import hold_out
-from fedjax_muon.data.embedded import digits
 from fedjax_muon.data.partition import dirichlet
+from fedjax_muon.data.tables import digits
 from fedjax_muon.privacy import FullBatch, Poisson, report
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import client_spec

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.audits import canary
+from fedjax_muon import audits
 from fedjax_muon.core import GradFn, Objective
 from fedjax_muon.decentralized import dense, engine as gossip_engine, topology
 from fedjax_muon.decentralized.gossip import Estimator, Gossip
@@ -145,7 +145,7 @@ def traces(case: Case) -> np.ndarray:
     """Returns the canary's contribution to `seen` if it follows `pattern`, [T]."""
     changes = pattern(case) * sensitivities(case)
     return (
-        changes if case.inside else canary.storm_estimates(changes, case.release.beta)
+        changes if case.inside else audits.storm_estimates(changes, case.release.beta)
     )
 
 
@@ -230,13 +230,13 @@ def trajectory(algorithm: Gossip, weights, key) -> jax.Array:
         rows = params[None, :2] - targets
         return jnp.concatenate([rows, jnp.zeros((3, number))], 1)
 
-    objective = of_examples(canary.plant(example_grad, HUGE * directions))
+    objective = of_examples(audits.plant(example_grad, HUGE * directions))
     mixer = dense(WEIGHTS)
     start, step = gossip_engine.make(algorithm, objective, mixer, AGENTS)
 
     def batches(x, row):
         present = jnp.zeros((AGENTS, number)).at[0].set(row)
-        return canary.Planted(targets, present, x)
+        return audits.Planted(targets, present, x)
 
     def body(state, row):
         x = state.agents.params
@@ -267,16 +267,16 @@ def released(method: str, x) -> np.ndarray:
 
     Parameters are [N, T + 1, m, K], and releases [N, K, T].
     """
-    u = canary.moves_from_params(np.moveaxis(x, -1, 1), WEIGHTS, LR)
+    u = audits.moves_from_params(np.moveaxis(x, -1, 1), WEIGHTS, LR)
     if PRIVATE[method].base is gradient_tracking:
-        u = canary.estimates_from_tracked(u, WEIGHTS)
+        u = audits.estimates_from_tracked(u, WEIGHTS)
     return u[..., 0]
 
 
 def seen(case: Case, x) -> np.ndarray:
     """Returns the adversary's view of agent 0, in claimed standard deviations."""
     y = released(case.method, x)
-    y = canary.innovations(y, case.release.beta) if case.inside else y
+    y = audits.innovations(y, case.release.beta) if case.inside else y
     return y / deviations(case)
 
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_muon as fm
-from fedjax_muon.data import Dataset, heart_disease, plays
-from fedjax_muon.data.heart_disease import HOSPITALS
+from fedjax_muon.data import Dataset, natural, tables
 from fedjax_muon.data.loading import files_of
+from fedjax_muon.data.tables import HOSPITALS
 
 
 class Problem(NamedTuple):
@@ -48,7 +48,7 @@ class Logistic(nn.Module):
 
 def hospitals() -> Problem:
     """FLamby's Fed-Heart-Disease: 15 rounds of 100 steps with batches of 4."""
-    patients = heart_disease.read_patients(files_of("heart_disease").paths[0])
+    patients = tables.read_patients(files_of("heart_disease").paths[0])
     train = patients.is_train
     own = np.empty_like(patients.x)
     for i in range(len(HOSPITALS)):
@@ -62,7 +62,7 @@ def hospitals() -> Problem:
         y_train=patients.y[train],
         x_test=pooled[~train],
         y_test=patients.y[~train],
-        classes=heart_disease.CLASSES,
+        classes=tables.HEART_CLASSES,
         owners=patients.hospital[train],
     )
 
@@ -97,9 +97,9 @@ def speakers(number: int = 32, least: int = 2000) -> Problem:
     Returns:
       The problem.
     """
-    texts = [t for t in plays.texts_of(files_of("plays").paths) if len(t) >= least]
+    texts = [t for t in natural.texts_of(files_of("plays").paths) if len(t) >= least]
     drawn = np.random.default_rng(0).choice(len(texts), number, replace=False)
-    dataset = fm.data.check(plays.dataset_of([texts[i] for i in sorted(drawn)]))
+    dataset = fm.data.check(natural.dataset_of([texts[i] for i in sorted(drawn)]))
     model = fm.models.lstm(
         len(dataset.classes), vocabulary_size=dataset.tokens, hidden=64, layers=1
     )

@@ -60,58 +60,43 @@ def _main(argv: list[str]) -> None:
 
 def _given(name: str, argv: list[str]) -> Any:
     """A command with the values of its arguments, its file and its defaults."""
-    from fedjax_muon.cli import config_files, parsing, sections
+    from fedjax_muon.cli import config_files, parsing
 
     prog = f"fedjax-muon {name}"
     with errors.refusing():
         file = config_files.find(name, argv)
         with file.blamed("algorithm", argv):
             kind, how = command_kinds([name, *argv, *file.deciding])[name]
-        options = sections.options(kind, how.get("default"))
+        options = parsing.options(kind, how.get("default"))
         options = config_files.with_defaults(options, file.for_algorithm(argv))
-    given = parsing.parse(sections.grouped(options, kind.__doc__), argv, prog)
+    parsed = parsing.parse(parsing.grouped(options, kind.__doc__), argv, prog)
     with errors.refusing():  # values that are out of range
-        return config_files.command(
-            kind, options, sections.values(options, given), file
-        )
+        return config_files.command(kind, options, parsed, file)
 
 
-RUNNERS = {
+RUNNERS = {  # module and function of a command
     "compare": ("commands", "compare"),
     "train": ("commands", "train"),
-    "deploy": ("deployments", "command"),
+    "deploy": ("deployments", "deploy"),
     "sweep": ("commands", "sweep"),
     "resume": ("commands", "resume"),
-    "list": ("lists", "command"),
+    "list": ("lists", "methods"),
     "plot": ("commands", "plot"),
-    "export": ("reports", "export"),
-    "report": ("reports", "report"),
+    "export": ("commands", "export"),
+    "report": ("commands", "report"),
     "partition": ("commands", "partition"),
     "noise": ("commands", "noise"),
-    "data": ("datasets", "command"),
+    "data": ("lists", "datasets"),
     "prepare": ("commands", "prepare"),
 }
 
 
 def command_kinds(argv: list[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
     """The arguments of every command and their defaults, which others may decide."""
-    from fedjax_muon.cli import arguments, one_algorithm
+    from fedjax_muon.cli import arguments
 
-    job = arguments.job_in(argv)
-    kinds = {
-        "compare": arguments.Compare,
-        "train": one_algorithm.train_class(arguments.algorithm_in(argv)),
-        "deploy": one_algorithm.deploy_class(arguments.algorithm_in(argv)),
-        "sweep": arguments.Sweep,
-        "resume": arguments.Resume,
-        "list": arguments.List,
-        "plot": arguments.Plot,
-        "export": arguments.Export,
-        "report": arguments.Report,
-        "partition": arguments.Partition,
-        "noise": arguments.Noise,
-        "data": arguments.Data,
-        "prepare": arguments.Prepare,
-    }
-    defaults = {name: arguments.defaults(kind, job) for name, kind in kinds.items()}
-    return {name: (kinds[name], defaults[name]) for name in kinds}
+    job, algorithm = arguments.job_in(argv), arguments.algorithm_in(argv)
+    kinds = {name: getattr(arguments, name.title()) for name in RUNNERS}
+    for name in ("train", "deploy"):
+        kinds[name] = arguments.of_algorithm(kinds[name], algorithm)
+    return {name: (kind, arguments.defaults(kind, job)) for name, kind in kinds.items()}

@@ -1,16 +1,27 @@
 """The command line as frozen dataclasses, which tyro turns into options with help."""
 
 import dataclasses
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import docstring_parser
 import tyro
 from tyro.conf import Positional
 
 from fedjax_muon import minimax
-from fedjax_muon.runs.config import DEFAULTS, METHODS, OF_AGENTS, Config, Schedule
+from fedjax_muon.algorithms.registry import Method
+from fedjax_muon.runs.config import (
+    DEFAULTS,
+    METHODS,
+    OF_AGENTS,
+    Config,
+    Schedule,
+    hyper_parameters,
+    method_of,
+)
 from fedjax_muon.runs.launch import Launch
 from fedjax_muon.runs.lists import Names, Seeds
 
@@ -339,3 +350,45 @@ def defaults(kind: type, job: str) -> dict[str, Any]:
     if kind is Compare and job == "auc":
         changes["algorithms"] = tuple(minimax.ALL)
     return {"default": kind(**changes)}
+
+
+# ------------------------------------------------- commands that train one algorithm
+def _help(function: Callable[..., Any]) -> dict[str, str]:
+    """What the docstring of a function says of its arguments."""
+    text = docstring_parser.parse(inspect.getdoc(function) or "")
+    return {p.arg_name: p.description or "" for p in text.params}
+
+
+def method_options(method: Method) -> type:
+    """The plain options of a method as a dataclass, with its docstring's help."""
+    help_of: dict[str, str] = {}
+    # an argument that many methods share is described at the first one alone
+    for each in (method, *METHODS.values()):
+        bases = reversed(each.preset.functions) if each.preset else ()
+        for function in (each.function, *bases):
+            help_of = _help(function) | help_of
+    fields: list[Any] = []
+    for name, default in hyper_parameters(method).items():
+        kind: Any = Annotated[type(default), tyro.conf.arg(help=help_of.get(name, ""))]
+        fields.append((name, kind, dataclasses.field(default=default)))
+    return dataclasses.make_dataclass("Options", fields, frozen=True)
+
+
+def of_algorithm(kind: type[OneAlgorithm], name: str) -> type:
+    """A command for one algorithm, whose own options it has under `--algorithm.`."""
+    method = method_of(name)
+    options: Any = method_options(method)
+    nested: Any = Annotated[options, tyro.conf.arg(name="algorithm")]
+    fields: list[Any] = [
+        ("algorithm", str, dataclasses.field(default=name)),
+        ("hyper", nested, dataclasses.field(default_factory=options)),
+    ]
+    doc = kind.__doc__
+    if kind is Train:
+        doc = (
+            f"Train one algorithm, here {method.label} ({method.paper}).\n\n"
+            "Name another one with --algorithm to see its options."
+        )
+    return dataclasses.make_dataclass(
+        kind.__name__, fields, bases=(kind,), frozen=True, namespace={"__doc__": doc}
+    )

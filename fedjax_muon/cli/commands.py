@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,11 @@ from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
 from fedjax_muon.engine.terminal import plain_console, progress_bar
 from fedjax_muon.planning import ahead_of_time
-from fedjax_muon.planning.memory_check import check_memory
+from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import score_column
 from fedjax_muon.runs import (
     compare as comparisons,
-    deploy,
     directory,
     launch,
     logs,
@@ -49,6 +49,7 @@ from fedjax_muon.runs.config import (
 )
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.extend import extend, is_sweep, lengthen, with_rounds
+from fedjax_muon.runs.flower_app import FACTS
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import resumable
 from fedjax_muon.runs.tuned import TUNED, is_default_problem, rates_to_try
@@ -287,7 +288,7 @@ def resume(args: arguments.Resume) -> None:
     with refusing():
         job = directory.read(run_dir)
         directory.check_own_code(run_dir, job, args.named)
-        if (run_dir / deploy.FACTS).exists():
+        if (run_dir / FACTS).exists():
             raise ValueError(
                 f"{run_dir} is of `deploy`; continue it by the same command again"
             )
@@ -436,3 +437,26 @@ def prepare(args: arguments.Prepare) -> None:
     """`fedjax-muon prepare`."""
     with refusing():
         print(data.prepare(args.name, args.data_dir))
+
+
+def report(args: arguments.Report) -> None:
+    """`fedjax-muon report`."""
+    from fedjax_muon.runs.report import save_report
+
+    with refusing():
+        missing = save_report(args.directories, args.output, overwrite=args.overwrite)
+    for words in missing:
+        warnings.warn(words, stacklevel=2)
+    print(args.output)
+
+
+def export(args: arguments.Export) -> None:
+    """`fedjax-muon export`."""
+    from fedjax_muon.runs import load
+
+    with refusing():
+        run = load.load_run(args.directory)
+        directory.check_own_code(args.directory, run.run, args.named)
+        launch.begin(launch.Launch(), run.config.devices)
+        run = load.export(args.directory, args.path, overwrite=args.overwrite)
+    print(f"the parameters of round {run.state.round} are in {args.path}")

@@ -17,8 +17,9 @@ import pydantic
 import yaml
 from tyro.constructors import PrimitiveConstructorSpec
 
+from fedjax_muon.cli import parsing
 from fedjax_muon.cli.arguments import value_in
-from fedjax_muon.cli.sections import Option, command as made
+from fedjax_muon.cli.parsing import Option
 from fedjax_muon.core.reading import check_size, reading
 from fedjax_muon.runs import directory
 from fedjax_muon.runs.config import Comparison, Job, Run, Sweep
@@ -215,17 +216,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def command(
-    kind: type, options: Sequence[Option], given: Mapping[str, Any], file: File
-) -> Any:
-    """A command with these values."""
+def command(kind: type, options: Sequence[Option], parsed: Any, file: File) -> Any:
+    """The command of parsed arguments; an error about a value of the file names it."""
     try:
-        return made(kind, options, given)
+        return parsing.command(kind, options, parsed)
     except ValueError as error:
         if file.path is None:
             raise
         try:
-            made(kind, options, {option.name: option.default for option in options})
+            defaults = {option.name: option.default for option in options}
+            parsing.made(kind, options, defaults)
         except ValueError as same:
             if str(same) == str(error):
                 raise ValueError(f"{file.path}: {error}") from error

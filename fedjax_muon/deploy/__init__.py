@@ -9,10 +9,9 @@ process, and the modules `flower` and `nvflare` those of other machines.
 """
 
 from fedjax_muon.deploy.federation import Federation, federation
-from fedjax_muon.deploy.in_process import in_process
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.deploy.node import Node
-from fedjax_muon.deploy.server import Missing, Progress, Send, serve
+from fedjax_muon.deploy.server import Missing, Progress, Send, in_process, serve
 
 __all__ = [
     "Federation",

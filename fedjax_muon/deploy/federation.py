@@ -18,9 +18,8 @@ from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.simulation.arguments import check_algorithm, check_task
 from fedjax_muon.simulation.batching import Sampler, shuffled_epochs
-from fedjax_muon.simulation.participation import Cohorts, participation, uniform
+from fedjax_muon.simulation.participation import Cohorts, equal, participation, uniform
 from fedjax_muon.simulation.rounds import Inputs, Setup, Weighting, check_setup
-from fedjax_muon.simulation.work import equal
 from fedjax_muon.tasks.task import Task, as_argument
 from fedjax_muon.versions import PACKAGE_VERSION
 

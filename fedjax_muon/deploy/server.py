@@ -10,7 +10,7 @@ import contextlib
 import functools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from fedjax_muon.core import Params, message_shapes, streams, tree
 from fedjax_muon.deploy import messages
 from fedjax_muon.deploy.federation import Federation, description
 from fedjax_muon.deploy.messages import Message, MessageError
-from fedjax_muon.deploy.node import INITIAL, round_of
+from fedjax_muon.deploy.node import INITIAL, Node, round_of
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.plans import CohortMember
 from fedjax_muon.engine.round import exchange_keys, make_exchange
@@ -389,3 +389,21 @@ def _save(stored: Any, shared: Federation, progress: Progress) -> None:
     values = {"state": progress.state, "accepted": jnp.asarray(progress.accepted)}
     mark = _mark(shared, progress.state)
     checkpoint.save(stored, progress.state.round, values, mark, {"run": progress.run})
+
+
+def in_process(nodes: Mapping[int, Node]) -> Send:
+    """Makes a transport to nodes of this process.
+
+    Args:
+      nodes: Nodes by client id; requests to others are never answered.
+    """
+
+    def send(
+        requests: Mapping[int, bytes], deadline: float | None
+    ) -> Iterator[tuple[int, bytes]]:
+        del deadline
+        for client, request in requests.items():
+            if client in nodes:
+                yield client, nodes[client].answer(request)
+
+    return send

@@ -10,7 +10,7 @@ Models take `dtype`, the type of their computations, such as `jnp.bfloat16`; by 
 it is that of the parameters and inputs. Parameters and gradients stay float32, as do
 the statistics of normalization layers and the softmax of attention. Logits have the
 type `dtype`. Networks with convolutions take `convolution`, a function with the
-arguments of `lax.conv_general_dilated`, such as `models.patches.by_patches`.
+arguments of `lax.conv_general_dilated`, such as `models.convolution.by_patches`.
 
 `from_nnx` converts a module of flax.nnx.
 
@@ -26,16 +26,13 @@ from collections.abc import Callable
 
 import flax.linen as nn
 
-from fedjax_muon.models.emnist_cnn import EmnistCNN
+from fedjax_muon.models.checkpoint import load_roberta, load_swin, roberta_of
 from fedjax_muon.models.from_nnx import from_nnx
-from fedjax_muon.models.lenet import LeNet
-from fedjax_muon.models.mlp import MLP
 from fedjax_muon.models.resnet import ResNet18
 from fedjax_muon.models.rnn import RNN, gru, lstm
 from fedjax_muon.models.roberta import RoBERTa
-from fedjax_muon.models.roberta_checkpoint import load_roberta, roberta_of
+from fedjax_muon.models.small import MLP, EmnistCNN, LeNet
 from fedjax_muon.models.swin import Swin, swin_tiny
-from fedjax_muon.models.swin_checkpoint import load_swin
 from fedjax_muon.models.vit import ViT, vit_tiny
 from fedjax_muon.models.weights import load_metadata, load_params, save_params
 

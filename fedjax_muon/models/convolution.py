@@ -15,6 +15,7 @@ are therefore applied to squares of places together (`_blockwise`). On 50 images
 0.6.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -311,3 +312,48 @@ def _canonical_gradients(
 
 
 _convolution.defvjp(_forward, _backward)
+
+
+def by_patches(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    *,
+    precision: Any = None,
+    **options: Any,
+) -> jax.Array:
+    """`lax.conv_general_dilated` as one product of patches by the kernel.
+
+    Under `jax.vmap` over clients, whose kernels differ, lax's convolution becomes one
+    with groups, which accelerators may run slowly; this becomes a batched product of
+    matrices. Its patches take as many times the memory of the data as the kernel has
+    places. `fedjax_muon.tune` measures which of the two is faster. The result is the
+    same up to rounding. Data are [B, *space, I], neither dilated nor of several groups
+    of channels, and kernels [*space, I, O].
+    """
+    windows = windows_of(lhs, rhs, window_strides, padding, **options)
+    if windows is None:
+        raise ValueError(
+            "by_patches is for data [B, *space, I] and kernels [*space, I, O] without "
+            "groups and without dilation of the data; use lax.conv_general_dilated"
+        )
+    *window, inputs, outputs = rhs.shape
+    pads = [(0, 0, 0), *((*pad, 0) for pad in windows.padding), (0, 0, 0)]
+    lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), pads)
+    # from the first to the last place that an entry of the kernel meets
+    span = [
+        (n - r - 1) // s * s + 1
+        for n, r, s in zip(
+            lhs.shape[1:-1], windows.reach(window), windows.strides, strict=True
+        )
+    ]
+    parts = []
+    for entry in itertools.product(*map(range, window)):
+        start = [k * d for k, d in zip(entry, windows.dilation, strict=True)]
+        stop = [a + n for a, n in zip(start, span, strict=True)]
+        every = zip(start, stop, windows.strides, strict=True)
+        parts.append(lhs[:, *(slice(*one) for one in every)])
+    patches = jnp.concatenate(parts, axis=-1)
+    kernel = rhs.reshape(math.prod(window) * inputs, outputs)
+    return jnp.matmul(patches, kernel, precision=precision)

@@ -13,20 +13,26 @@ import operator
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jax.sharding import SingleDeviceSharding
 from rich.table import Table
 
 from fedjax_muon import no_tpu
 from fedjax_muon.engine.plans import Plan, vmapped
 from fedjax_muon.engine.sharding import SHARDED
-from fedjax_muon.planning.memory import peak_bytes
-from fedjax_muon.planning.memory_check import ALLOWANCE, EXHAUSTED, bytes_text, plans_of
-from fedjax_muon.planning.operations import Products, products_of
+from fedjax_muon.planning.memory import (
+    ALLOWANCE,
+    EXHAUSTED,
+    bytes_text,
+    peak_bytes,
+    plans_of,
+    programs_in,
+)
 from fedjax_muon.simulation.federated import setup_with_plan
 from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation
@@ -82,6 +88,15 @@ class Collective(NamedTuple):
     operations: int  # in the program
     nbytes: int  # of their results on each device
     in_loops: int  # operations inside the loops of a round, such as local training
+
+
+class Products(NamedTuple):
+    """Totals over all products of a program."""
+
+    flops: float = 0.0  # two for each multiplication
+    # Of operands and results, each read or written once for every product. Element-wise
+    # operations are not counted: compilers fuse most of them with products.
+    nbytes: float = 0.0
 
 
 class Compiled(NamedTuple):
@@ -295,3 +310,80 @@ def table(compiled: Compiled) -> Table:
         rows.add_row("communication", "none")
     rows.add_row("compilation", f"{compiled.seconds:.1f} s")
     return rows
+
+
+# ------------------------------------------------------------- products of a program
+# A compiler's own count takes the body of every loop once. Here the body of a scan
+# counts as often as it runs; that of a loop whose length is unknown, such as the one
+# over rounds, counts once.
+
+
+def products_of(program: ClosedJaxpr, platform: str) -> Products:
+    """Counts the floating-point operations of products, and the bytes they need.
+
+    Inside `jax.shard_map` they are those of one device.
+
+    Example:
+      >>> a = jnp.ones((2, 3))
+      >>> products_of(jax.make_jaxpr(jnp.dot)(a, a.T), "tpu")
+      Products(flops=24.0, nbytes=64.0)
+    """
+    return _products(program.jaxpr, platform)
+
+
+def _products(jaxpr: Jaxpr, platform: str) -> Products:
+    return _total(_of_operation(eqn, platform) for eqn in jaxpr.eqns)
+
+
+def _total(several: Iterable[Products]) -> Products:
+    return Products(*map(sum, zip(Products(), *several, strict=True)))
+
+
+def _of_operation(eqn: JaxprEqn, platform: str) -> Products:
+    name = eqn.primitive.name
+    if name == "dot_general":
+        return Products(_dot_flops(eqn), _traffic(eqn))
+    if name == "conv_general_dilated":
+        return Products(_convolution_flops(eqn), _traffic(eqn))
+    inner = [_products(program, platform) for program in programs_in(eqn.params)]
+    if name == "cond":
+        return _of_branches(inner, eqn.params.get("branches_platforms"), platform)
+    times = eqn.params["length"] if name == "scan" else 1
+    flops, nbytes = _total(inner)
+    return Products(times * flops, times * nbytes)
+
+
+def _of_branches(
+    inner: Sequence[Products],
+    platforms: Sequence[Sequence[str] | None] | None,
+    platform: str,
+) -> Products:
+    """The branch of a platform, or the longest one where values choose it."""
+    if platforms is None:
+        return max(inner)
+    pairs = zip(platforms, inner, strict=True)
+    return next(one for names, one in pairs if names is None or platform in names)
+
+
+def _dot_flops(eqn: JaxprEqn) -> float:
+    (left, _), _ = eqn.params["dimension_numbers"]
+    shape = _shape(eqn.invars[0])
+    summed = math.prod(shape[axis] for axis in left)
+    return 2.0 * summed * math.prod(_shape(eqn.outvars[0]))
+
+
+def _convolution_flops(eqn: JaxprEqn) -> float:
+    numbers = eqn.params["dimension_numbers"]
+    kernel = _shape(eqn.invars[1])
+    out_channels = kernel[numbers.rhs_spec[0]]
+    per_output = math.prod(kernel) // out_channels
+    return 2.0 * per_output * math.prod(_shape(eqn.outvars[0]))
+
+
+def _traffic(eqn: JaxprEqn) -> float:
+    avals: list[Any] = [value.aval for value in (*eqn.invars, *eqn.outvars)]
+    return float(sum(aval.size * aval.dtype.itemsize for aval in avals))
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return value.aval.shape

@@ -25,8 +25,7 @@ from rich.console import Console
 from fedjax_muon.core import atomic_files, check_count
 from fedjax_muon.engine.plans import vmapped
 from fedjax_muon.engine.processes import broadcast_from_first, is_first
-from fedjax_muon.planning.memory import UnknownMemoryError
-from fedjax_muon.planning.memory_check import limit_of, need_of, plans_of
+from fedjax_muon.planning.memory import UnknownMemoryError, limit_of, need_of, plans_of
 from fedjax_muon.simulation.federated import with_plan
 from fedjax_muon.simulation.simulation import Simulation
 

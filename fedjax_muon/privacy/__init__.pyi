@@ -10,7 +10,7 @@ from .accounting import (
     joint_multiplier as joint_multiplier,
     mean_multiplier as mean_multiplier,
 )
-from .adaptive_clip import AdaptiveClip as AdaptiveClip
+from .client_mechanism import AdaptiveClip as AdaptiveClip
 from .client_privacy import ClientPrivacy as ClientPrivacy
 from .clipping import (
     Clip as Clip,

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_muon.core import Algorithm, check_count, check_range
-from fedjax_muon.privacy.adaptive_clip import AdaptiveClip, check_adaptable
 from fedjax_muon.privacy.client_mechanism import (
+    AdaptiveClip,
     ClipNorm,
+    check_adaptable,
     parts_of_rounds,
     private_clients,
 )

@@ -24,7 +24,7 @@ from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
-from fedjax_muon.models.patches import by_patches
+from fedjax_muon.models.convolution import by_patches
 from fedjax_muon.personalization import ditto, keep_own
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.correlated import Strategy, banded, buffered

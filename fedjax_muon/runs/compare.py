@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_muon import data
 from fedjax_muon.engine.terminal import plain_console, progress_bar
-from fedjax_muon.planning.memory_check import check_memory
+from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History
 from fedjax_muon.runs import directory, files, privacy, sweep as sweeps

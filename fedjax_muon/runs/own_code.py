@@ -36,7 +36,7 @@ def file_name(name: str) -> str:
 
 
 def load(name: str) -> Callable[..., Any]:
-    """Imports a function of a user, from the current directory or an installed package."""
+    """Imports MODULE:FUNCTION of a user, from here or an installed package."""
     module_name, _, attribute = name.partition(":")
     parts = (*module_name.split("."), attribute)
     if not all(map(str.isidentifier, parts)):

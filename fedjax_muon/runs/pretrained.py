@@ -12,7 +12,7 @@ from fedjax_muon.data.dataset import stratified, subset
 from fedjax_muon.data.hugging_face import is_saved
 from fedjax_muon.data.text import Encoder
 from fedjax_muon.data.user_files import by_pattern
-from fedjax_muon.models import roberta_checkpoint, swin_checkpoint
+from fedjax_muon.models import checkpoint
 from fedjax_muon.runs.config import Config, is_own
 from fedjax_muon.tasks.classification import classification, starting_at
 from fedjax_muon.tasks.lora import lora_classification
@@ -20,8 +20,8 @@ from fedjax_muon.tasks.task import Task
 from fedjax_muon.versions import check_installed
 
 GET = {
-    "roberta": f"the directory of roberta-base, from {roberta_checkpoint.URL}",
-    "swin_tiny": f"model.safetensors from {swin_checkpoint.URL}",
+    "roberta": f"the directory of roberta-base, from {checkpoint.ROBERTA_URL}",
+    "swin_tiny": f"model.safetensors from {checkpoint.SWIN_URL}",
 }
 
 TABLE = "tables (a CSV file, or a dataset of Hugging Face)"
@@ -142,5 +142,5 @@ def task_of(config: Config, place: Path, dataset: Dataset) -> Task:
         return lora_classification(model, frozen, shape, rank=config.lora_rank)
     swin, params = models.load_swin(place)
     tuned = swin.clone(classes=classes, dtype=jnp.bfloat16 if half else None)
-    start = swin_checkpoint.without_head(params)
+    start = checkpoint.without_head(params)
     return starting_at(classification(tuned, shape), start)

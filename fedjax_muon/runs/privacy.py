@@ -141,7 +141,7 @@ def _record(directory: Path) -> dict[str, str]:
 
 
 def state(runs: Mapping[Path, Private], dataset: Dataset, directory: Path) -> list[str]:
-    """Charges runs, writes their statements, and returns those of the least epsilons."""
+    """Charges runs and writes their statements; returns those of the least epsilons."""
     total = charge(runs, dataset)
     statements: dict[str, str] = {}
     shown: dict[str, str] = {}

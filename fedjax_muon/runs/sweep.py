@@ -17,6 +17,7 @@ import functools
 import hashlib
 import itertools
 import shlex
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -30,7 +31,7 @@ from fedjax_muon import data
 from fedjax_muon.core import numbers_of
 from fedjax_muon.engine.programs import cache_programs
 from fedjax_muon.engine.terminal import plain_console, progress_bar
-from fedjax_muon.planning.memory_check import check_memory
+from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
 from fedjax_muon.runs import directory, launch, own_code
@@ -47,7 +48,7 @@ from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.session import resumable
-from fedjax_muon.runs.suspended import Suspended
+from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
@@ -61,6 +62,44 @@ from fedjax_muon.sweeps.sweep import (
     sweep,
 )
 from fedjax_muon.sweeps.workers import RemoteCall, path_of, run_tasks
+
+
+class Suspended:
+    """The group of cells that an interrupt left unfinished, which only its owner reads.
+
+    It is a checkpoint in a directory of its own, and is deleted when the sweep is done.
+    A killed process leaves none: its group begins anew.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def save(self, part: Any, state: Any, notes: Mapping[str, Any]) -> None:
+        """Keeps the state and notes of a part, in place of another one.
+
+        Args:
+          part: What identifies it: values that JSON can represent, as `notes`.
+        """
+        self.clear()
+        mark = checkpoint.fingerprint({"part": part}, state)
+        self.path.mkdir(mode=0o700, parents=True)  # private runs have secret noise
+        with checkpoint.open_checkpoints(self.path / mark[:16]) as checkpoints:
+            checkpoint.save(checkpoints, 0, state, mark, notes)
+
+    def restore(self, part: Any, template: Any) -> tuple[Any, dict[str, Any]] | None:
+        """Reads the state and notes of a part; None if another was kept, or none."""
+        mark = checkpoint.fingerprint({"part": part}, template)
+        path = self.path / mark[:16]
+        if not path.is_dir():
+            return None
+        with checkpoint.open_checkpoints(path) as checkpoints:
+            return checkpoint.restore(checkpoints, template, mark)
+
+    def clear(self) -> None:
+        """Deletes what is kept."""
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
 
 Values = tuple[dict[str, Any], int]  # hyper-parameters and seed of a cell
 DRAWN = 10  # methods whose curves are drawn, the best

@@ -48,7 +48,13 @@ from fedjax_muon.simulation.batching import (
     shuffled_epochs,
 )
 from fedjax_muon.simulation.evaluation import Evaluation, evaluate, own_tests_of
-from fedjax_muon.simulation.participation import Cohorts, participation, uniform
+from fedjax_muon.simulation.participation import (
+    Cohorts,
+    Epochs,
+    participation,
+    uniform,
+    work_of,
+)
 from fedjax_muon.simulation.rounds import (
     Inputs,
     Metrics,
@@ -70,7 +76,6 @@ from fedjax_muon.simulation.simulation import (
     Simulation,
     inputs_of,
 )
-from fedjax_muon.simulation.work import Epochs, work_of
 from fedjax_muon.tasks.task import Task, as_argument
 
 
@@ -96,7 +101,7 @@ def federate(
 ) -> Simulation:
     """Prepares federated training; programs are compiled when they are first used.
 
-    `memory_check.check_memory` suggests another plan if it does not fit in memory.
+    `memory.check_memory` suggests another plan if it does not fit in memory.
 
     Args:
       algorithm: The algorithm to run, such as `fedavg(lr=0.1)`.

@@ -32,8 +32,7 @@ from fedjax_muon.simulation.batching import (
     draw_rows,
     objective_of,
 )
-from fedjax_muon.simulation.participation import Cohorts, uniform
-from fedjax_muon.simulation.work import Work
+from fedjax_muon.simulation.participation import Cohorts, Work, uniform
 from fedjax_muon.tasks.task import Task
 
 Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]

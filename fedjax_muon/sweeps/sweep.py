@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import check_count, with_numbers
-from fedjax_muon.planning.memory import UnknownMemoryError
-from fedjax_muon.planning.memory_check import limit_of, memory_of
+from fedjax_muon.planning.memory import UnknownMemoryError, limit_of, memory_of
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.sweeps.groups import Cell, Groups, Outcome, Over, Pause

@@ -18,9 +18,9 @@ from fedjax_muon.cli import (
     command_kinds,
     commands,
     config_files,
-    one_algorithm,
-    sections,
+    parsing,
 )
+from fedjax_muon.cli.arguments import method_options
 from fedjax_muon.runs import config, directory
 from fedjax_muon.runs.config import Config
 from fedjax_muon.runs.config_json import from_json, to_json
@@ -299,14 +299,14 @@ def test_every_option_is_in_one_section_of_help(command, capsys, monkeypatch):
 
 def test_options_are_where_they_are_looked_for():
     kind, default = command_kinds(["train"])["train"]
-    options = sections.options(kind, default.get("default"))
+    options = parsing.options(kind, default.get("default"))
     found = {option.name: option.section for option in options}
     assert EXPECTED.items() <= found.items()
-    for kind, starts in sections.STARTS.items():
+    for kind, starts in parsing.STARTS.items():
         fields = [field.name for field in dataclasses.fields(kind)]
         assert next(iter(starts)) == fields[0]
         assert list(starts) == sorted(starts, key=fields.index)
-        assert set(starts.values()) <= set(sections.ORDER)
+        assert set(starts.values()) <= set(parsing.ORDER)
 
 
 # --------------------------------------------- bad input, before anything is made
@@ -518,7 +518,7 @@ def test_a_problem_that_does_not_exist_is_rejected(capsys, tmp_path, monkeypatch
 
 def test_every_option_of_a_method_has_a_help():
     for method in config.METHODS.values():
-        options = one_algorithm._options(method)
+        options = method_options(method)
         kinds = typing.get_type_hints(options, include_extras=True)
         silent = [name for name in kinds if not kinds[name].__metadata__[0].help]
         assert (method.name, silent) == (method.name, [])

@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
-from fedjax_muon.data import Dataset, embedded, loading
+from fedjax_muon.data import Dataset, loading, tables
 from fedjax_muon.data.source import File, Layout, Source, located, verify
 
 pytestmark = pytest.mark.usefixtures("no_data_directory")
@@ -30,7 +30,7 @@ def whole(raw):
 
 
 def test_digits_are_scikit_learns():
-    raw, source = embedded.digits(), load_digits()
+    raw, source = tables.digits(), load_digits()
     owners = by_bytes(source.images, source.target)
     assert len(owners) == len(source.target) == 1797  # no image occurs twice
     images, labels = whole(raw)
@@ -38,7 +38,7 @@ def test_digits_are_scikit_learns():
 
 
 def test_digits_are_split_in_a_fixed_stratified_way_and_standardized():
-    raw, loaded, again = embedded.digits(), data.load("digits"), data.load("digits")
+    raw, loaded, again = tables.digits(), data.load("digits"), data.load("digits")
     assert (len(loaded.x_train), len(loaded.x_test)) == (1437, 360)
     np.testing.assert_array_equal(loaded.x_test, again.x_test)
     everyone = np.bincount(load_digits().target)
@@ -51,7 +51,7 @@ def test_digits_are_split_in_a_fixed_stratified_way_and_standardized():
 
 
 def test_breast_cancer_is_scikit_learns_with_1_for_malignant():
-    raw, source = embedded.breast_cancer(), load_breast_cancer()
+    raw, source = tables.breast_cancer(), load_breast_cancer()
     malignant = source.target == list(source.target_names).index("malignant")
     rows = by_bytes(source.data.astype(np.float32), malignant)
     assert len(rows) == len(source.target) == 569  # no tumour occurs twice
@@ -66,7 +66,7 @@ def test_breast_cancer_is_split_and_standardized():
     assert (loaded.x_train.shape, loaded.x_test.shape) == ((455, 30), (114, 30))
     np.testing.assert_array_equal(loaded.x_test, again.x_test)
     assert abs(loaded.y_test.sum() - 0.2 * 212) < 1
-    raw = embedded.breast_cancer()
+    raw = tables.breast_cancer()
     scaler = StandardScaler().fit(raw.x_train.astype(np.float64))
     for got, x in ((loaded.x_train, raw.x_train), (loaded.x_test, raw.x_test)):
         assert got.dtype == np.float32

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_muon import data, models
-from fedjax_muon.data import idx, loading, text
+from fedjax_muon.data import images, loading, text
 from fedjax_muon.data.byte_pairs import roberta_encoder
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def test_real_fashion_mnist():
         data.load("mnist", REAL / "fashion_mnist")
 
 
-@real(*(f"mnist/{file}.gz" for file in idx.FILES))
+@real(*(f"mnist/{file}.gz" for file in images.IDX_FILES))
 def test_real_mnist():
     raw = loading.read("mnist", REAL)[0]
     assert (len(raw.x_train), len(raw.x_test)) == (60000, 10000)

@@ -13,7 +13,7 @@ from published import PUBLISHED, with_files
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
-from fedjax_muon.data import idx, loading, tiny_imagenet
+from fedjax_muon.data import images, loading
 
 pytestmark = pytest.mark.usefixtures("small_files")
 
@@ -28,7 +28,7 @@ def write_idx(folder, *, zipped):
     folder.mkdir(parents=True, exist_ok=True)
     arrays = (IMAGES[TRAIN, ..., 0], LABELS[TRAIN], IMAGES[TEST, ..., 0], LABELS[TEST])
     pack, suffix = (gzip.compress, ".gz") if zipped else (bytes, "")
-    for name, array in zip(idx.FILES, arrays, strict=True):
+    for name, array in zip(images.IDX_FILES, arrays, strict=True):
         content = idx_bytes(np.ascontiguousarray(array))
         (folder / f"{name}{suffix}").write_bytes(pack(content))
 
@@ -65,7 +65,7 @@ def test_damaged_idx_files(tmp_path):
         with one_line(message, path):
             data.load("mnist", tmp_path)
     write_idx(tmp_path, zipped=False)
-    (tmp_path / list(idx.FILES)[3]).write_bytes(idx_bytes(LABELS[:9]))
+    (tmp_path / list(images.IDX_FILES)[3]).write_bytes(idx_bytes(LABELS[:9]))
     with pytest.raises(ValueError, match=r"mnist: y_test must be 10 integers"):
         data.load("mnist", tmp_path)
 
@@ -171,8 +171,8 @@ def record(name, i):
 
 def write_binary(name, folder):
     folder.mkdir(parents=True, exist_ok=True)
-    for file, images in FILES[name].items():
-        (folder / file).write_bytes(b"".join(record(name, i) for i in images))
+    for file, labels in FILES[name].items():
+        (folder / file).write_bytes(b"".join(record(name, i) for i in labels))
     count = {"cifar10": 10, "cifar100": 100}[name]
     lines = [f"class_{k}" for k in range(count)]
     (folder / NAMES[name]).write_text("\n".join([*lines, "", ""]))
@@ -258,7 +258,7 @@ def written(tmp_path_factory):
 def root(written, tmp_path, monkeypatch):
     """A copy to be damaged; sets of that size count as whole."""
     for name, size in SIZES.items():
-        monkeypatch.setattr(tiny_imagenet, name, size)
+        monkeypatch.setattr(images, name, size)
     return shutil.copytree(written, tmp_path / written.name)
 
 

@@ -7,7 +7,7 @@ import pytest
 from packages import needs
 
 from fedjax_muon import data
-from fedjax_muon.data import characters, tff
+from fedjax_muon.data import natural
 
 RNG = np.random.default_rng(0)
 pytestmark = pytest.mark.usefixtures("no_data_directory")
@@ -57,9 +57,9 @@ def test_shakespeare_of_leaf(tmp_path):
     write_leaf(place, "train", [{"hamlet": (contexts, nexts)}])
     write_leaf(place, "test", [{"ros": (["#" * 80] * 2, ["a", "#"])}])
     ours = data.load("shakespeare", tmp_path)
-    letters = np.array(["", *characters.LETTERS])
+    letters = np.array(["", *natural.LETTERS])
     assert ["".join(letters[row]) for row in ours.x_train] == contexts
-    assert [characters.LETTERS[label] for label in ours.y_train] == nexts
+    assert [natural.LETTERS[label] for label in ours.y_train] == nexts
     assert (ours.tokens, ours.x_train.dtype) == (82, np.int32)
     assert ours.x_test.tolist() == [[81] * 80]  # "#" is unknown, and not predicted
     assert ours.standardization is None
@@ -127,16 +127,16 @@ def test_shakespeare_of_tff(tmp_path):
         write_tff(tmp_path / f"shakespeare_{part}.h5", clients)
     ours = data.load("shakespeare", tmp_path)
     text = "\n".join(speeches)
-    expected = [*text[1 :: tff.STRIDE], *"My lord"[1 :: tff.STRIDE]]
-    assert [characters.LETTERS[label] for label in ours.y_train] == expected
-    assert np.bincount(ours.owners).tolist() == [len(text[1 :: tff.STRIDE]), 2]
-    assert (ours.x_train[2] > 0).sum() == 1 + 2 * tff.STRIDE
+    expected = [*text[1 :: natural.TFF_STRIDE], *"My lord"[1 :: natural.TFF_STRIDE]]
+    assert [natural.LETTERS[label] for label in ours.y_train] == expected
+    assert np.bincount(ours.owners).tolist() == [len(text[1 :: natural.TFF_STRIDE]), 2]
+    assert (ours.x_train[2] > 0).sum() == 1 + 2 * natural.TFF_STRIDE
 
 
 @pytest.mark.slow
 def test_words_of_stackoverflow(tmp_path, monkeypatch):
-    monkeypatch.setattr(tff, "CLIENTS", 2)
-    monkeypatch.setattr(tff, "SENTENCES", 2)
+    monkeypatch.setattr(natural, "CLIENTS", 2)
+    monkeypatch.setattr(natural, "SENTENCES", 2)
     said = {"1": ["how do i", "how do you", "never read"], "2": ["do i"]}
     said["3"] = ["never read"]
     train = {client: {"tokens": sentences} for client, sentences in said.items()}

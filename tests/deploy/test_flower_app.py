@@ -10,7 +10,7 @@ from command import refused, run
 from deployed_run import RUN, assert_simulated, data_of, nodes_from, without
 
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import deploy, flower_app
+from fedjax_muon.runs import flower_app
 from fedjax_muon.runs.config import Config, Run
 
 OPTIONS = {"deadline": 5.0, "patience": 2.0}
@@ -61,7 +61,7 @@ def test_a_directory_belongs_to_one_run(app, data, tmp_path, capsys):
         flower_app.write_app(place, RUN, fewer, **OPTIONS)
     with pytest.raises(ValueError, match="is already used"):
         flower_app.write_app(tmp_path, RUN, data[-1], **OPTIONS)
-    (place / deploy.FACTS).write_text("{}")
+    (place / flower_app.FACTS).write_text("{}")
     with pytest.raises(ValueError, match="the same version of fedjax_muon"):
         flower_app.read_app(place)
     assert "is of `deploy`" in refused(capsys, "resume", place)
@@ -71,7 +71,7 @@ def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app, d
     """Here of nodes in this process, which have the numbers of `train`."""
     (place, files), (dataset, _, facts) = app, data
     send = without(1, nodes_from(place, files), after=3)
-    deploy.train(RUN, facts, dataset, send, place)
+    flower_app.train_with(RUN, facts, dataset, send, place)
     rows = metrics_csv.read(place / "metrics.csv")
     assert rows["round"].tolist() == [0, 1, 2, 3, 4]
     # exchanges: the prologue, then one in every round
@@ -79,7 +79,7 @@ def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app, d
     lost = [f"{round},1,1,no answer" for round in (2, 3)]
     assert (place / "missing.csv").read_text().splitlines()[1:] == lost
     assert_simulated(RUN, rows, rounds=2)
-    deploy.train(RUN, facts, dataset, send, place)  # it has ended
+    flower_app.train_with(RUN, facts, dataset, send, place)  # it has ended
     again = metrics_csv.read(place / "metrics.csv")
     for name in ("round", "test_loss"):
         np.testing.assert_array_equal(rows[name], again[name])

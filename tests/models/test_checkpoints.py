@@ -20,7 +20,7 @@ from torch_roberta import saved
 from fedjax_muon import data, models, tasks
 from fedjax_muon.cli import main
 from fedjax_muon.data.byte_pairs import roberta_encoder
-from fedjax_muon.models.swin_checkpoint import without_head
+from fedjax_muon.models.checkpoint import without_head
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run

@@ -11,8 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from fedjax_muon import models
-from fedjax_muon.models.convolution import convolution
-from fedjax_muon.models.patches import by_patches
+from fedjax_muon.models.convolution import by_patches, convolution
 
 LAYOUT = {
     n: (f"N{d}C", f"{d}IO", f"N{d}C") for n, d in enumerate(("H", "HW", "HWD"), 1)

@@ -24,7 +24,7 @@ from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Estimator
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.privacy import client_mechanism, client_privacy, clipping, gaussian
-from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
+from fedjax_muon.privacy.client_mechanism import AdaptiveClip
 from fedjax_muon.privacy.clipping import Each, clipped
 from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release

@@ -15,7 +15,7 @@ from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy.adaptive_clip import AdaptiveClip
+from fedjax_muon.privacy.client_mechanism import AdaptiveClip
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded, Buffered
 from fedjax_muon.runs import build

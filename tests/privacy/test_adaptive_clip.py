@@ -39,8 +39,13 @@ from fedjax_muon.privacy import (
     cost_of,
     joint_multiplier,
 )
-from fedjax_muon.privacy.adaptive_clip import LARGEST, SMALLEST, contribution
-from fedjax_muon.privacy.client_mechanism import PrivateServer, private_clients
+from fedjax_muon.privacy.client_mechanism import (
+    LARGEST,
+    SMALLEST,
+    PrivateServer,
+    contribution,
+    private_clients,
+)
 from fedjax_muon.privacy.client_privacy import client_spec
 
 private = partial(private_clients, **SIZES)

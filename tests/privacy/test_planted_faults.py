@@ -21,7 +21,7 @@ from experiments.audits import (
 )
 from experiments.audits.findings import audited, batch_law
 from experiments.audits.worlds import chunks, run_keys as run_keys_of
-from fedjax_muon.audits import bounds
+from fedjax_muon import audits
 from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.guarantees import PrivacySpec, report
@@ -163,9 +163,9 @@ def test_twice_the_sensitivity_is_found_where_one_point_is_not_enough():
     claimed = profiles.claimed_deltas(spec)
     assert profiles.refuted_profile("", *scores, claimed, 1e-3).alarm
     half = [score[:2000] for score in scores], [score[2000:] for score in scores]
-    bound = lambda found: bounds.epsilon_bound(found, spec.delta, 0.999)
-    level = bounds.best_threshold(*half[0], bound)
-    assert bound(bounds.errors(*half[1], level)) < report(spec).epsilon
+    bound = lambda found: audits.epsilon_bound(found, spec.delta, 0.999)
+    level = audits.best_threshold(*half[0], bound)
+    assert bound(audits.errors(*half[1], level)) < report(spec).epsilon
 
 
 def test_noise_is_tested_in_all_directions():

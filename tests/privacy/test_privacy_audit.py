@@ -14,8 +14,8 @@ from scipy import optimize, stats
 
 from experiments.studies import audit as study, flaws
 from experiments.studies.flaws import CASES, CLAIM, STEPS, Flaw
-from fedjax_muon.audits import bounds, canary
-from fedjax_muon.audits.bounds import Errors
+from fedjax_muon import audits
+from fedjax_muon.audits import Errors
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import PRIVATE
@@ -31,14 +31,14 @@ def gaussian_delta(epsilon, mu):
 
 
 def test_errors_by_hand():
-    found = bounds.errors([0.0, 1.0, 2.0], [[1.0, 3.0], [0.5, 1.5]], 1.0)
+    found = audits.errors([0.0, 1.0, 2.0], [[1.0, 3.0], [0.5, 1.5]], 1.0)
     assert found == Errors(1, 3, 2, 4)  # one of 3 above 1, two of 4 not above
 
 
 @pytest.mark.parametrize("events", [0, 1, 7, 49, 50])
 def test_clopper_pearson_is_scipys(events):
     interval = stats.binomtest(events, 50).proportion_ci(0.95, method="exact")
-    found = bounds.clopper_pearson(events, 50, 0.975)
+    found = audits.clopper_pearson(events, 50, 0.975)
     np.testing.assert_allclose(found, interval.high, rtol=1e-8)
 
 
@@ -48,7 +48,7 @@ def test_mu_is_that_of_the_trade_off_curve():
     negative = stats.binomtest(12, 100).proportion_ci(0.9, method="exact").high
     gap = lambda mu: PHI(stats.norm.ppf(1 - positive) - mu) - negative
     by_hand = optimize.brentq(gap, 0, 10)
-    found = bounds.gdp_bound(Errors(30, 200, 12, 100), 0.9)
+    found = audits.gdp_bound(Errors(30, 200, 12, 100), 0.9)
     np.testing.assert_allclose(found, by_hand, rtol=1e-6)
 
 
@@ -62,15 +62,15 @@ def test_attacks_that_know_nothing_prove_nothing():
         Errors(1000, 1000, 1000, 1000),
         Errors(0, 1, 0, 1),
     ):
-        assert bounds.gdp_bound(found) == 0.0
-        assert bounds.gaussian_epsilon_bound(found, 1e-5) == 0.0
-        assert bounds.epsilon_bound(found, 1e-5) == 0.0
+        assert audits.gdp_bound(found) == 0.0
+        assert audits.gaussian_epsilon_bound(found, 1e-5) == 0.0
+        assert audits.epsilon_bound(found, 1e-5) == 0.0
 
 
 def test_epsilon_of_mu():
     found = Errors(5, 1000, 10, 1000)
-    epsilon = bounds.gaussian_epsilon_bound(found, 1e-5)
-    delta = gaussian_delta(epsilon, bounds.gdp_bound(found))
+    epsilon = audits.gaussian_epsilon_bound(found, 1e-5)
+    delta = gaussian_delta(epsilon, audits.gdp_bound(found))
     np.testing.assert_allclose(delta, 1e-5, rtol=1e-5)
 
 
@@ -80,7 +80,7 @@ def test_epsilon_without_gaussians_by_hand():
     some = stats.binomtest(60, 100).proportion_ci(0.95, method="exact").high
     by_hand = math.log((1 - 0.01 - some) / none)
     for found in (Errors(0, 100, 60, 100), Errors(60, 100, 0, 100)):
-        np.testing.assert_allclose(bounds.epsilon_bound(found, 0.01), by_hand)
+        np.testing.assert_allclose(audits.epsilon_bound(found, 0.01), by_hand)
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
@@ -94,8 +94,8 @@ def test_bounds_are_true_as_often_as_they_say(mu, threshold):
     for i, p in enumerate(stats.binom.pmf(np.arange(number + 1), number, rates[0])):
         for j, q in enumerate(stats.binom.pmf(np.arange(number + 1), number, rates[1])):
             found = Errors(i, number, j, number)
-            false["gdp"] += p * q * (bounds.gdp_bound(found, confidence) > mu)
-            above = bounds.epsilon_bound(found, delta, confidence) > true
+            false["gdp"] += p * q * (audits.gdp_bound(found, confidence) > mu)
+            above = audits.epsilon_bound(found, delta, confidence) > true
             false["any"] += p * q * above
     assert max(false.values()) <= 1 - confidence
     assert false["gdp"] > 0  # not by being vacuous
@@ -105,12 +105,12 @@ def test_a_threshold_of_other_worlds_keeps_the_bound_true():
     rng = np.random.default_rng(1)
     mu, delta = 1.5, 1e-5
     true = optimize.brentq(lambda e: gaussian_delta(e, mu) - delta, 0, 50)
-    bound = lambda found: bounds.epsilon_bound(found, delta)
+    bound = lambda found: audits.epsilon_bound(found, delta)
     lower = []
     for _ in range(20):
         absent, present = rng.normal([[0.0], [mu]], size=(2, 500))
-        level = bounds.best_threshold(absent[:250], present[:250], bound)
-        lower.append(bound(bounds.errors(absent[250:], present[250:], level)))
+        level = audits.best_threshold(absent[:250], present[:250], bound)
+        lower.append(bound(audits.errors(absent[250:], present[250:], level)))
     assert max(lower) < true
     assert np.mean(lower) > 0.5
 
@@ -118,19 +118,19 @@ def test_a_threshold_of_other_worlds_keeps_the_bound_true():
 def test_the_best_threshold_by_hand():
     absent, present = np.arange(0.0, 100.0), np.arange(80.0, 180.0)
     bound = lambda found: -(found.false_positives + found.false_negatives)
-    level = bounds.best_threshold(absent, present, bound)
+    level = audits.best_threshold(absent, present, bound)
     assert 79 <= level < 100
-    everything = [bounds.errors(absent, present, x) for x in np.arange(-1.0, 181.0)]
-    assert bound(bounds.errors(absent, present, level)) == max(map(bound, everything))
+    everything = [audits.errors(absent, present, x) for x in np.arange(-1.0, 181.0)]
+    assert bound(audits.errors(absent, present, level)) == max(map(bound, everything))
 
 
 def test_guesses_by_hand():
     scores = [5.0, -3.0, 0.1, 2.0, -1.0, 4.0]
     included = [True, True, False, False, False, False]
     # the largest two: right, wrong; the smallest two: wrong, right
-    assert bounds.correct_guesses(scores, included, 4) == 2
-    assert bounds.correct_guesses(scores, included, 2) == 1
-    assert bounds.correct_guesses(scores, included, 6) == 3
+    assert audits.correct_guesses(scores, included, 4) == 2
+    assert audits.correct_guesses(scores, included, 2) == 1
+    assert audits.correct_guesses(scores, included, 6) == 3
 
 
 def by_definition(m, r, v, right: Fraction, delta: Fraction) -> Fraction:
@@ -144,21 +144,21 @@ def by_definition(m, r, v, right: Fraction, delta: Fraction) -> Fraction:
 @pytest.mark.parametrize("odds", [1, 3, 20])
 def test_p_value_in_fractions(correct, odds):
     exact = by_definition(20, 15, correct, Fraction(odds, odds + 1), Fraction(1, 1000))
-    found = bounds.one_run_p_value(20, 15, correct, math.log(odds), 1e-3)
+    found = audits.one_run_p_value(20, 15, correct, math.log(odds), 1e-3)
     np.testing.assert_allclose(found, float(exact), rtol=1e-9)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3])
 def test_every_smaller_epsilon_is_refuted(delta):
     for m, r, v in ((100, 60, 50), (1000, 500, 500), (40, 40, 30)):
-        bound = bounds.one_run_bound(m, r, v, delta)
+        bound = audits.one_run_bound(m, r, v, delta)
         assert bound > 0.1
         below = np.linspace(0, bound * (1 - 1e-6), 50)
-        p = [bounds.one_run_p_value(m, r, v, epsilon, delta) for epsilon in below]
+        p = [audits.one_run_p_value(m, r, v, epsilon, delta) for epsilon in below]
         assert max(p) < 0.05
-        just = bounds.one_run_p_value(m, r, v, bound * (1 + 1e-6), delta)
+        just = audits.one_run_p_value(m, r, v, bound * (1 + 1e-6), delta)
         np.testing.assert_allclose(just, 0.05, rtol=1e-4)
-    assert bounds.one_run_bound(100, 60, 30, delta) == 0.0
+    assert audits.one_run_bound(100, 60, 30, delta) == 0.0
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (1.0, 0.002), (3.0, 0.005)])
@@ -172,35 +172,35 @@ def test_one_run_bounds_are_true_as_often_as_they_say(epsilon, delta):
         scores = np.where(coins == honest, 1.0, -1.0)
         outright = rng.random(m) < delta
         scores[outright] = np.where(coins, 2.0, -2.0)[outright]
-        right = bounds.correct_guesses(scores, coins, r)
+        right = audits.correct_guesses(scores, coins, r)
         if right not in known:
-            known[right] = bounds.one_run_bound(m, r, right, delta)
+            known[right] = audits.one_run_bound(m, r, right, delta)
         wrong += known[right] > epsilon
     assert wrong / runs <= 0.05
     assert max(known.values()) > 0.2 * epsilon
 
 
 def test_bad_input_is_refused():
-    refused("absent must be scores.*none", bounds.errors, [], [1.0], 0.0)
-    refused("present must be scores.*NaN", bounds.errors, [1.0], [np.nan], 0.0)
-    refused("present must be scores", bounds.best_threshold, [1.0], [], len)
-    limit, few = bounds.clopper_pearson, Errors(0, 9, 0, 9)
+    refused("absent must be scores.*none", audits.errors, [], [1.0], 0.0)
+    refused("present must be scores.*NaN", audits.errors, [1.0], [np.nan], 0.0)
+    refused("present must be scores", audits.best_threshold, [1.0], [], len)
+    limit, few = audits.clopper_pearson, Errors(0, 9, 0, 9)
     refused("trials must be at least 1", limit, 0, 0, 0.9)
     refused("events must be at least 0", limit, -1, 4, 0.9)
     refused("events must be at most the 4", limit, 5, 4, 0.9)
     refused("confidence must lie in", limit, 1, 4, 1.0)
-    refused("confidence must lie in", bounds.gdp_bound, few, 0.0)
-    refused("delta must lie in", bounds.epsilon_bound, few, 1.0)
-    guesses, four = bounds.correct_guesses, [1.0] * 4
+    refused("confidence must lie in", audits.gdp_bound, few, 0.0)
+    refused("delta must lie in", audits.epsilon_bound, few, 1.0)
+    guesses, four = audits.correct_guesses, [1.0] * 4
     refused("one entry for each canary", guesses, [1.0], [1, 0], 2)
     refused("must be even", guesses, four, [1] * 4, 3)
     refused("at most the 4 can", guesses, four, [1] * 4, 6)
     refused("guesses must be at l", guesses, four, [1] * 4, 0)
-    refused("correct must be at most", bounds.one_run_p_value, 9, 6, 7, 1.0, 0.0)
-    refused("guesses at most canar", bounds.one_run_p_value, 9, 10, 7, 1.0, 0.0)
-    refused("epsilon must lie in", bounds.one_run_p_value, 9, 6, 5, -1.0, 0.0)
-    refused("delta must lie in", bounds.one_run_bound, 9, 6, 5, 1.0)
-    refused("confidence must lie in", bounds.one_run_bound, 9, 6, 5, 0.0, 1.5)
+    refused("correct must be at most", audits.one_run_p_value, 9, 6, 7, 1.0, 0.0)
+    refused("guesses at most canar", audits.one_run_p_value, 9, 10, 7, 1.0, 0.0)
+    refused("epsilon must lie in", audits.one_run_p_value, 9, 6, 5, -1.0, 0.0)
+    refused("delta must lie in", audits.one_run_bound, 9, 6, 5, 1.0)
+    refused("confidence must lie in", audits.one_run_bound, 9, 6, 5, 0.0, 1.5)
 
 
 QUICK = {"xla_backend_optimization_level": 0}  # to compile
@@ -301,8 +301,8 @@ def test_planted_rows():
     grad = lambda x, batch, key: Pair(jnp.ones((2, 3)) * batch, jnp.zeros((2,)))
     canaries = Pair(jnp.array([[10.0, 0, 0], [0, 20.0, 0]]), jnp.array([1.0, 2.0]))
     here = Pair(jnp.array([1.0, 2.0, 3.0]), jnp.float32(4.0))
-    planted = canary.Planted(5.0, jnp.array([0.0, -1.0]), here)
-    gradients = lambda x: canary.plant(grad, canaries)(x, planted, jax.random.key(0))
+    planted = audits.Planted(5.0, jnp.array([0.0, -1.0]), here)
+    gradients = lambda x: audits.plant(grad, canaries)(x, planted, jax.random.key(0))
     now = gradients(here)
     examples = [[5.0] * 3] * 2
     np.testing.assert_array_equal(now.x, [*examples, [0, 0, 0], [0, -20, 0]])
@@ -325,27 +325,27 @@ def test_what_was_told_is_found_from_parameters():
         x = (x - 0.3 * v) @ W.T
         params.append(x)
         tracks.append(v)
-    found = canary.moves_from_params(np.stack(params, 1), W, 0.3)
+    found = audits.moves_from_params(np.stack(params, 1), W, 0.3)
     np.testing.assert_allclose(found, np.stack(tracks, 1), atol=1e-12)
-    estimates = canary.estimates_from_tracked(found, W)
+    estimates = audits.estimates_from_tracked(found, W)
     np.testing.assert_allclose(estimates, told, atol=1e-12)
 
 
 def test_bad_input_of_attacks_is_refused():
     point, singular, one = np.zeros((3, 2)), np.full((2, 2), 0.5), np.ones(3)
     said = "cannot be recovered from singular weights"
-    refused(said, canary.moves_from_params, point, singular, 0.1)
-    refused(said, canary.estimates_from_tracked, point, singular)
-    refused("lr must lie in", canary.moves_from_params, point, np.eye(2), 0.0)
+    refused(said, audits.moves_from_params, point, singular, 0.1)
+    refused(said, audits.estimates_from_tracked, point, singular)
+    refused("lr must lie in", audits.moves_from_params, point, np.eye(2), 0.0)
     said = "pattern must not be zero everywhere"
-    refused(said, canary.matched_filter, one, np.zeros(3))
+    refused(said, audits.matched_filter, one, np.zeros(3))
     for q in (0.0, 1.0):
-        refused("probability must lie in", canary.likelihood_ratio, one, one, q)
+        refused("probability must lie in", audits.likelihood_ratio, one, one, q)
     grad, canaries = lambda x, batch, key: batch, jnp.ones((2, 3))
     said = r"same number K of canaries, got \[2, 3\]"
-    refused(said, canary.plant, grad, Pair(canaries, jnp.ones(3)))
-    gradients, three = canary.plant(grad, canaries), jnp.zeros(3)
-    planted = canary.Planted(jnp.ones((1, 3)), jnp.ones(3), three)
+    refused(said, audits.plant, grad, Pair(canaries, jnp.ones(3)))
+    gradients, three = audits.plant(grad, canaries), jnp.zeros(3)
+    planted = audits.Planted(jnp.ones((1, 3)), jnp.ones(3), three)
     said = r"each of 2 canaries, got shape \(3,\)"
     refused(said, gradients, three, planted, jax.random.key(0))
 
@@ -356,9 +356,9 @@ def test_what_storm_remembers():
     for t in range(4):
         g = 0.7 * g + changes[:, t]
         by_hand.append(g)
-    found = canary.storm_estimates(changes, beta)
+    found = audits.storm_estimates(changes, beta)
     np.testing.assert_allclose(found, np.stack(by_hand, 1), atol=1e-14)
-    np.testing.assert_allclose(canary.innovations(found, beta), changes, atol=1e-14)
+    np.testing.assert_allclose(audits.innovations(found, beta), changes, atol=1e-14)
 
 
 def test_scores_are_ratios_of_densities():
@@ -367,12 +367,12 @@ def test_scores_are_ratios_of_densities():
     normal = stats.norm.logpdf
     both = normal(seen - pattern).sum(-1) - normal(seen).sum(-1)
     norm = np.linalg.norm(pattern)
-    found = norm * canary.matched_filter(seen, pattern) - norm**2 / 2
+    found = norm * audits.matched_filter(seen, pattern) - norm**2 / 2
     np.testing.assert_allclose(found, both, atol=1e-12)
     mixed = np.log((1 - q) + q * np.exp(normal(seen - pattern) - normal(seen)))
-    found = canary.likelihood_ratio(seen, pattern, q)
+    found = audits.likelihood_ratio(seen, pattern, q)
     np.testing.assert_allclose(found, mixed.sum(-1), atol=1e-12)
-    found = canary.largest_difference([[0.0, 3.0, 1.0], [0.0, 1.0, -4.0]])
+    found = audits.largest_difference([[0.0, 3.0, 1.0], [0.0, 1.0, -4.0]])
     np.testing.assert_array_equal(found, [3, 5])
 
 

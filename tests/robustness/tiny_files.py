@@ -18,7 +18,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from fedjax_muon import data, models
-from fedjax_muon.data import idx, tiny_imagenet
+from fedjax_muon.data import images
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.data.source import File, Source
 from tests.support.packages import needs
@@ -84,7 +84,7 @@ def write_npz(folder: Path, save=np.savez, **changes: Any) -> None:
 
 def _idx_files() -> dict[str, bytes]:
     arrays = SMALL[TRAIN, ..., 0], LABELS[TRAIN], SMALL[TEST, ..., 0], LABELS[TEST]
-    pairs = zip(idx.FILES, arrays, strict=True)
+    pairs = zip(images.IDX_FILES, arrays, strict=True)
     return {
         name: struct.pack(f">HBB{a.ndim}I", 0, 8, a.ndim, *a.shape) + a.tobytes()
         for name, a in pairs
@@ -270,7 +270,7 @@ def _read_swin(folder: Path) -> Arrays:
 
 DEFLATED = partial(write_npz, save=np.savez_compressed)
 PACKED = partial(_write_idx, packed=True)
-READ_TINY_IMAGENET = mock.patch.multiple(tiny_imagenet, **SIZES)(
+READ_TINY_IMAGENET = mock.patch.multiple(images, **SIZES)(
     partial(_load, "tiny_imagenet")
 )
 KINDS = {

@@ -19,7 +19,7 @@ import fedjax_muon as fm
 from fedjax_muon.decentralized import ALL as DECENTRALIZED
 from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.reporting import metrics_csv, style
-from fedjax_muon.runs import directory, export
+from fedjax_muon.runs import directory, load
 from fedjax_muon.runs.config import METHODS, Comparison, Config, Run, Sweep
 from fedjax_muon.runs.config_json import to_json
 from fedjax_muon.runs.load import load_run
@@ -187,7 +187,7 @@ def test_what_cannot_be_exported_is_said(capsys, copied, tmp_path):
 
 def test_a_model_that_starts_at_a_checkpoint_names_it():
     config = Config(model="roberta", checkpoint=Path("base"), lora_rank=4)
-    found = export._model(config, fm.data.load("digits"))
+    found = load._model(config, fm.data.load("digits"))
     assert found == {"name": "roberta", "checkpoint": "base", "lora_rank": 4}
 
 

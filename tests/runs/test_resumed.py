@@ -16,7 +16,7 @@ from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import compare, logs, train
 from fedjax_muon.runs.build import parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import Comparison, Config, Run
-from fedjax_muon.runs.suspended import Suspended
+from fedjax_muon.runs.sweep import Suspended
 from fedjax_muon.simulation import training
 from fedjax_muon.sweeps import groups
 from fedjax_muon.sweeps.sweep import Cell, sweep

@@ -19,8 +19,13 @@ from fedjax_muon.decentralized import dsgd, topology
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped
 from fedjax_muon.planning import ahead_of_time
-from fedjax_muon.planning.ahead_of_time import Collective, collectives_of, compile_for
-from fedjax_muon.planning.operations import Products, products_of
+from fedjax_muon.planning.ahead_of_time import (
+    Collective,
+    Products,
+    collectives_of,
+    compile_for,
+    products_of,
+)
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.tasks import classification
 

@@ -23,9 +23,9 @@ from fedjax_muon.core import tree
 from fedjax_muon.data import Dataset, load
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.sharding import REPLICATED, SHARDED, across, shardings
-from fedjax_muon.planning import memory, memory_check
-from fedjax_muon.planning.memory import UnknownMemoryError
-from fedjax_muon.planning.memory_check import (
+from fedjax_muon.planning import memory
+from fedjax_muon.planning.memory import (
+    UnknownMemoryError,
     check_memory,
     container_limits,
     limit_of,
@@ -237,7 +237,7 @@ def test_every_method_has_an_estimate(name):
 
 @pytest.fixture
 def limit(monkeypatch):
-    return lambda count: monkeypatch.setattr(memory_check, "limit_of", lambda _: count)
+    return lambda count: monkeypatch.setattr(memory, "limit_of", lambda _: count)
 
 
 def refusal(one) -> str:
@@ -256,7 +256,7 @@ def test_a_plan_that_fits_is_named(limit):
     sizes = [need(plan) for plan in kinds]
     assert sizes[0] > sizes[1] > sizes[2]
     limit(sizes[2])
-    total, fits = (memory_check.bytes_text(size) for size in (sizes[0], sizes[2]))
+    total, fits = (memory.bytes_text(size) for size in (sizes[0], sizes[2]))
     assert refusal(one) == (
         f"this plan needs about {total} of memory, of {fits}; chunked with chunk_size "
         f"9 needs about {fits}"
@@ -270,7 +270,7 @@ def test_a_plan_that_fits_is_named(limit):
 def accelerator(monkeypatch):
     """Devices that are said to be no CPUs."""
     device = SimpleNamespace(platform="gpu")
-    return lambda: monkeypatch.setattr(memory_check.jax, "devices", lambda: [device])
+    return lambda: monkeypatch.setattr(memory.jax, "devices", lambda: [device])
 
 
 @pytest.mark.slow
@@ -296,7 +296,7 @@ def test_what_no_compiler_accepts_does_not_fit(limit, accelerator, monkeypatch):
     def refused(rounds):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory on HBM")
 
-    monkeypatch.setattr(memory_check, "_compiled_work", refused)
+    monkeypatch.setattr(memory, "_compiled_work", refused)
     one = prepared("fedavg", plans.vmapped, 40, 36)
     accelerator()
     limit(10**9)
@@ -378,7 +378,7 @@ def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
     def unknown(program, donated=()):
         return memory._peak(unreadable(2).jaxpr, donated)
 
-    monkeypatch.setattr(memory_check, "peak_bytes", unknown)
+    monkeypatch.setattr(memory, "peak_bytes", unknown)
     with pytest.warns(UserWarning, match="^memory not checked: the operation swirl"):
         check_memory(federation.federation())
     short = ["--rounds", "1", "--model", "mlp", "--hidden", "4", "--cohort-size", "1"]

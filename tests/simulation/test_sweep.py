@@ -17,8 +17,7 @@ from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.core import Hyper, numbers_of, recorded
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import plans
-from fedjax_muon.planning import memory_check
-from fedjax_muon.planning.memory import UnknownMemoryError
+from fedjax_muon.planning.memory import UnknownMemoryError, memory_of
 from fedjax_muon.runs.config import hyper_parameters
 from fedjax_muon.simulation import training
 from fedjax_muon.sweeps import groups, sweep
@@ -292,7 +291,7 @@ def test_what_is_no_sweep_is_refused_before_it_is_compiled(message, monkeypatch)
 
 def test_groups_take_half_the_memory_and_one_cell_where_it_is_unknown(monkeypatch):
     prepared = federation.federation(fedavg())
-    need = memory_check.memory_of(prepared)
+    need = memory_of(prepared)
     one = need.state + need.work + 4 * 75  # and the order of 75 examples
     three = 2 * (need.examples + 3 * one)
     for memory, cells in ((three, 3), (three - 2, 2), (2, 1)):
