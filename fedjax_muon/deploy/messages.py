@@ -1,33 +1,17 @@
 """Messages between the server and the nodes: plain values and arrays, as bytes.
 
-    magic    8 bytes
-    length   4 bytes, of the header, little-endian
-    header   JSON: {"about": {...}, "arrays": [[dtype, shape], ...]}
-    arrays   their bytes in order, little-endian, without gaps
-
-A message is read without running anything that it contains, and only if its length is
-exactly that of its arrays.
+They are in flax's form of msgpack. A message is read without running anything that it
+contains, and arrays are used only if they have the schema that is expected.
 """
 
 import hashlib
-import json
-import math
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-MAGIC = b"fjmuon01"
-LENGTH = struct.Struct("<I")
-LONGEST_HEADER = 1 << 20
-MOST_DIMENSIONS = 32
-DTYPES = frozenset(
-    ["bool", "bfloat16", "float16", "float32", "float64", "complex64", "complex128"]
-    + [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
-)
 
 
 class MessageError(ValueError):
@@ -49,61 +33,29 @@ class Message(NamedTuple):
 
 def write(message: Message) -> bytes:
     """Converts a message, whose values are those of JSON, to bytes."""
-    arrays = [np.asarray(array) for array in message.arrays]
-    for array in arrays:
-        if array.dtype.name not in DTYPES:
+    numbered = {str(i): np.asarray(array) for i, array in enumerate(message.arrays)}
+    for array in numbered.values():
+        if array.dtype.hasobject:
             raise MessageError(f"arrays of {array.dtype} can't be sent")
-    shapes = [[array.dtype.name, list(array.shape)] for array in arrays]
-    header = json.dumps({"about": dict(message.about), "arrays": shapes}).encode()
-    if len(header) > LONGEST_HEADER:
-        raise MessageError(
-            f"a header must have at most {LONGEST_HEADER} bytes, got {len(header)}"
-        )
-    contents = [np.ascontiguousarray(array).tobytes() for array in arrays]
-    return b"".join([MAGIC, LENGTH.pack(len(header)), header, *contents])
+    content = {"about": dict(message.about), "arrays": numbered}
+    return flax.serialization.msgpack_serialize(content)
 
 
 def read(data: bytes) -> Message:
     """Converts bytes from `write`, or refuses any others; the arrays are read-only."""
-    begin = len(MAGIC) + LENGTH.size
-    if data[: len(MAGIC)] != MAGIC or len(data) < begin:
-        raise MessageError("these bytes are no message of fedjax_muon")
-    (length,) = LENGTH.unpack_from(data, len(MAGIC))
-    if length > min(LONGEST_HEADER, len(data) - begin):
-        raise MessageError(f"its header has {length} bytes, more than there are")
-    about, shapes = _header(data[begin : begin + length])
-    sizes = [np.dtype(_dtype(name)).itemsize * math.prod(s) for name, s in shapes]
-    if begin + length + sum(sizes) != len(data):
-        raise MessageError(
-            f"its arrays have {sum(sizes)} bytes, and there are "
-            f"{len(data) - begin - length}: it was cut or extended"
-        )
-    arrays, at = [], begin + length
-    for (name, shape), size in zip(shapes, sizes, strict=True):
-        flat = np.frombuffer(data, _dtype(name), math.prod(shape), at)
-        arrays.append(flat.reshape(shape))
-        at += size
-    return Message(about, arrays)
-
-
-def _dtype(name: str) -> Any:
-    return jnp.dtype(name)  # knows bfloat16
-
-
-def _header(data: bytes) -> tuple[dict[str, Any], list[tuple[str, list[int]]]]:
     try:
-        header = json.loads(data)
-        about, arrays = header["about"], header["arrays"]
-        shapes = [(str(name), list(shape)) for name, shape in arrays]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise MessageError(f"its header can't be read: {error}") from error
-    if not isinstance(about, dict):
-        raise MessageError("its header has no values")
-    for name, shape in shapes:
-        sizes = all(type(size) is int and 0 <= size < 2**48 for size in shape)
-        if name not in DTYPES or not sizes or len(shape) > MOST_DIMENSIONS:
-            raise MessageError(f"it has an array of {name} {shape}")
-    return about, shapes
+        content = flax.serialization.msgpack_restore(data)
+        about, numbered = content["about"], content["arrays"]
+        arrays = [numbered[str(i)] for i in range(len(numbered))]
+    except Exception as error:  # whatever the bytes are; msgpack has no common type
+        raise MessageError(
+            f"these bytes are no message of fedjax_muon ({type(error).__name__})"
+        ) from error
+    if not isinstance(about, dict) or not all(
+        isinstance(a, np.ndarray) for a in arrays
+    ):
+        raise MessageError("these bytes are no message of values and arrays")
+    return Message(about, arrays)
 
 
 def _is_key(leaf: Any) -> bool:
