@@ -30,14 +30,14 @@ from experiments.audits.worlds import Record, Releases, participation
 from fedjax_muon import audits
 from fedjax_muon.audits import checked_scores, clopper_pearson
 from fedjax_muon.core import check_range
-from fedjax_muon.privacy.composition import (
+from fedjax_muon.privacy.guarantees import PrivacySpec, without_guarantee
+from fedjax_muon.privacy.ledger import (
     ADJACENCIES,
     Cost,
     cost_of,
     joint_gaussian,
     pld_accountant,
 )
-from fedjax_muon.privacy.guarantees import PrivacySpec, without_guarantee
 from fedjax_muon.privacy.sampling import Poisson
 
 LEVEL = 1e-3

@@ -48,7 +48,7 @@ def cross_entropy_gradient(model: nn.Module) -> Gradient:
 def clipped(gradient: Gradient, clip_norm: float | jax.Array) -> Gradient:
     """Returns the mean of the examples' gradients, each of which is clipped.
 
-    This is the value that `private_estimators.private_gradient` adds its noise to.
+    This is the value that `private.private_gradient` adds its noise to.
 
     Args:
       gradient: Gradient of a batch.

@@ -25,7 +25,7 @@ from benchmarks.machine import machine
 from experiments.papers import paper_report, repeat
 from fedjax_muon.runs import directory, sweep as sweeps
 from fedjax_muon.runs.config import METHODS, Config, Job, Sweep
-from fedjax_muon.runs.config_json import from_json, to_json
+from fedjax_muon.runs.directory import from_json, to_json
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.extend import extend
 from fedjax_muon.runs.lists import Names

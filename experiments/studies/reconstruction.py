@@ -39,7 +39,7 @@ from fedjax_muon import data
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.decentralized.estimators import fresh, noisy, storm
 from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.private_estimators import private_gradient
+from fedjax_muon.decentralized.private import private_gradient
 from fedjax_muon.privacy import ADD_OR_REMOVE, Pld, Poisson, calibrate_noise
 from fedjax_muon.reporting.style import STYLE, save
 from fedjax_muon.tasks.classification import classification

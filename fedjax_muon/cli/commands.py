@@ -47,11 +47,11 @@ from fedjax_muon.runs.config import (
     method_of,
     methods_for,
 )
+from fedjax_muon.runs.directory import resumable
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.extend import extend, is_sweep, lengthen, with_rounds
 from fedjax_muon.runs.flower_app import FACTS
 from fedjax_muon.runs.pretrained import dataset_of
-from fedjax_muon.runs.session import resumable
 from fedjax_muon.runs.tuned import TUNED, is_default_problem, rates_to_try
 from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation

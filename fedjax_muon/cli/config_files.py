@@ -23,7 +23,7 @@ from fedjax_muon.cli.parsing import Option
 from fedjax_muon.core.reading import check_size, reading
 from fedjax_muon.runs import directory
 from fedjax_muon.runs.config import Comparison, Job, Run, Sweep
-from fedjax_muon.runs.config_json import from_json, one_line
+from fedjax_muon.runs.directory import from_json, one_line
 
 LIMIT = 2**18  # bytes; all options together have some thousands
 COMMANDS: dict[type, tuple[str, ...]] = {

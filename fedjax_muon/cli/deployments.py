@@ -10,11 +10,10 @@ from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import flower_app, flower_engine
 from fedjax_muon.runs.build import parts_of
 from fedjax_muon.runs.config import Run
-from fedjax_muon.runs.directory import METRICS
+from fedjax_muon.runs.directory import METRICS, resumable
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.own_code import is_own
 from fedjax_muon.runs.pretrained import dataset_of
-from fedjax_muon.runs.session import resumable
 from fedjax_muon.versions import check_installed
 
 ENGINE = "flower"  # directory of Flower's files and logs

@@ -18,11 +18,6 @@ from .clipping import (
     Each as Each,
     Split as Split,
 )
-from .composition import (
-    Cost as Cost,
-    composed_epsilon as composed_epsilon,
-    cost_of as cost_of,
-)
 from .correlated import (
     Banded as Banded,
     Buffered as Buffered,
@@ -41,7 +36,14 @@ from .guarantees import (
     calibrated as calibrated,
     report as report,
 )
-from .ledger import Entry as Entry, Ledger as Ledger, fingerprint as fingerprint
+from .ledger import (
+    Cost as Cost,
+    Entry as Entry,
+    Ledger as Ledger,
+    composed_epsilon as composed_epsilon,
+    cost_of as cost_of,
+    fingerprint as fingerprint,
+)
 from .releases import (
     Correlated as Correlated,
     Inside as Inside,

@@ -38,11 +38,10 @@ from fedjax_muon.runs.config import (
     label_of,
     method_of,
 )
-from fedjax_muon.runs.config_json import to_json
+from fedjax_muon.runs.directory import resumable, to_json
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.logs import NO_LOG, Log
 from fedjax_muon.runs.pretrained import dataset_of
-from fedjax_muon.runs.session import resumable
 from fedjax_muon.runs.train import is_complete, train
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 

@@ -16,20 +16,77 @@ import itertools
 import json
 import platform
 import shlex
+import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import filelock
 import jax
+import pydantic
 
 from fedjax_muon.engine.processes import run_on_first
 from fedjax_muon.runs import files
-from fedjax_muon.runs.config import Comparison, Job, Run
-from fedjax_muon.runs.config_json import from_json, to_json
+from fedjax_muon.runs.config import Comparison, Config, Job, Run, Sweep
+from fedjax_muon.runs.errors import logged, refusing
 from fedjax_muon.runs.own_code import file_name, is_own
 from fedjax_muon.simulation import checkpoint
+
+KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep}
+
+
+def to_json(job: Job) -> str:
+    """The text of config.json."""
+    kind = {"kind": type(job).__name__.lower()}
+    return json.dumps(kind | dataclasses.asdict(job), indent=2, default=str) + "\n"
+
+
+def from_json(text: str) -> Job:
+    """Reads what `to_json` wrote; raises `ValueError` for anything else."""
+    try:
+        fields = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"not the config of a run, but {type(fields).__name__}")
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    config = fields.get("config")
+    if not isinstance(config, dict):
+        raise ValueError(f"config must be an object, got {config!r}")
+    _check_names(KINDS[kind], fields)
+    _check_names(Config, config)
+    adapter: pydantic.TypeAdapter[Job] = pydantic.TypeAdapter(KINDS[kind])
+    try:
+        return adapter.validate_json(json.dumps(fields), strict=True)
+    except pydantic.ValidationError as error:
+        raise ValueError(one_line(error)) from error
+
+
+def _check_names(kind: Any, values: dict[str, Any]) -> None:
+    names = {field.name for field in dataclasses.fields(kind)}
+    for name in sorted(names ^ values.keys()):
+        problem = "unknown" if name in values else "missing"
+        raise ValueError(
+            f"{name!r} is {problem} in its {kind.__name__.lower()}: it is of another "
+            "version of fedjax_muon; train again, or install that version"
+        )
+
+
+def one_line(error: pydantic.ValidationError, *place: str) -> str:
+    """The first mistake that pydantic has found, with its place in the values."""
+    first = error.errors()[0]
+    if first["type"] == "value_error":  # of a class of this project
+        return str(first["ctx"]["error"])
+    where = ".".join(map(str, (*place, *first["loc"])))
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return f"{where}: {message}, got {str(first['input'])[:60]!r}"
+
 
 CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"
 CLIENTS = "clients.csv"
@@ -225,3 +282,44 @@ def check_same(directory: Path, run: Run) -> None:
             f"{directory / CONFIG} is not what the comparison's own config says; "
             "start anew in another directory"
         )
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; preemption
+
+
+@contextlib.contextmanager
+def resumable(run_dir: Path, again: str = "") -> Iterator[Callable[[], bool]]:
+    """Holds a run directory, and ends with the command to resume if it is interrupted.
+
+    A second Ctrl-C, or SIGTERM, stops at once.
+
+    Args:
+      again: The command to continue with; by default `fedjax-muon resume`.
+
+    Yields:
+      A function that tells whether an interrupt has come, to be asked between rounds:
+      anywhere else it could be lost in a library's callback. Whoever asks saves what is
+      needed, and raises `KeyboardInterrupt`.
+    """
+    pressed = threading.Event()
+
+    def press(number, frame):
+        del number, frame
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    holding = contextlib.ExitStack()
+    with refusing():
+        holding.enter_context(held(run_dir))
+    previous = {number: signal.signal(number, press) for number in SIGNALS}
+    try:
+        with holding, logged(run_dir):
+            yield pressed.is_set
+    except KeyboardInterrupt:
+        again = again or resume_command(run_dir)
+        print(f"\ninterrupted; continue with: {again}")
+        sys.exit(130)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

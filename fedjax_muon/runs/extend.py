@@ -10,7 +10,7 @@ from pathlib import Path
 from fedjax_muon.runs import directory, files
 from fedjax_muon.runs.compare import chosen
 from fedjax_muon.runs.config import Comparison, Config, Run, Sweep
-from fedjax_muon.runs.config_json import from_json, to_json
+from fedjax_muon.runs.directory import from_json, to_json
 
 ELSEWHERE = ("data_dir", "checkpoint")  # files may lie elsewhere
 

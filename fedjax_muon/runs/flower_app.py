@@ -45,7 +45,7 @@ from fedjax_muon.runs.build import (
     task_of,
 )
 from fedjax_muon.runs.config import Run
-from fedjax_muon.runs.config_json import from_json, to_json
+from fedjax_muon.runs.directory import from_json, to_json
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation.arguments import check_dataset
 from fedjax_muon.simulation.evaluation import measure

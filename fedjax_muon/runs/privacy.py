@@ -26,9 +26,8 @@ import jax.numpy as jnp
 import platformdirs
 
 from fedjax_muon.data import Dataset
-from fedjax_muon.privacy.composition import cost_of
 from fedjax_muon.privacy.guarantees import Guarantee
-from fedjax_muon.privacy.ledger import Entry, Ledger, fingerprint
+from fedjax_muon.privacy.ledger import Entry, Ledger, cost_of, fingerprint
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.runs.files import claim, write
 

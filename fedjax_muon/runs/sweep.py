@@ -43,11 +43,10 @@ from fedjax_muon.runs.build import (
     start_key,
 )
 from fedjax_muon.runs.config import Config, Sweep, label_of, method_of
-from fedjax_muon.runs.config_json import from_json, to_json
+from fedjax_muon.runs.directory import from_json, resumable, to_json
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
-from fedjax_muon.runs.session import resumable
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples

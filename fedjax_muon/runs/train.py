@@ -26,13 +26,13 @@ from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import files, privacy
 from fedjax_muon.runs.build import start_key
 from fedjax_muon.runs.config import Run
-from fedjax_muon.runs.config_json import to_json
 from fedjax_muon.runs.directory import (
     CHECKPOINTS,
     CLIENTS,
     METRICS,
     held,
     resume_command,
+    to_json,
 )
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.own_accuracy import client_scores

@@ -14,8 +14,7 @@ from command import assert_same_but_for_seconds, refused, run
 
 from fedjax_muon import data
 from fedjax_muon.privacy import ClientPrivacy
-from fedjax_muon.privacy.composition import composed_epsilon
-from fedjax_muon.privacy.ledger import Ledger, fingerprint
+from fedjax_muon.privacy.ledger import Ledger, composed_epsilon, fingerprint
 from fedjax_muon.runs import build, privacy, train as training
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.runs.load import load_run

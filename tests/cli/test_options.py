@@ -23,7 +23,7 @@ from fedjax_muon.cli import (
 from fedjax_muon.cli.arguments import method_options
 from fedjax_muon.runs import config, directory
 from fedjax_muon.runs.config import Config
-from fedjax_muon.runs.config_json import from_json, to_json
+from fedjax_muon.runs.directory import from_json, to_json
 from fedjax_muon.runs.launch import Launch
 
 YAML = """

@@ -15,7 +15,7 @@ from packages import needs
 from fedjax_muon.cli import _given as given
 from fedjax_muon.runs import directory, own_code
 from fedjax_muon.runs.config import Comparison, Config, Run, Sweep
-from fedjax_muon.runs.config_json import to_json
+from fedjax_muon.runs.directory import to_json
 from fedjax_muon.runs.load import load_run
 
 ALGORITHM = '''

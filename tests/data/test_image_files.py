@@ -218,7 +218,7 @@ def test_damaged_binary_files(tmp_path):
 
 # -------------------------------------------------------------- Tiny ImageNet
 
-SIZES = {"CLASSES": 3, "TRAIN": 2, "VALIDATION": 4, "SIDE": 8}
+SIZES = {"CLASSES": 3, "TRAIN": 2, "VALIDATION": 4, "TINY_SIZE": (8, 8)}
 WNIDS = ["n03", "n01", "n02"]  # labels are in this order, which is not the letters'
 NAMED = ["n00\tentity", "n01\tgoldfish, Carassius", "n02\tmud\tturtle", "n03\tox"]
 VALIDATION = ["n02", "n03", "n03", "n01"]

@@ -85,7 +85,7 @@ def test_windows_are_padded_at_the_start_and_skip_unknown_characters():
     x, y = natural.windows("a—bcd", context=2)
     assert [natural.LETTERS[label] for label in y] == ["b", "c", "d"]
     a, dash, b, c, _ = natural.encode("a—bcd").tolist()
-    assert dash == natural.UNKNOWN
+    assert dash == natural.UNKNOWN_LETTER
     assert x.tolist() == [[a, dash], [dash, b], [b, c]]
     assert natural.windows("ab", context=3)[0].tolist() == [[a, 0, 0]]
 

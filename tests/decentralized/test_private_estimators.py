@@ -30,7 +30,7 @@ from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.estimators import fresh, noisy
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.mixing import dense
-from fedjax_muon.decentralized.private_estimators import private_gradient, private_storm
+from fedjax_muon.decentralized.private import private_gradient, private_storm
 from fedjax_muon.decentralized.tracking import gradient_tracking
 from fedjax_muon.privacy.clipping import Difference, Each, Split, clipped
 from fedjax_muon.tasks.task import Batch, per_example

@@ -19,7 +19,7 @@ from benchmarks import __main__ as benchmarks
 from fedjax_muon import cli, data
 from fedjax_muon.cli import config_files
 from fedjax_muon.runs.config import Config, Run, method_of
-from fedjax_muon.runs.config_json import to_json
+from fedjax_muon.runs.directory import to_json
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from fedjax_muon.models.checkpoint import without_head
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run
-from fedjax_muon.runs.config_json import from_json, to_json
+from fedjax_muon.runs.directory import from_json, to_json
 from fedjax_muon.runs.pretrained import dataset_of
 
 pytestmark = pytest.mark.slow

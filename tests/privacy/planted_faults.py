@@ -18,7 +18,6 @@ from fedjax_muon.decentralized import (
     engine as gossip_engine,
     estimators,
     private,
-    private_estimators,
 )
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Estimator
@@ -42,7 +41,7 @@ from fedjax_muon.simulation.participation import fixed_cohort
 def small_noise(patch) -> None:
     plain = gaussian.add_normal
     less = lambda key, sigma, g: plain(key, jax.tree.map(lambda s: 0.1 * s, sigma), g)
-    for module in (private_estimators, estimators, client_mechanism):
+    for module in (private, estimators, client_mechanism):
         patch.setattr(module, "add_normal", less)
 
 
@@ -65,7 +64,7 @@ def shared_by_variables(patch) -> None:
             sigma = jax.tree.map(lambda _: sigma, g)
         return jax.tree.map(lambda s, x: plain(key, s, x), sigma, g)
 
-    for module in (private_estimators, estimators):
+    for module in (private, estimators):
         patch.setattr(module, "add_normal", same)
 
 
@@ -130,7 +129,7 @@ def with_shares(clip, factor):
 
 
 def mean_clipped(patch) -> None:
-    plain = private_estimators._innovation
+    plain = private._innovation
 
     def innovation(clip, new, old, beta, size, multiplier, iteration):
         mean = lambda g: jax.tree.map(lambda x: x.sum(0, keepdims=True) / size, g)
@@ -138,18 +137,18 @@ def mean_clipped(patch) -> None:
         scaled = with_shares(clip, size)
         return plain(scaled, mean(new), mean(old), beta, size, multiplier, iteration)
 
-    patch.setattr(private_estimators, "_innovation", innovation)
+    patch.setattr(private, "_innovation", innovation)
 
 
 def realised_size(patch) -> None:
-    plain = private_estimators._innovation
+    plain = private._innovation
 
     def innovation(clip, new, old, beta, size, multiplier, iteration):
         rows = sum(jnp.abs(x).sum(1) for x in jax.tree.leaves(new)) > 0
         scaled = with_shares(clip, size / jnp.maximum(rows.sum(), 1))
         return plain(scaled, new, old, beta, size, multiplier, iteration)
 
-    patch.setattr(private_estimators, "_innovation", innovation)
+    patch.setattr(private, "_innovation", innovation)
 
 
 # -------------------------------------------------------- sampling, accounting faults

@@ -24,9 +24,9 @@ from fedjax_muon.privacy.accounting import (
     gaussian_epsilon,
 )
 from fedjax_muon.privacy.clipping import Each
-from fedjax_muon.privacy.composition import Cost, composed_epsilon, cost_of
 from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.privacy.guarantees import MeanOnly, PrivacySpec, report
+from fedjax_muon.privacy.ledger import Cost, composed_epsilon, cost_of
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
 

@@ -18,7 +18,7 @@ from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized.estimators import split_noise_key
 from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.private_estimators import correlated_gradient
+from fedjax_muon.decentralized.private import correlated_gradient
 from fedjax_muon.privacy.accounting import Pld, gaussian_epsilon
 from fedjax_muon.privacy.client_mechanism import AdaptiveClip
 from fedjax_muon.privacy.client_privacy import ClientPrivacy

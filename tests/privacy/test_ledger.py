@@ -16,8 +16,13 @@ from error_lines import refused
 
 from fedjax_muon.data import Dataset
 from fedjax_muon.privacy import Poisson, gaussian_epsilon, ledger as module
-from fedjax_muon.privacy.composition import Cost, composed_epsilon
-from fedjax_muon.privacy.ledger import Entry, Ledger, fingerprint
+from fedjax_muon.privacy.ledger import (
+    Cost,
+    Entry,
+    Ledger,
+    composed_epsilon,
+    fingerprint,
+)
 
 DELTA = 1e-5
 DATA, OTHER = "a" * 64, "b" * 64
@@ -136,7 +141,7 @@ CHARGING = f"""
 import sys
 from pathlib import Path
 from fedjax_muon.privacy import Poisson
-from fedjax_muon.privacy.composition import Cost
+from fedjax_muon.privacy.ledger import Cost
 from fedjax_muon.privacy.ledger import Entry, Ledger
 import dp_accounting
 path, name = sys.argv[1:]

@@ -128,7 +128,7 @@ def _cifar(name: str, files: dict[str, range], coarse: bool) -> Kind:
     return _of_set(name, partial(_write_cifar, files=files, coarse=coarse), sizes)
 
 
-SIZES = {"CLASSES": 2, "TRAIN": 2, "VALIDATION": 2, "SIDE": 8}
+SIZES = {"CLASSES": 2, "TRAIN": 2, "VALIDATION": 2, "TINY_SIZE": (8, 8)}
 WNIDS = "n01", "n02"
 
 

@@ -23,7 +23,7 @@ from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import directory, files
 from fedjax_muon.runs.build import algorithm_of, has_plain_rule
 from fedjax_muon.runs.config import METHODS, MODELS, OF_AGENTS, Config, Run, Sweep
-from fedjax_muon.runs.config_json import from_json, to_json
+from fedjax_muon.runs.directory import from_json, to_json
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.extend import extend
 from fedjax_muon.runs.files import CheckedRows

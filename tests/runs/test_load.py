@@ -21,7 +21,7 @@ from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.reporting import metrics_csv, style
 from fedjax_muon.runs import directory, load
 from fedjax_muon.runs.config import METHODS, Comparison, Config, Run, Sweep
-from fedjax_muon.runs.config_json import to_json
+from fedjax_muon.runs.directory import to_json
 from fedjax_muon.runs.load import load_run
 from fedjax_muon.runs.report import save_report
 

@@ -10,7 +10,7 @@ from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from fedjax_muon.runs import directory, launch
 from fedjax_muon.runs.config import Comparison, Config, Run, Sweep
-from fedjax_muon.runs.config_json import to_json
+from fedjax_muon.runs.directory import to_json
 from fedjax_muon.runs.extend import lengthen
 from fedjax_muon.runs.load import load_run
 from fedjax_muon.simulation.checkpoint import digest

@@ -24,7 +24,7 @@ from swept import CELLS, DIGITS, GRID, assert_same_tables, finished, meanwhile
 
 from fedjax_muon.runs import sweep as sweeps
 from fedjax_muon.runs.config import Config, Sweep
-from fedjax_muon.runs.config_json import to_json
+from fedjax_muon.runs.directory import to_json
 from fedjax_muon.sweeps import executors
 from fedjax_muon.sweeps.executors import Jobs, WorkerEndedError, _submitit
 
