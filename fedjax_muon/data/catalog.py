@@ -33,15 +33,10 @@ CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankl
 
 def _idx(name: str, url: str, license: str, classes: tuple[str, ...]) -> Source:
     files = tuple(
-        File(
-            file,
-            size=size,
-            md5=IDX_MD5[name][i],
-            # The files of both datasets have the same names, so a wrong folder would
-            # go unnoticed.
-            namesakes=tuple((md5[i], other) for other, md5 in IDX_MD5.items()),
+        File(file, size=size, md5=md5)
+        for (file, size), md5 in zip(
+            images.IDX_FILES.items(), IDX_MD5[name], strict=True
         )
-        for i, (file, size) in enumerate(images.IDX_FILES.items())
     )
     read = partial(images.read_idx, classes=classes)
     layout = Layout(files, (name, ""), read, url, packed=(".gz",))

@@ -35,8 +35,6 @@ class File(NamedTuple):
     lines: int | None = None
     rows: int | None = None  # examples, counted when the file is read
     md5: str | None = None  # of the unpacked file
-    namesakes: tuple[tuple[str, str], ...] = ()
-    # (MD5, dataset) of files with the same name
 
 
 class Layout(NamedTuple):
@@ -190,12 +188,6 @@ def _verify_file(file: File, path: Path, remedy: str) -> None:
                 f"was cut off, or is another file: {again}"
             )
     if file.md5 is not None and md5 != file.md5:
-        other = dict(file.namesakes).get(str(md5))
-        if other is not None:
-            raise ValueError(
-                f"{path}: this is {other}'s file of that name; give the folder of the "
-                f"right dataset, or its parent with a folder for each, or {again}"
-            )
         raise ValueError(
             f"{path}: expected the MD5 {file.md5} as published, found {md5}; it is "
             f"damaged, or another file: {again}"

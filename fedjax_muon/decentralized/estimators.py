@@ -38,6 +38,9 @@ def storm(beta: Hyper = 0.01) -> Estimator:
 
     with x_ the parameters of the iteration before. Both gradients have the same batch z
     and key (Cutkosky and Orabona 2019, arXiv:1905.10018). At t = 0, g = grad(x; z).
+
+    Args:
+      beta: Weight of the new gradient, in [0, 1]; 1 is `fresh`.
     """
     check_range("beta", beta, 0.0, 1.0)
 
@@ -60,6 +63,9 @@ def noisy(estimator: Estimator, sigma: Hyper) -> Estimator:
     """Adds Gaussian noise to the estimates that an agent sends: g* = g + N(0, sigma^2).
 
     The memory of the estimator stays clean. Noise is added at t = 0 too.
+
+    Args:
+      sigma: Standard deviation in every coordinate; 0 keeps every bit.
     """
     check_range("sigma", sigma)
 

@@ -20,7 +20,7 @@ from fedjax_muon.deploy import messages
 from fedjax_muon.deploy.federation import Federation, description, differences
 from fedjax_muon.deploy.messages import Message, MessageError
 from fedjax_muon.simulation.batching import Clients
-from fedjax_muon.simulation.rounds import Inputs, objective_and_sampler
+from fedjax_muon.simulation.rounds import objective_and_sampler
 from fedjax_muon.simulation.simulation import inputs_of
 
 INITIAL = -1  # turn of the state before the first answer
@@ -145,15 +145,7 @@ def client_program(
     inputs = inputs_of(shared.setup.algorithm, shared.setup.task)
 
     @jax.jit
-    def train(
-        inputs: Inputs,
-        client: jax.Array,
-        clients: Clients,
-        request: dict[str, Any],
-        state: Any,
-        index: jax.Array,
-        once: jax.Array,
-    ) -> tuple[Any, Any, jax.Array]:
+    def train(inputs, client, clients, request, state, index, once):
         ours = shared.with_inputs(inputs)
         exchange = ours.exchanges[number]
         objective, draw = objective_and_sampler(
@@ -163,7 +155,7 @@ def client_program(
         batches = draw(client, draw_key)
         round = round_of(ours, number, index, member_key, request["present"])
 
-        def run() -> tuple[Any, Any, jax.Array]:
+        def run():
             sent, after = exchange.client(
                 objective, request["broadcast"], state, batches, round
             )

@@ -330,9 +330,7 @@ class _Server:
 
 def _broadcast_program(shared: Federation, number: int) -> Callable[..., Any]:
     @jax.jit
-    def broadcast(
-        inputs: Inputs, server: Any, index: Any, key: jax.Array, present: Any
-    ) -> Any:
+    def broadcast(inputs, server, index, key, present):
         ours = shared.with_inputs(inputs)
         round = round_of(ours, number, index, key, present)
         return ours.exchanges[number].broadcast(server, round)
@@ -341,19 +339,14 @@ def _broadcast_program(shared: Federation, number: int) -> Callable[..., Any]:
 
 
 def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
-    """Compiles the engine's exchange, whose clients hand on what they have sent."""
+    """Compiles the engine's exchange, whose clients hand on what they have sent.
+
+    That is given as the leaves of all messages, [S, ...].
+    """
     given = lambda objective, broadcast, state, batches, round: (batches, state)
 
     @jax.jit
-    def update(
-        inputs: Inputs,
-        server: Any,
-        index: Any,
-        keys: Any,
-        cohort: jax.Array,
-        sent: list[jax.Array],  # leaves of messages, [S, ...]
-        weights: Any,
-    ) -> tuple[Any, jax.Array]:
+    def update(inputs, server, index, keys, cohort, sent, weights):
         ours = shared.with_inputs(inputs)
         # Messages of another instance of the algorithm may have other static parts.
         shapes = message_shapes(ours.setup.algorithm, server.params)[number]

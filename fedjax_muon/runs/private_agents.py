@@ -21,54 +21,39 @@ class PrivateAgents(NamedTuple):
     beta: float  # of its mechanism
 
 
-def _of(name: str, lr: Hyper, beta: float = 1.0) -> PrivateAgents:
-    return PrivateAgents(PRIVATE[name].base(lr=lr), PRIVATE[name], beta)
+def _method(name: str, rate: float) -> Method:
+    """A private method without memory."""
+
+    def function(lr: Hyper = rate) -> PrivateAgents:
+        return PrivateAgents(PRIVATE[name].base(lr=lr), PRIVATE[name], beta=1.0)
+
+    return _row(name, function)
 
 
-def dp_sgda(lr: Hyper = 1.0) -> PrivateAgents:
-    """DP-SGDA."""
-    return _of("dp_sgda", lr)
+def _storm(name: str, rate: float) -> Method:
+    """A private method with a recursive estimate of the gradient."""
+
+    def function(lr: Hyper = rate, *, beta: float = 0.1) -> PrivateAgents:
+        """Private STORM.
+
+        Args:
+          beta: Weight of the fresh gradient in STORM.
+        """
+        return PrivateAgents(PRIVATE[name].base(lr=lr), PRIVATE[name], beta)
+
+    return _row(name, function)
 
 
-def dp_ftrl(lr: Hyper = 1.0) -> PrivateAgents:
-    """DP-FTRL with banded noise."""
-    return _of("dp_ftrl", lr)
-
-
-def dp_ftrl_buffered(lr: Hyper = 1.0) -> PrivateAgents:
-    """DP-FTRL with the noise of a buffered linear Toeplitz matrix."""
-    return _of("dp_ftrl_buffered", lr)
-
-
-def dpmixsgd(lr: Hyper = 0.1, *, beta: float = 0.1) -> PrivateAgents:
-    """DPMixSGD, clipped.
-
-    Args:
-      beta: Weight of the fresh gradient in STORM.
-    """
-    return _of("dpmixsgd", lr, beta)
-
-
-def dpmixsgd_inside(lr: Hyper = 0.1, *, beta: float = 0.1) -> PrivateAgents:
-    """DPMixSGD with noise that the recursion keeps."""
-    return _of("dpmixsgd_inside", lr, beta)
-
-
-def private_storm(lr: Hyper = 0.3, *, beta: float = 0.1) -> PrivateAgents:
-    """Private STORM, with a clip of its own for the change of a gradient."""
-    return _of("private_storm", lr, beta)
-
-
-def _row(function: Callable[..., PrivateAgents]) -> Method:
-    private = PRIVATE[function.__name__]
+def _row(name: str, function: Callable[..., PrivateAgents]) -> Method:
+    private, function.__name__ = PRIVATE[name], name
     return Method(function, private.label, private.paper, source=private.source)
 
 
 ALL = by_name(
-    _row(dp_sgda),
-    _row(dp_ftrl),
-    _row(dp_ftrl_buffered),
-    _row(dpmixsgd),
-    _row(dpmixsgd_inside),
-    _row(private_storm),
+    _method("dp_sgda", 1.0),
+    _method("dp_ftrl", 1.0),
+    _method("dp_ftrl_buffered", 1.0),
+    _storm("dpmixsgd", 0.1),
+    _storm("dpmixsgd_inside", 0.1),
+    _storm("private_storm", 0.3),
 )

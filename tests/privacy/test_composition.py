@@ -16,7 +16,7 @@ from error_lines import refused
 from oracles.accountant import Interval, Steps, epsilon_interval
 
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
-from fedjax_muon.privacy import composition, guarantees
+from fedjax_muon.privacy import guarantees, ledger
 from fedjax_muon.privacy.accounting import (
     REPLACE_ONE,
     Adjacency,
@@ -162,15 +162,15 @@ def test_another_run_never_costs_less():
 
 @pytest.mark.parametrize("where", ["gaussian", "step", "first step"])
 def test_runs_with_little_noise_fit_in_memory(where, monkeypatch):
-    monkeypatch.setattr(composition, "POINTS", 1e5)  # less exact, and faster
-    z, interval = 0.01, composition._interval
+    monkeypatch.setattr(ledger, "POINTS", 1e5)  # less exact, and faster
+    z, interval = 0.01, ledger._interval
 
     def checked(ratio, finest):
         """A distribution of 10^8 losses would take gigabytes."""
-        assert interval(ratio, finest) * composition.POINTS >= z**-2
+        assert interval(ratio, finest) * ledger.POINTS >= z**-2
         return interval(ratio, finest)
 
-    monkeypatch.setattr(composition, "_interval", checked)
+    monkeypatch.setattr(ledger, "_interval", checked)
     costs = {
         "gaussian": [gaussian(z), steps(20.0)],
         "step": [steps(z, count=1)],
