@@ -103,12 +103,6 @@ def moves_from_params(params: ArrayLike, weights: ArrayLike, lr: float) -> np.nd
 
     Without a rule, the moves are the estimates that agents send in `dsgd`, and the
     tracked gradients in `gradient_tracking`.
-
-    Args:
-      params: Coordinates of all agents' x, [..., T + 1, m], from the start.
-
-    Returns:
-      u, [..., T, m].
     """
     check_range("lr", lr, open_low=True, schedules=False)
     params = np.asarray(params, np.float64)

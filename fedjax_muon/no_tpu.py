@@ -19,9 +19,6 @@ def quiet_libtpu(devices: Path = Path("/dev")) -> None:
     When JAX looks for devices, libtpu's C library asks the machine for the kind of its
     TPU and for the names of its hosts. Without a TPU, it prints "E0000 ... unexpected
     worker hostname ... TPU_WORKER_HOSTNAMES", unless the environment answers.
-
-    Args:
-      devices: Directory of the machine's devices.
     """
     there = any(any(devices.glob(pattern)) for pattern in CHIPS)
     if not there and importlib.util.find_spec("libtpu") is not None:

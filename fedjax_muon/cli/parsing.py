@@ -116,11 +116,7 @@ def _help(kind: type) -> Mapping[str, str]:
 
 
 def grouped(options: Sequence[Option], doc: str | None) -> type:
-    """A dataclass that tyro makes the options of, in sections.
-
-    Returns:
-      The dataclass, which `values` reads an instance of.
-    """
+    """A dataclass that tyro makes the options of, in sections."""
     fields = [_field(option) for option in options if option.section is None]
     for section in ORDER:
         inner = [_field(option) for option in options if option.section == section]

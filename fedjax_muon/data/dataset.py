@@ -244,12 +244,6 @@ def hold_out(
     """Splits a validation set off the training examples.
 
     The split is stratified, and the same in every call.
-
-    Args:
-      share: Share of the training examples for validation, in (0, 1).
-
-    Returns:
-      The dataset without these examples, and their inputs and labels.
     """
     kept, held = stratified(dataset.y_train, share)
     rest = subset(dataset, kept)
@@ -267,11 +261,7 @@ def subset(dataset: Dataset, ids: np.ndarray) -> Dataset:
 def stratified(
     labels: np.ndarray, share: float, name: str = "validation"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divides examples into two parts with the same shares of all classes.
-
-    Returns:
-      The numbers of the examples of each part, shuffled, the same in every call.
-    """
+    """Divides examples into two parts with the same shares of all classes."""
     if not 0 < share < 1:
         raise ValueError(f"the {name} share must be in (0, 1), got {share}")
     least = int(np.bincount(labels)[np.unique(labels)].min())

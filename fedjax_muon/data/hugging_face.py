@@ -49,7 +49,6 @@ def from_hf(
         are the classes.
       size: Height and width to which images are resized; by default, all must have the
         same.
-      test_share: Share of examples for testing, if there is no split "test".
     """
     root = Path(path).expanduser()
     if not root.is_dir():

@@ -42,10 +42,7 @@ def decoded(
     """Decodes images of one size.
 
     Args:
-      names: What images are called in error messages.
       read: Function from the number of an image to its file, or the content of it.
-      size: Height and width to which images are resized; by default, all must have the
-        same.
       published: Height and width that all must have; by default, those of the first.
 
     Returns:

@@ -162,10 +162,6 @@ def prepare(name: str, data_dir: Directory = None) -> Path:
 
     This needs the network and, unlike `load`, TensorFlow (the extra `prepare`).
 
-    Args:
-      name: Name of the dataset, with or without the prefix "tfds:".
-      data_dir: Directory for the files, as for `load`.
-
     Returns:
       The folder of the dataset, which `load("tfds:...")` reads.
     """

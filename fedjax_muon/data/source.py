@@ -83,11 +83,7 @@ class Located(NamedTuple):
 
 
 def located(name: str, source: Source, directory: Path) -> Located:
-    """Finds the first layout whose files are all present in one folder.
-
-    Raises:
-      FileNotFoundError: If no folder has all files; the message says how to get them.
-    """
+    """Finds the first layout whose files are all present in one folder."""
     for layout in source.layouts:
         for folder in layout.folders:
             paths = [

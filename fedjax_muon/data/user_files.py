@@ -45,7 +45,6 @@ def from_arrays(
       test: Inputs and labels for testing. By default, `test_share` of the examples, a
         stratified part that is the same in every call and leaves every owner one
         training example at least.
-      test_share: Share of examples for testing, in (0, 1).
       classes: Names of the classes in the order of integer labels; by default, the
         sorted labels.
       text: Whether `x` has token ids [n, length], which stay as they are.
@@ -129,9 +128,6 @@ def from_csv(
     """Reads a dataset from a table whose first line has the names of its columns.
 
     All columns that are not named here are features, and have numbers.
-
-    Args:
-      test_share: Share of examples for testing, if no column says.
     """
     path = _existing(path)
     table = _read(path)
@@ -171,7 +167,6 @@ def from_folder(
         same.
       owner: Function from an image's path, relative to the folder of its class, to the
         name of its owner, such as `lambda image: image.stem.split("_")[0]`.
-      test_share: Share of images for testing, if there is no folder test.
     """
     root = Path(path).expanduser()
     if not root.is_dir():

@@ -86,10 +86,6 @@ def make(
 ) -> tuple[Start, Step]:
     """Builds the two functions that run an algorithm, which are not jitted.
 
-    Args:
-      agents: m, the number of agents.
-      devices: Devices that the agents are divided among, in order and in equal parts.
-
     Returns:
       `start(params, batches, key) -> State`, which is iteration 0, and
       `step(state, batches, key) -> State`, whose state may be donated. `params` are

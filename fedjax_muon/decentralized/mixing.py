@@ -71,9 +71,6 @@ def sparse(weights: Weights) -> Mixer:
     """Mixes by a sum over neighbors, for many agents with few neighbors each.
 
     Lists of neighbors are padded to the largest degree, with weight 0.
-
-    Args:
-      weights: W, [m, m] or [T, m, m], as in `dense`, with zeros where there is no edge.
     """
     matrices = _known(weights)
     degree = max(1, int((matrices != 0).sum(2).max()))

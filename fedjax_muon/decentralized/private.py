@@ -108,7 +108,6 @@ def private_storm(
 
     Args:
       clip: `Each`, `Difference` or `Split` of `privacy`.
-      beta: Weight of the new gradient, in [0, 1], as in `estimators.storm`.
     """
     check_range("beta", beta, 0.0, 1.0)
     size, first = _checked_sizes(batch_size, first_size)

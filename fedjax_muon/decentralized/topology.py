@@ -79,9 +79,6 @@ def erdos_renyi(agents: int, p: float, *, key: jax.Array) -> RandomGraph:
     Draw t = 1, 2, ... is `networkx.fast_gnp_random_graph` with the NumPy generator
     seeded by the words of the key and then t, so that (key, tries) determines the
     graph.
-
-    Args:
-      p: Probability of an edge, in [1e-9, 1].
     """
     check_count("agents", agents)
     check_range("p", p, SMALLEST_P, 1, schedules=False)
@@ -141,9 +138,6 @@ def check_mixing(W: ArrayLike) -> np.ndarray:
     a sequence, this is required of one period, not of every matrix: of the union of its
     graphs, and of the product of its matrices (a union can be connected while weights
     only swap agents). One agent, W = [[1]], is allowed.
-
-    Args:
-      W: Mixing matrix [m, m]; or [T, m, m], a sequence that repeats.
     """
     period = _matrices(W)
     changes = np.ndim(W) == 3

@@ -100,9 +100,6 @@ def federation(
         checkpoints and its list of missing answers.
 
     The other arguments are those of `federate`.
-
-    Returns:
-      The federation, for `serve` and `Node`; `guarantee` has a private one's statement.
     """
     check_algorithm(algorithm, Algorithm, "decentralize")
     check_task(task)

@@ -38,8 +38,6 @@ class RNN(nn.Module):
 
     Attributes:
       vocabulary_size: Number of token ids; the default holds all ids of `data.load`.
-      embedding: Size of an embedding.
-      hidden: Size H of a hidden state.
       cell: Cell of flax with the arguments `features` and `dtype`.
     """
 

@@ -114,14 +114,8 @@ class RoBERTa(nn.Module):
     scratch.
 
     Attributes:
-      vocabulary_size: Number of token ids.
       position_count: Number of positions; sentences have at most position_count -
         padding - 1 tokens.
-      width: Size of a token.
-      heads: Number of attention heads, which divides `width`.
-      hidden: Size of the hidden layer after attention.
-      padding: Token id of padding.
-      epsilon: Added to the variances in normalization layers.
     """
 
     classes: int = 2

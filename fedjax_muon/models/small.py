@@ -16,9 +16,6 @@ class MLP(nn.Module):
     It maps [B, ...] to logits [B, classes]. The default widths are those of the "2NN"
     of "Communication-Efficient Learning of Deep Networks from Decentralized Data"
     (arXiv:1602.05629), which has 199,210 parameters for 784 inputs and 10 classes.
-
-    Attributes:
-      features: Widths of the hidden layers.
     """
 
     classes: int = 10

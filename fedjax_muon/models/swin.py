@@ -126,11 +126,6 @@ class Swin(nn.Module):
     depth. Kernels and relative positions are initialized as there, biases with 0.
 
     Attributes:
-      patch: Side of a patch in pixels.
-      window: Side of a window in places.
-      width: Features of the first stage.
-      depths: Number of blocks of each stage.
-      heads: Number of attention heads of each stage.
       expansion: Size of a hidden layer, divided by the number of features.
       side: If given, images are first resized linearly to side x side pixels, for
         models that were pretrained on larger images (`load_swin`).

@@ -119,12 +119,6 @@ class ViT(nn.Module):
     second size.
 
     Attributes:
-      patch: Side of a patch in pixels.
-      width: Size of a token.
-      head_width: Size of a head.
-      hidden: Size of the hidden layer after attention.
-      attention_bias: Whether query, key and value have a bias.
-      epsilon: Added to the variances in normalization layers.
       token_init: Initializer of the class token and the positions.
     """
 

@@ -63,10 +63,6 @@ def peak_bytes(program: ClosedJaxpr, donated: Iterable[bool] = ()) -> int:
     Args:
       donated: Whether each of the first arguments is donated. Donated arguments are
         included in the estimate, and their memory may be reused.
-
-    Raises:
-      UnknownMemoryError: If the program has operations that are unknown to this module,
-        or the format of another version of JAX.
     """
     try:
         return _peak(program.jaxpr, donated)
@@ -389,9 +385,6 @@ def limit_of(devices: Devices = ()) -> int:
     """Finds the bytes of memory of each device of this process, the least of all.
 
     Devices of a CPU share its memory, of which the process itself needs a part.
-
-    Raises:
-      UnknownMemoryError: If an accelerator does not report its memory.
     """
     process = jax.process_index()
     local = [device for device in devices if device.process_index == process]

@@ -405,11 +405,7 @@ def _parts(message: Any) -> dict[str, Any]:
 
 
 def parts_of_rounds(algorithm: Algorithm, params: Any) -> list[str]:
-    """The parts of the messages of a round, such as ["params", "momentum"].
-
-    Args:
-      params: Parameters, or their shapes.
-    """
+    """The parts of the messages of a round, such as ["params", "momentum"]."""
     messages = _shapes(algorithm, params)[len(algorithm.prologue) :]
     return [name for message in messages for name in _parts(message)]
 

@@ -240,8 +240,6 @@ def client_spec(
         more release, in which all clients take part.
       private_states: Whether clients keep anything between rounds, that is, whether
         `algorithm.init_client(params)` has leaves.
-      prologue_noise_multiplier: Noise multiplier of the prologue; `noise_multiplier` by
-        default.
       adaptive_clip: Whether the clip norm is an `AdaptiveClip`. Then `noise_multiplier`
         is that of the sum and the count of a round together.
       strategy: How the noise is correlated between rounds. Under Poisson sampling, it

@@ -187,10 +187,6 @@ def best_banded(
     Numbers of bands are powers of two, up to the first that has more noise in the sums
     of gradients, in the mean over all steps. With one band, noise is independent, as in
     DP-SGD.
-
-    Args:
-      examples: Number of records; of the agent that has fewest.
-      batch: Expected number of records in a batch.
     """
     Poisson(examples, batch)  # raises if the numbers do not fit
     best, least = Banded((1.0,)), np.inf

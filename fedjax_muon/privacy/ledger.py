@@ -138,9 +138,6 @@ def composed_epsilon(costs: Iterable[Cost], delta: float) -> float:
     Gaussian mechanisms alone are composed exactly. As soon as one run has Poisson
     samples, all privacy loss distributions are composed numerically, rounded up as in
     `Pld`. Conditions of single runs, such as their adversary, hold for their part.
-
-    Args:
-      costs: Costs of the runs, in any order; equal ones count as often as they occur.
     """
     check_delta(delta)
     costs = tuple(dataclasses.replace(cost, delta=delta) for cost in costs)
@@ -302,7 +299,6 @@ class Ledger:
         """Adds the runs that the ledger does not have yet, all or none.
 
         Args:
-          entries: The runs. One that is there already is not paid again.
           budget: Largest epsilon of all runs in the ledger together; by default
             unlimited. Runs that are all there already are never refused.
 

@@ -152,12 +152,7 @@ def write(
     rates: Mapping[str, str],
     diverged: Mapping[str, str],
 ) -> None:
-    """Writes summaries as a CSV file, one line for every method.
-
-    Args:
-      rates: Learning rates and schedules in words, by method.
-      diverged: Where methods diverged, such as "round 5", by method.
-    """
+    """Writes summaries as a CSV file, one line for every method."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         first, *others = Summary._fields

@@ -53,9 +53,6 @@ def curves(
     Lines are means over seeds; bands are their 95 % intervals. A horizontal line is at
     the target. If one of the runs is private, the test loss is in place of the training
     loss. If one is deployed, there are no bytes and no axis of them.
-
-    Args:
-      note: What is said below the figure besides.
     """
     with drawing(path, (11, 3.8)) as figure:
         drawn = styles(methods)

@@ -228,11 +228,7 @@ def color_names(axis: Any, colors: Iterable[str]) -> None:
 
 
 def outside(axis: Any, value: float, y: float, color: str) -> bool:
-    """Writes a value at the edge of an axis that does not show it.
-
-    Returns:
-      Whether the axis does not show it.
-    """
+    """Writes a value at the edge of an axis that does not show it."""
     low, high = axis.get_xlim()
     if low <= value <= high:
         return False

@@ -56,11 +56,7 @@ class Checked(NamedTuple):
 
 
 def check(job: Comparison, run_dir: Path | None = None) -> Checked:
-    """Checks a comparison, and whether its privacy budget allows it.
-
-    Args:
-      run_dir: A directory that may have some of its runs.
-    """
+    """Checks a comparison, and whether its privacy budget allows it."""
     values = {"algorithms": job.algorithms, "seeds": job.seeds}
     for name, given in values.items():
         if not given or len(set(given)) != len(given):

@@ -104,14 +104,7 @@ PACKAGES = (
 
 
 def create(output: Path | None, job: Job, name: str = "run") -> Path:
-    """Makes a new run directory; of several processes, the first does it.
-
-    Args:
-      output: Where; by default in `runs`, named after the time.
-
-    Returns:
-      The directory, which no other process has been given.
-    """
+    """Makes a new run directory; of several processes, the first does it."""
     if output is not None:
         checkpoint.check_path(output)
         run_on_first(functools.partial(_create, output, job))

@@ -354,11 +354,7 @@ def node_of(config: Mapping[str, Any], place: Path) -> Node:
 
 
 def train(grid: Any, config: Mapping[str, Any], place: Path) -> None:
-    """Trains with the SuperNodes of a grid.
-
-    Args:
-      config: Values of `output`, `deadline` and `patience`.
-    """
+    """Trains with the SuperNodes of a grid."""
     # needs flwr, which nodes and the writing of an app do not
     from fedjax_muon.deploy.flower import FlowerServer
 

@@ -41,12 +41,7 @@ class Engine(NamedTuple):
         config: Mapping[str, object],
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Runs an app to its end, and prints what its server prints.
-
-        Raises:
-          KeyboardInterrupt: After `stop`.
-          subprocess.CalledProcessError: If Flower can't run it.
-        """
+        """Runs an app to its end, and prints what its server prints."""
         command = ["flwr", "run", str(app), NAME, "--stream"]
         command += ["--run-config", assignments(config)]
         process = subprocess.Popen(command, env=self.environment)
@@ -69,14 +64,7 @@ def engine(
     configs: Sequence[Mapping[str, object]],
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Engine]:
-    """Runs a SuperLink, and a SuperNode for each configuration.
-
-    Args:
-      configs: For every SuperNode, the values of `context.node_config`.
-
-    Yields:
-      The engine, whose processes are ended afterwards.
-    """
+    """Runs a SuperLink, and a SuperNode for each configuration."""
     link, *ports = _free_ports(1 + len(configs))
     home = place / "flower"
     home.mkdir(parents=True, exist_ok=True)

@@ -92,10 +92,6 @@ class LoadedRun:
 def load_run(directory: str | Path) -> LoadedRun:
     """Loads the directory of a run of `fedjax-muon train`, or of one in a comparison.
 
-    Args:
-      directory: The run directory; of a comparison's run, such as
-        "runs/compare/fedavg/seed0".
-
     Returns:
       The run, whose `history` is a table of metrics, and whose `params` are those of
       the newest checkpoint. Its properties raise `ValueError` for what is missing or

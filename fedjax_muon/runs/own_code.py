@@ -158,11 +158,7 @@ def model(name: str, given: Mapping[str, Any], *, needed: Sequence[str]) -> "nn.
 def parts(
     name: str, labels: np.ndarray, num_clients: int, *, key: jax.Array
 ) -> list[np.ndarray]:
-    """Calls a user's function that divides examples among clients.
-
-    Returns:
-      One array of example indices per client, int32.
-    """
+    """Calls a user's function that divides examples among clients."""
     function = load(name)
     try:
         inspect.signature(function).bind(labels, num_clients, key=key)

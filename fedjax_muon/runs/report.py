@@ -94,7 +94,6 @@ def save_report(
     Args:
       runs: Directories of runs, comparisons and sweeps. Of a sweep, the best point of
         every method is shown.
-      path: File to write, whose name ends in .html.
 
     Returns:
       Sentences that say what is not shown, and why; the report has them too.

@@ -74,11 +74,7 @@ class Suspended:
         self.path = path
 
     def save(self, part: Any, state: Any, notes: Mapping[str, Any]) -> None:
-        """Keeps the state and notes of a part, in place of another one.
-
-        Args:
-          part: What identifies it: values that JSON can represent, as `notes`.
-        """
+        """Keeps the state and notes of a part, in place of another one."""
         self.clear()
         mark = checkpoint.fingerprint({"part": part}, state)
         self.path.mkdir(mode=0o700, parents=True)  # private runs have secret noise
@@ -178,12 +174,7 @@ def with_owners_counted(config: Config) -> Config:
 
 
 def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> None:
-    """Trains the cells that are not finished.
-
-    Args:
-      again: The command to resume with, by default `fedjax-muon resume`.
-      executor: Name of the executor that runs groups of cells; by default this process.
-    """
+    """Trains the cells that are not finished."""
     console = plain_console()
     if executor and not again:
         option = f" --executor {shlex.quote(executor)}"

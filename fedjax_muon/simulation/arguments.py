@@ -137,11 +137,6 @@ def check_rules(algorithm: Any, params: Any) -> None:
     optimizers of optax, such as `optax.adam(1e-3)`, flip the sign and scale. With them
     training would increase the loss, without any other symptom. It warns if the scale
     of a rule looks like a learning rate.
-
-    Args:
-      algorithm: An algorithm; one without a recipe is not checked.
-      params: Parameters, or their `ShapeDtypeStruct`s. Rules are tested on small arrays
-        of the same structure.
     """
     for name, rule in _rules(recipe_of(algorithm)):
         _check_rule(name, rule, params)

@@ -47,11 +47,7 @@ class ExampleIndices(NamedTuple):
 
 
 def clients_of(x: Array, y: Array, parts: Sequence[np.ndarray]) -> Clients:
-    """Puts examples x [n, ...] with labels y [n] on the device, divided among clients.
-
-    Args:
-      parts: For every client, the ids of its examples; clients may share examples.
-    """
+    """Puts examples x [n, ...] with labels y [n] of clients on the device."""
     if not parts:
         raise ValueError("a partition needs at least one client, got none")
     sizes = [len(part) for part in parts]
@@ -203,9 +199,6 @@ def cyclic(index: jax.Array) -> Sampler:
     """Cycles through fixed batches of a client's examples, for `decentralize`.
 
     Examples that fill no batch are never drawn.
-
-    Args:
-      index: Int32 [], the iteration.
     """
 
     def sample(key, size, steps, batch_size, max_client_size):

@@ -173,10 +173,6 @@ def run_tasks(
     Args:
       function: The tasks' function, at the top level of a module of this library.
       stop: Whether to stop, asked several times a second.
-
-    Raises:
-      KeyboardInterrupt: If `stop` says so; tasks that are not finished are cancelled.
-      WorkerError: If the workers of a task ended, or its executor did.
     """
     waiting: dict[Future[Answer], int] = {}
     attempts, lost, kinds = [0] * len(tasks), dict[int, str](), set[str]()
