@@ -229,8 +229,7 @@ class Export(OfDirectory):
     directory: Positional[Path]
     """Directory of a run, or of one run in a comparison."""
     path: Positional[Path]
-    """FILE.safetensors, FILE.msgpack (of Flax), or a directory for Orbax, without a
-    suffix or DIRECTORY.orbax."""
+    """FILE.safetensors or FILE.msgpack (of Flax)."""
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Replace existing parameters."""
 

@@ -152,8 +152,8 @@ def compare(args: arguments.Compare) -> None:
     """`fedjax-muon compare`."""
     with refusing():
         logs.check(args.log)
-        for option, given in (("lr", args.lr), ("lr-schedules", args.lr_schedules)):
-            unknown = [name for name in given if name not in args.algorithms]
+        for option, named in (("lr", args.lr), ("lr-schedules", args.lr_schedules)):
+            unknown = [name for name in named if name not in args.algorithms]
             if unknown:
                 raise ValueError(
                     f"--{option} names {unknown[0]!r}, which is not compared; the "
@@ -177,7 +177,7 @@ def compare(args: arguments.Compare) -> None:
     _compare(job, checked, run_dir, log)
 
 
-def _with_grids(job: Comparison, given: Mapping[str, float]) -> Comparison:
+def _with_grids(job: Comparison, fixed: Mapping[str, float]) -> Comparison:
     """The comparison with grids of the rates that are not given, and says their cost.
 
     What a sweep can't run, agents and private methods, keeps its rates.
@@ -186,7 +186,7 @@ def _with_grids(job: Comparison, given: Mapping[str, float]) -> Comparison:
     grids = {
         name: rates
         for name in job.algorithms
-        if name not in given and (rates := rates_to_try(name, config.problem))
+        if name not in fixed and (rates := rates_to_try(name, config.problem))
     }
     kinds = {row[0].algorithm: row[0] for row in job.rows}
     if config.private or any(is_of_agents(run) for run in kinds.values()):
@@ -208,9 +208,9 @@ def _compare(
 ) -> None:
     diverged = comparisons.run(comparisons.tuned(job, run_dir), checked, run_dir, log)
     with refusing():
-        found = comparisons.report(job, run_dir, diverged)
+        shown = comparisons.report(job, run_dir, diverged)
     console = plain_console()
-    for table in found:
+    for table in shown:
         console.print(tables.for_terminal(table))
     console.print(f"metrics, checkpoints and figures in {run_dir}")
     if diverged:
@@ -255,16 +255,16 @@ def _sweep(job: Sweep, run_dir: Path, executor: str | None) -> None:
 
 
 def _grids(
-    names: Sequence[str], given: Sequence[str]
+    names: Sequence[str], texts: Sequence[str]
 ) -> dict[str, dict[str, tuple[float, ...]]]:
     """The grid of each algorithm. Raises `ValueError` for what is no grid."""
-    if not given:
+    if not texts:
         raise ValueError(f"{A_GRID}; got none")
-    paper = "paper" in given
+    paper = "paper" in texts
     grids = {name: dict(method_of(name).grid if paper else {}) for name in names}
-    found = [words.partition("=") for words in given if words != "paper"]
-    entries = [entry for entry, _, _ in found]
-    for entry, equals, numbers in sorted(found, key=lambda words: "." in words[0]):
+    parts = [words.partition("=") for words in texts if words != "paper"]
+    entries = [entry for entry, _, _ in parts]
+    for entry, equals, numbers in sorted(parts, key=lambda words: "." in words[0]):
         if entries.count(entry) > 1:
             raise ValueError(f"the grid names {entry!r} twice")
         name, _, option = entry.rpartition(".")

@@ -50,12 +50,12 @@ class _Loader(yaml.SafeLoader):
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
     """A dictionary. Raises `ValueError` if a key is there twice."""
-    found: dict[Any, Any] = {}
+    values: dict[Any, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise ValueError(f"{key!r} is there twice")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 class File(NamedTuple):
@@ -84,22 +84,22 @@ class File(NamedTuple):
 
     def for_algorithm(self, argv: Sequence[str]) -> "File":
         """The file without its algorithm's options, if arguments name another one."""
-        own = self.values.get("algorithm")
-        if value_in(argv, "--algorithm", own) == own:
+        usual = self.values.get("algorithm")
+        if value_in(argv, "--algorithm", usual) == usual:
             return self
         return File(self.path, {k: v for k, v in self.values.items() if k != "hyper"})
 
 
 def find(command: str, argv: Sequence[str]) -> File:
     """Reads the file that arguments name, if they name one."""
-    given = value_in(argv, "--config", None)
-    if given is None or not any(command in names for names in COMMANDS.values()):
+    named = value_in(argv, "--config", None)
+    if named is None or not any(command in names for names in COMMANDS.values()):
         return File(None, {})
-    path = Path(given)
+    path = Path(named)
     if path.is_dir():
         path = path / directory.CONFIG
         if not path.exists():
-            raise ValueError(f"{given} is not a run directory: it has no {path.name}")
+            raise ValueError(f"{named} is not a run directory: it has no {path.name}")
     return File(path, _read(path, command))
 
 
@@ -110,19 +110,19 @@ def _read(path: Path, command: str) -> dict[str, Any]:
     check_size(path, LIMIT)
     with reading(path, f"a file in {kind}", "correct it", found="", errors=ERRORS):
         text = path.read_text(encoding="utf-8")
-        found = _parsed(kind, text)
-    if not isinstance(found, dict):
-        what = type(found).__name__
+        values = _parsed(kind, text)
+    if not isinstance(values, dict):
+        what = type(values).__name__
         raise ValueError(f"{path}: expected options by name, got {what}")
-    if kind == "JSON" and "kind" in found:
+    if kind == "JSON" and "kind" in values:
         return _of_job(path, text, command)
-    return {str(key).replace("-", "_"): value for key, value in found.items()}
+    return {str(key).replace("-", "_"): value for key, value in values.items()}
 
 
 def _parsed(kind: str, text: str) -> Any:
     if kind == "YAML":
-        found = yaml.load(text, _Loader)
-        return {} if found is None else found
+        values = yaml.load(text, _Loader)
+        return {} if values is None else values
     if kind == "TOML":
         return tomllib.loads(text)
     return json.loads(text, object_pairs_hook=_once)
@@ -225,7 +225,7 @@ def command(kind: type, options: Sequence[Option], parsed: Any, file: File) -> A
             raise
         try:
             defaults = {option.name: option.default for option in options}
-            parsing.made(kind, options, defaults)
+            parsing.from_values(kind, options, defaults)
         except ValueError as same:
             if str(same) == str(error):
                 raise ValueError(f"{file.path}: {error}") from error

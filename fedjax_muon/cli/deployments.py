@@ -65,14 +65,14 @@ def _run_of(args: Any) -> Run:
 
 def _run(place: Path, run: Run, files: list[Path]) -> None:
     """Runs the app on a SuperNode for every file of examples."""
-    own = " ".join(filter(is_own, (run.algorithm, run.config.model)))
+    code = " ".join(filter(is_own, (run.algorithm, run.config.model)))
     configs = [
-        {"partition-id": client, "data": str(path.resolve()), "own-code": own}
+        {"partition-id": client, "data": str(path.resolve()), "own-code": code}
         for client, path in enumerate(files)
     ]
     here = [os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds, by default 1
-    if own:
+    if code:
         variables["PYTHONPATH"] = os.pathsep.join(here)
     engine = flower_engine.engine(place / ENGINE, configs, variables)
     with resumable(place, "the same command") as stop, engine as running:

@@ -76,22 +76,22 @@ class Option(NamedTuple):
 
 def options(kind: type, default: Any = None) -> list[Option]:
     """The options of a command."""
-    found = []
+    result = []
     for option in _fields(kind, default):
         inner = get_args(option.hint)[0] if get_args(option.hint) else None
         if inner not in STARTS:
-            found.append(option._replace(section=PLACES.get(option.name)))
+            result.append(option._replace(section=PLACES.get(option.name)))
             continue
         section = None
         for field in _fields(inner, option.default):
             section = STARTS[inner].get(field.name, section)
-            found.append(field._replace(part=option.name, section=section))
-    return found
+            result.append(field._replace(part=option.name, section=section))
+    return result
 
 
 def _fields(kind: type, default: Any) -> list[Option]:
     texts, hints = _help(kind), get_type_hints(kind, include_extras=True)
-    found = []
+    result = []
     for field in dataclasses.fields(kind):
         hint: Any = hints[field.name]
         if field.name in texts:
@@ -101,8 +101,8 @@ def _fields(kind: type, default: Any) -> list[Option]:
             value = field.default_factory()
         if default is not None:
             value = getattr(default, field.name)
-        found.append(Option(field.name, None, None, hint, value))
-    return found
+        result.append(Option(field.name, None, None, hint, value))
+    return result
 
 
 @functools.cache
@@ -121,10 +121,10 @@ def grouped(options: Sequence[Option], doc: str | None) -> type:
     for section in ORDER:
         inner = [_field(option) for option in options if option.section == section]
         if inner:
-            made: Any = dataclasses.make_dataclass("Section", inner, frozen=True)
+            part: Any = dataclasses.make_dataclass("Section", inner, frozen=True)
             conf = tyro.conf.arg(name=section), tyro.conf.OmitArgPrefixes
-            hint = Annotated[made, *conf]
-            field: Any = dataclasses.field(default_factory=made)
+            hint = Annotated[part, *conf]
+            field: Any = dataclasses.field(default_factory=part)
             fields.append((_attribute(section), hint, field))
     return dataclasses.make_dataclass(
         "Options", fields, frozen=True, kw_only=True, namespace={"__doc__": doc}
@@ -149,10 +149,12 @@ def command(kind: type, options: Sequence[Option], parsed: Any) -> Any:
     for section in filter(None, sections):
         parts[section] = getattr(parsed, _attribute(section))
     values = {each.name: getattr(parts[each.section], each.name) for each in options}
-    return made(kind, options, values)
+    return from_values(kind, options, values)
 
 
-def made(kind: type, options: Sequence[Option], values: Mapping[str, Any]) -> Any:
+def from_values(
+    kind: type, options: Sequence[Option], values: Mapping[str, Any]
+) -> Any:
     """A command with values by name, of which some belong to its parts."""
     hints = get_type_hints(kind, include_extras=True)
     fields: dict[str, Any] = {}
@@ -206,11 +208,11 @@ def _first_part(text: str) -> str:
 
 
 def _reworded(message: str, options: Sequence[str]) -> str:
-    found = re.match(r"Unrecognized options: (\S+?)(?:,|$)", message)
-    if found is None:
+    match = re.match(r"Unrecognized options: (\S+?)(?:,|$)", message)
+    if match is None:
         message = re.sub(r"^Missing from [^:]*:", "missing:", message)
         return message[:1].lower() + message[1:].rstrip(".")
-    word = found[1].partition("=")[0]
+    word = match[1].partition("=")[0]
     if not word.startswith("-"):
         return f"unexpected argument {word!r}"
     by_name = {o.lstrip("-").rpartition(".")[2]: o for o in options}

@@ -58,7 +58,7 @@ def check(paths: Sequence[Path]) -> None:
 
 
 def arrays_of(
-    path: Path, needed: Sequence[str], others: Sequence[str]
+    path: Path, needed: Sequence[str], others: Sequence[str] = ()
 ) -> dict[str, np.ndarray]:
     """Reads some of the arrays of a NumPy archive, of which it must have the needed."""
     check([path])
@@ -70,9 +70,9 @@ def arrays_of(
         names = archive.namelist()
         missing = [key for key in needed if f"{key}.npy" not in names]
         if missing:
+            more = f" (and {', '.join(others)} if there are any)" if others else ""
             raise ValueError(
-                f"{path}: expected the arrays {', '.join(needed)} (and "
-                f"{', '.join(others)} if there are any), found no "
+                f"{path}: expected the arrays {', '.join(needed)}{more}, found no "
                 f"{', '.join(missing)}; save them by numpy.savez"
             )
         keys = [key for key in (*needed, *others) if f"{key}.npy" in names]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_muon.core import Params, streams, tree, with_numbers
+from fedjax_muon.core import Params, check_count, streams, tree, with_numbers
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
@@ -330,11 +330,7 @@ def _place(setup: GossipSetup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> C
     least = min(map(len, parts))
     sizes = {"batch_size": setup.batch_size, "first_size": setup.first_size}
     for name, size in sizes.items():
-        if not 1 <= size <= least:
-            raise ValueError(
-                f"{name} must lie between 1 and the {least} examples of the agent that "
-                f"has fewest, got {size}"
-            )
+        check_count(name, size, 1, least, limit="the examples of the smallest agent")
     return _placed(setup, clients)
 
 

@@ -258,12 +258,15 @@ def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
     The shapes of the tensors determine the sizes of the module. Its `side` is that of
     images whose last map is one window, 224 for "patch4_window7_224", so images of any
     size are resized to it and use all relative positions as they were trained. Names in
-    the file are those of timm, before version 0.9 (the paper's names) or since. Half
-    precision becomes float32. Requires the extra `roberta`.
+    the file are those of timm since version 0.9. Half precision becomes float32.
+    Requires the extra `roberta`.
     """
     with opened(path, "Swin-T", SWIN_URL) as (file, stored):
         names = stored.keys()
-        tensors = _renamed({name: stored.get_tensor(name) for name in names})
+        weights = [name for name in names if not name.endswith(SWIN_IGNORED)]
+        tensors = {name: stored.get_tensor(name) for name in weights}
+        for name, tensor in tensors.items():
+            check_finite(name, tensor)
     try:
         model = _swin_of(tensors)
         image = jax.ShapeDtypeStruct((1, model.side, model.side, CHANNELS), jnp.float32)
@@ -281,28 +284,6 @@ def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
 def without_head(params: Mapping[str, Any]) -> dict[str, Any]:
     """Removes the last layer, for a task with other classes (`tasks.starting_at`)."""
     return {name: part for name, part in params.items() if name != "head"}
-
-
-def _renamed(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Tensors by their names since timm 0.9.
-
-    Before, a merging belonged to the end of a stage, not to the beginning of the next
-    one, and the head was a single layer.
-    """
-    old = any(name.startswith("layers.0.downsample.") for name in tensors)
-    renamed: dict[str, np.ndarray] = {}
-    for name, tensor in tensors.items():
-        if name.endswith(SWIN_IGNORED):
-            continue
-        if old:
-            later = lambda match: f"layers.{int(match[1]) + 1}.downsample."
-            name = re.sub(r"^layers\.(\d+)\.downsample\.", later, name)
-        name = re.sub(r"^head\.(weight|bias)$", r"head.fc.\1", name)
-        if name in renamed:
-            raise ValueError(f"{name} by two names")
-        check_finite(name, tensor)
-        renamed[name] = tensor
-    return renamed
 
 
 def _swin_of(tensors: Mapping[str, np.ndarray]) -> Swin:

@@ -1,17 +1,12 @@
-"""Parameters in files that other programs read: safetensors, msgpack, Orbax.
-
-The suffix of a path is its format:
+"""Parameters in files that other programs read. The suffix of a path is the format:
 
 - `.safetensors`: one tensor for every leaf, named by its path with dots, such as
   "Dense_0.kernel";
-- `.msgpack`: what `flax.serialization.from_bytes` reads;
-- `.orbax`, or no suffix: a directory, a checkpoint of Orbax.
+- `.msgpack`: what `flax.serialization.from_bytes` reads.
 """
 
 import contextlib
 import json
-import secrets
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,11 +40,11 @@ def save_params(
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Writes parameters into a file or directory, whole or not at all.
+    """Writes parameters into a file, whole or not at all.
 
-    The suffix decides the format: `.safetensors` (requires the extra `export`),
-    `.msgpack`, and `.orbax` or none for a directory of Orbax. A msgpack file has no
-    place for metadata; they are in a file beside it, with `.json` added to its name.
+    The suffix decides the format: `.safetensors` (requires the extra `export`) or
+    `.msgpack`. A msgpack file has no place for metadata; they are in a file beside it,
+    with `.json` added to its name.
 
     Args:
       params: Parameters, a pytree of arrays in dictionaries and named tuples.
@@ -110,21 +105,15 @@ def check_target(path: Path, *, overwrite: bool) -> Format:
         raise ValueError(
             f"{there[0]} exists already; choose another name, or replace it (overwrite)"
         )
-    is_directory = form is FORMATS[""]
-    if path.exists() and (
-        path.is_dir() != is_directory or (is_directory and not _is_orbax(path))
-    ):
-        raise ValueError(
-            f"{path} has other files and is not replaced; choose another name"
-        )
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory; choose another name")
     return form
 
 
 def _format_of(path: Path) -> Format:
     if path.suffix.lower() not in FORMATS:
-        named = ", ".join(suffix for suffix in FORMATS if suffix)
         raise ValueError(
-            f"the suffix of parameters is one of {named}, or none, got {str(path)!r}"
+            f"the suffix of parameters is {' or '.join(FORMATS)}, got {str(path)!r}"
         )
     if path.suffix.lower() == ".safetensors":
         check_installed("safetensors", "a file of safetensors")
@@ -223,54 +212,9 @@ def _metadata_of_msgpack(path: Path) -> Mapping[str, Any]:
         return json.loads(read_text(_beside(path)))
 
 
-# ----------------------------------------------------------------------------- Orbax
-
-
-def _orbax() -> Any:
-    # Imported here, since it is slow.
-    from orbax.checkpoint.experimental import v1
-
-    return v1
-
-
-def _is_orbax(path: Path) -> bool:
-    """Whether a directory is a checkpoint, or empty: it may be replaced."""
-    # `is_orbax_checkpoint` of 0.12.8 is true of any directory
-    return (path / "_CHECKPOINT_METADATA").is_file() or not any(path.iterdir())
-
-
-def _save_orbax(
-    path: Path, nested: dict[str, Any], metadata: Mapping[str, Any]
-) -> None:
-    mark = secrets.token_hex(4)
-    new, old = (path.with_name(f".{path.name}.{mark}.{end}") for end in ("new", "old"))
-    try:
-        _orbax().save(new.absolute(), nested, custom_metadata=dict(metadata))
-        if path.exists():
-            path.rename(old)
-        new.rename(path)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _load_orbax(path: Path) -> dict[str, Any]:
-    # whatever is damaged, orbax names no common type
-    with reading(path, "a checkpoint of Orbax", ANEW, found="", errors=(Exception,)):
-        return _named(_orbax().load(path.absolute()))
-
-
-def _metadata_of_orbax(path: Path) -> Mapping[str, Any]:
-    with reading(path, "a checkpoint of Orbax", ANEW, found="", errors=(Exception,)):
-        return _orbax().metadata(path.absolute()).custom_metadata or {}
-
-
-_ORBAX = Format(_save_orbax, _load_orbax, _metadata_of_orbax)
 FORMATS = {
     ".safetensors": Format(
         _save_safetensors, _load_safetensors, _metadata_of_safetensors
     ),
     ".msgpack": Format(_save_msgpack, _load_msgpack, _metadata_of_msgpack),
-    ".orbax": _ORBAX,
-    "": _ORBAX,
 }

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import platformdirs
+import pydantic
 from rich.console import Console
 
 from fedjax_muon.core import atomic_files, check_count
@@ -29,7 +30,9 @@ from fedjax_muon.planning.memory import UnknownMemoryError, limit_of, need_of, p
 from fedjax_muon.simulation.federated import with_plan
 from fedjax_muon.simulation.simulation import Simulation
 
-Record = dict[str, dict[str, dict[str, float | None]]]  # program, device, plan
+Seconds = dict[str, pydantic.PositiveFloat | None]  # by plan; None: it doesn't fit
+Record = dict[str, dict[str, Seconds]]  # by program and device
+RECORD: pydantic.TypeAdapter[Record] = pydantic.TypeAdapter(Record)
 
 
 class Tuned(NamedTuple):
@@ -178,16 +181,10 @@ def read_record(path: Path) -> Record:
     if not path.exists():
         return {}
     try:
-        record = json.loads(path.read_text())
-        for devices in record.values():
-            for seconds in devices.values():
-                for value in seconds.values():
-                    if value is not None and not value > 0:
-                        raise ValueError(f"{value} seconds")
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return RECORD.validate_json(path.read_text())
+    except (OSError, ValueError) as error:
         warnings.warn(f"plans are measured again: {path}: {error}", stacklevel=2)
         return {}
-    return record
 
 
 def _shared(

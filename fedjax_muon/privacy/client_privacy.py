@@ -113,11 +113,8 @@ class ClientPrivacy:
                 "the algorithm is private already; leave out private_clients, since "
                 "privacy decides clip and noise"
             )
-        if self.cohort_size > clients:
-            raise ValueError(
-                f"cohort_size must lie between 1 and the {clients} clients there are, "
-                f"got {self.cohort_size}"
-            )
+        limit = "the number of clients"
+        check_count("cohort_size", self.cohort_size, 1, clients, limit=limit)
         group = clients // self.cycle(clients)
         if self.max_cohort is not None and self.max_cohort > group:
             raise ValueError(

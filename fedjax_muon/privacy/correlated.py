@@ -138,8 +138,8 @@ def banded(steps: int, bands: int) -> Banded:
     if bands == 1:
         return Banded((1.0,))
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        found = _library().toeplitz.optimize_banded_toeplitz(n=steps, bands=bands)
-    c = np.maximum(np.asarray(found, np.float64), 0)
+        best = _library().toeplitz.optimize_banded_toeplitz(n=steps, bands=bands)
+    c = np.maximum(np.asarray(best, np.float64), 0)
     return Banded(tuple(map(float, c / np.linalg.norm(c))))
 
 
@@ -157,7 +157,7 @@ def buffered(steps: int, separation: int, buffers: int = 2) -> Buffered:
     check_count("separation", separation)
     check_count("buffers", buffers)
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        found = _library().buffered_toeplitz.optimize(
+        best = _library().buffered_toeplitz.optimize(
             n=steps,
             min_sep=min(separation, steps),
             max_participations=None,
@@ -165,7 +165,7 @@ def buffered(steps: int, separation: int, buffers: int = 2) -> Buffered:
             min_buffers=buffers,
             max_buffers=buffers,
         )
-        decay, scale = np.asarray(found.buf_decay), np.asarray(found.output_scale)
+        decay, scale = np.asarray(best.buf_decay), np.asarray(best.output_scale)
     return Buffered(tuple(map(float, decay)), tuple(map(float, scale)))
 
 

@@ -265,14 +265,14 @@ _CAVEATS = (
 
 def _noise_assumptions(releases: Mapping[str, Release]) -> tuple[str, ...]:
     """What is assumed of the noise, once for every way to draw it."""
-    found = (
+    words = (
         f"every step is noised, step 0 included, with noise that is correlated between "
         f"steps ({release.noise.strategy}) and made of fresh and independent noise"
         if isinstance(release.noise, Correlated)
         else _INDEPENDENT
         for release in releases.values()
     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(words))
 
 
 def _telescopes(spec: PrivacySpec) -> bool:
@@ -364,14 +364,14 @@ class Guarantee:
 
     def report(self) -> PrivacyReport:
         """Computes epsilon, which is infinite if the noise is fixed."""
-        found = report(self.spec)
+        plain = report(self.spec)
         reasons = (FIXED,) if self.fixed_noise else ()
         voids = (TRAINING,) if self.training_metrics else ()
         return dataclasses.replace(
-            found,
-            epsilon=math.inf if reasons else found.epsilon,
-            assumptions=(*found.assumptions, *self.assumptions),
-            caveats=(*reasons, *voids, *found.caveats),
+            plain,
+            epsilon=math.inf if reasons else plain.epsilon,
+            assumptions=(*plain.assumptions, *self.assumptions),
+            caveats=(*reasons, *voids, *plain.caveats),
             mechanism=self.mechanism,
         )
 
@@ -417,9 +417,9 @@ def check_noise(epsilon: float | None, noise: float | None, name: str) -> None:
         )
 
 
-def check_left_out(given: Mapping[str, Any]) -> None:
+def check_left_out(arguments: Mapping[str, Any]) -> None:
     """Checks that no argument that a mechanism decides is given beside it."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None:
             raise ValueError(
                 f"privacy decides {name}; leave it out, and set it in the mechanism"

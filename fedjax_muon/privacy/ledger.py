@@ -151,10 +151,10 @@ def composed_epsilon(costs: Iterable[Cost], delta: float) -> float:
 
 def joint_gaussian(costs: Iterable[Cost]) -> float | None:
     """The multiplier of all runs together that are Gaussian mechanisms, if any is."""
-    found = sorted(cost.multiplier for cost in costs if cost.sampling is None)
-    if len(found) > 1:
-        return joint_multiplier(*found)
-    return found[0] if found else None  # without rounding
+    multipliers = sorted(cost.multiplier for cost in costs if cost.sampling is None)
+    if len(multipliers) > 1:
+        return joint_multiplier(*multipliers)
+    return multipliers[0] if multipliers else None  # without rounding
 
 
 def _common_adjacency(costs: Iterable[Cost]) -> Adjacency:
@@ -317,9 +317,9 @@ class Ledger:
         """The entries that are not there, and epsilon with them."""
         if budget is not None:
             check_epsilon(budget)
-        found = self.entries()
-        new = self._new(found, entries)
-        epsilon = _composed((*found, *new), delta)
+        charged = self.entries()
+        new = self._new(charged, entries)
+        epsilon = _composed((*charged, *new), delta)
         if new and budget is not None and epsilon > budget:
             if math.isinf(epsilon):
                 raise ValueError(
@@ -329,17 +329,18 @@ class Ledger:
                 )
             raise ValueError(
                 f"the privacy budget of {self.path} would be exceeded: "
-                f"{len(found)} runs have spent epsilon {_composed(found, delta):.4g}, "
-                f"with {len(new)} more it would be {epsilon:.4g}, and {budget:g} is "
-                f"allowed, at delta {delta:g}; run less, or with smaller epsilons"
+                f"{len(charged)} runs have spent epsilon "
+                f"{_composed(charged, delta):.4g}, with {len(new)} more it would be "
+                f"{epsilon:.4g}, and {budget:g} is allowed, at delta {delta:g}; run "
+                "less, or with smaller epsilons"
             )
         return new, epsilon
 
     def _new(
-        self, found: Sequence[Entry], entries: Sequence[Entry]
+        self, charged: Sequence[Entry], entries: Sequence[Entry]
     ) -> tuple[Entry, ...]:
         """The entries that are not there, each once."""
-        known = {entry.run: entry for entry in found}
+        known = {entry.run: entry for entry in charged}
         new: dict[str, Entry] = {}
         for entry in entries:
             other = known.get(entry.run) or new.get(entry.run)

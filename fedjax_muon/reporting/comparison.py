@@ -1,12 +1,13 @@
 """Comparison of methods over several seeds."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+from fedjax_muon.reporting.metrics_csv import text_of
 
 SHARE_OF_BEST = 0.9
 History = Mapping[str, np.ndarray]  # columns by name, see `metrics_csv.read`
@@ -149,19 +150,23 @@ def write(
     summaries: Sequence[Summary],
     path: Path,
     *,
-    rates: Mapping[str, str],
     diverged: Mapping[str, str],
+    columns: Mapping[str, Mapping[str, str]],
 ) -> None:
-    """Writes summaries as a CSV file, one line for every method."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        first, *others = Summary._fields
-        writer.writerow((first, "status", "lr", *others))
-        for method, *numbers in summaries:
-            writer.writerow((method, "finished", rates[method], *numbers))
-        for method, where in diverged.items():
-            status = f"diverged ({where})"
-            writer.writerow((method, status, rates[method], *[""] * len(others)))
+    """Writes summaries as a CSV file, one line for every method.
+
+    Args:
+      diverged: Status of the methods that have no summary.
+      columns: Further columns by name, with their values by method.
+    """
+    known = {row.method: row._asdict() for row in summaries}
+    blank = dict.fromkeys(Summary._fields, "")
+    rows = []
+    for method, status in {**dict.fromkeys(known, "finished"), **diverged}.items():
+        about = {"method": method, "status": status}
+        about |= {name: values.get(method, "") for name, values in columns.items()}
+        rows.append(about | blank | {"method": method} | known.get(method, {}))
+    path.write_text(text_of(rows, header=True), newline="")
 
 
 def risen_loss(run: History) -> str:

@@ -22,18 +22,13 @@ def text_of(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
     return lines.getvalue()
 
 
-def append(path: Path, row: Mapping[str, Any]) -> str:
-    """Adds one row to a metrics file, and waits until it is on disk.
-
-    Returns:
-      The text that was added, with a header if the file is new.
-    """
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """Adds one row to a metrics file, and waits until it is on disk."""
     text = text_of([row], header=not path.exists())
     with path.open("a", newline="") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    return text
 
 
 def _lines(path: Path) -> list[str]:

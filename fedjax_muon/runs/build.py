@@ -100,7 +100,7 @@ def algorithm_of(run: Run) -> Algorithm | Gossip | PrivateAgents:
         hyper["shape_scale"] = SHAPE_SCALES[config.shape_scale]
     if config.weight_decay and has_plain_rule(method):
         hyper["rule"] = optax.add_decayed_weights(config.weight_decay)
-    algorithm = own_code.made(method, hyper)
+    algorithm = own_code.algorithm(method, hyper)
     _check_kind(run, algorithm)
     if isinstance(algorithm, PrivateAgents):
         return algorithm
@@ -331,10 +331,10 @@ def model_of(config: Config, dataset: Dataset) -> nn.Module:
     classes = len(dataset.classes)
     dtype = COMPUTE_DTYPES[config.compute_dtype]
     if own_code.is_own(config.model):
-        given = {"classes": classes, "shape": dataset.x_train.shape[1:]}
-        given |= {"tokens": dataset.tokens, "dtype": dtype}
+        arguments = {"classes": classes, "shape": dataset.x_train.shape[1:]}
+        arguments |= {"tokens": dataset.tokens, "dtype": dtype}
         needed = ["classes"] + ["dtype"] * (config.compute_dtype != "float32")
-        return own_code.model(config.model, given, needed=needed)
+        return own_code.model(config.model, arguments, needed=needed)
     if config.model == "mlp":
         return models.MLP(classes, config.hidden, dtype=dtype)
     if config.model in RECURRENT:

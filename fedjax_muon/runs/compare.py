@@ -57,12 +57,6 @@ class Checked(NamedTuple):
 
 def check(job: Comparison, run_dir: Path | None = None) -> Checked:
     """Checks a comparison, and whether its privacy budget allows it."""
-    values = {"algorithms": job.algorithms, "seeds": job.seeds}
-    for name, given in values.items():
-        if not given or len(set(given)) != len(given):
-            raise ValueError(f"{name} must be one or more, each once, got {given}")
-    if len(set(job.config.epsilon)) != len(job.config.epsilon):
-        raise ValueError(f"epsilons must differ, got {job.config.epsilon}")
     dataset = dataset_of(job.config)
     kinds = {row[0].algorithm: is_of_agents(row[0]) for row in job.rows}
     if job.config.private and len(set(kinds.values())) > 1:
@@ -101,12 +95,12 @@ def _guaranteed(
 ) -> list[privacy.Private]:
     """The runs of a row with their guarantees, which may depend on the seed; none if
     they are not private."""
-    found = []
+    private = []
     for run in row if first.guarantee is not None else ():
         guarantee = of_seed(first, run, dataset).guarantee
         assert guarantee is not None  # a variation of a private simulation is private
-        found.append(privacy.Private(run, guarantee))
-    return found
+        private.append(privacy.Private(run, guarantee))
+    return private
 
 
 def tuned(job: Comparison, run_dir: Path) -> Comparison:
@@ -243,7 +237,8 @@ def report(
     target = comparison.target_score(runs) if runs else np.nan
     summaries = comparison.summarize(runs, target)
     rates, path = _rates(job, grids), run_dir / "summary.csv"
-    comparison.write(summaries, path, rates=rates, diverged=diverged)
+    status = {name: f"diverged ({where})" for name, where in diverged.items()}
+    comparison.write(summaries, path, diverged=status, columns={"lr": rates})
     if runs:
         words = "".join(f"; {name} diverged ({at})" for name, at in diverged.items())
         path = run_dir / "comparison.png"
@@ -256,22 +251,22 @@ def report(
         plots.utility(scores, path, title=title, score=score)
     numbers = target, title, len(job.seeds), config.score
     table = tables.compared(summaries, *numbers, rates=rates, diverged=diverged)
-    found = [table]
+    shown = [table]
     if config.client_tests and runs:
-        found.append(fairness.table(runs, "Clients"))
-    files.write(run_dir / "summary.tex", "\n".join(map(tables.latex, found)))
-    return found
+        shown.append(fairness.table(runs, "Clients"))
+    files.write(run_dir / "summary.tex", "\n".join(map(tables.latex, shown)))
+    return shown
 
 
 def _by_epsilon(
     job: Comparison, runs: Mapping[str, list[History]]
 ) -> dict[str, dict[float, list[float]]]:
     """The last test scores of every method, by epsilon."""
-    found: dict[str, dict[float, list[float]]] = {}
+    by_method: dict[str, dict[float, list[float]]] = {}
     for first, *_ in job.rows:
         if first.label in runs:
             column = comparison.score_column(runs[first.label][0])
             scores = [float(run[column][-1]) for run in runs[first.label]]
-            by_epsilon = found.setdefault(label_of(first.algorithm), {})
+            by_epsilon = by_method.setdefault(label_of(first.algorithm), {})
             by_epsilon[first.config.epsilon[0]] = scores
-    return found
+    return by_method

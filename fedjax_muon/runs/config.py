@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from fedjax_muon import algorithms, decentralized, minimax
 from fedjax_muon.algorithms.registry import Method, find
-from fedjax_muon.core import check_range, recipe
+from fedjax_muon.core import check_count, check_range, recipe
 from fedjax_muon.data.loading import NAMES, TFDS
 from fedjax_muon.runs import own_code, private_agents
 from fedjax_muon.runs.lists import (
@@ -277,28 +277,20 @@ class Config:
         )
 
     def __post_init__(self):
-        if not 0 <= self.newton_schulz_steps <= MOST_STEPS:
-            raise ValueError(
-                f"newton_schulz_steps must lie in 0..{MOST_STEPS}, got "
-                f"{self.newton_schulz_steps}"
-            )
+        check_count("newton_schulz_steps", self.newton_schulz_steps, 0, MOST_STEPS)
         check_range("weight_decay", self.weight_decay, schedules=False)
+        check_range("train_share", self.train_share, 0, 1, open_low=True)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and value > LARGEST:
                 raise ValueError(f"{field.name} must be below 2^31, got {value}")
         for name in ("num_clients", "rounds", "evaluate_every", "devices"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} must be at least 1, got {getattr(self, name)}"
-                )
+            check_count(name, getattr(self, name))
         if len(self.local_epochs) > 2:
             raise ValueError(
                 "local_epochs must be one number, or the smallest and the largest, got "
                 f"{' '.join(map(str, self.local_epochs))}"
             )
-        if not 0 < self.train_share <= 1:
-            raise ValueError(f"train_share must lie in (0, 1], got {self.train_share}")
         for name, known in (("model", MODELS), ("partition", PARTITIONS)):
             if not own_code.is_own(getattr(self, name)):
                 check_name(name, getattr(self, name), known)
@@ -313,7 +305,7 @@ class Config:
                 f"{self.partition}; add --partition by_owner"
             )
         # a run is resumed in any directory
-        if is_own(self.dataset):
+        if is_of_user(self.dataset):
             path = str(Path(self.dataset).expanduser().absolute())
             object.__setattr__(self, "dataset", path)
         if self.ledger is not None:
@@ -344,7 +336,7 @@ OF_SERVER = (  # and its clients
 )
 
 
-def is_own(dataset: str) -> bool:
+def is_of_user(dataset: str) -> bool:
     """Whether a dataset is the user's own file or directory, and not a name."""
     if dataset.endswith(FILES):
         return True
@@ -430,9 +422,15 @@ def distinct_labels(runs: Sequence[Run]) -> list[str]:
         options.setdefault(run.label, []).append(run.options)
     labels = []
     for run in runs:
-        others, own = options[run.label], run.options
-        differ = [k for k in own if any(each.get(k) != own[k] for each in others)]
-        labels.append(", ".join([run.label, *(f"{k}={own[k]}" for k in differ)]))
+        others, options_of_run = options[run.label], run.options
+        differ = [
+            k
+            for k in options_of_run
+            if any(each.get(k) != options_of_run[k] for each in others)
+        ]
+        labels.append(
+            ", ".join([run.label, *(f"{k}={options_of_run[k]}" for k in differ)])
+        )
     return labels
 
 
@@ -447,6 +445,11 @@ class Comparison:
     config: Config
     # learning rates of which the best is taken first, see `tuning`
     grids: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        _check_each_once(algorithms=self.algorithms, seeds=self.seeds)
+        if len(set(self.config.epsilon)) != len(self.config.epsilon):
+            raise ValueError(f"epsilons must differ, got {self.config.epsilon}")
 
     @property
     def rows(self) -> list[list[Run]]:
@@ -488,6 +491,9 @@ class Sweep:
     config: Config
 
     def __post_init__(self):
+        _check_each_once(algorithms=self.algorithms, seeds=self.seeds)
+        if self.cells_at_once is not None:
+            check_count("cells_at_once", self.cells_at_once)
         if set(self.grids) != set(self.algorithms):
             raise ValueError(
                 f"grids must be those of {', '.join(self.algorithms)}, got "
@@ -509,11 +515,17 @@ class Sweep:
         """The config, with all clients in every round where an algorithm needs them."""
         if own_code.is_own(algorithm):  # which is not imported to draw its runs
             return self.config
-        made = method_of(algorithm).function()
+        built = method_of(algorithm).function()
         size = self.config.cohort_size
-        if getattr(made, "full_participation", False):  # agents have no cohorts
+        if getattr(built, "full_participation", False):  # agents have no cohorts
             size = self.config.num_clients
         return dataclasses.replace(self.config, cohort_size=size)
+
+
+def _check_each_once(**entries: Sequence[Any]) -> None:
+    for name, several in entries.items():
+        if not several or len(set(several)) != len(several):
+            raise ValueError(f"{name} must be one or more, each once, got {several}")
 
 
 Job = Run | Comparison | Sweep
@@ -540,6 +552,6 @@ def hyper_parameters(method: Method) -> dict[str, Any]:
     parameters = inspect.signature(method.function).parameters
     defaults = {name: p.default for name, p in parameters.items()}
     plain = (bool, int, float)
-    found = {name: v for name, v in defaults.items() if isinstance(v, plain)}
+    values = {name: v for name, v in defaults.items() if isinstance(v, plain)}
     numbers = recipe.hyper_parameters(method.function)
-    return {name: float(v) if name in numbers else v for name, v in found.items()}
+    return {name: float(v) if name in numbers else v for name, v in values.items()}

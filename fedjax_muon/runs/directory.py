@@ -135,13 +135,13 @@ def own_code_of(job: Job) -> dict[str, list[str]]:
     algorithms = [job.algorithm] if isinstance(job, Run) else job.algorithms
     names = {"algorithm": algorithms, "model": [job.config.model]}
     names["partition"] = [job.config.partition]
-    own = {option: [*filter(is_own, given)] for option, given in names.items()}
-    return {option: found for option, found in own.items() if found}
+    code = {option: [*filter(is_own, several)] for option, several in names.items()}
+    return {option: imported for option, imported in code.items() if imported}
 
 
-def _naming(own: Mapping[str, Sequence[str]]) -> list[str]:
+def _naming(code: Mapping[str, Sequence[str]]) -> list[str]:
     """Arguments that name code."""
-    return [word for k, v in own.items() for word in (f"--{k}", ",".join(v))]
+    return [word for k, v in code.items() for word in (f"--{k}", ",".join(v))]
 
 
 def check_own_code(directory: Path, job: Job, named: Collection[str]) -> None:
@@ -149,11 +149,11 @@ def check_own_code(directory: Path, job: Job, named: Collection[str]) -> None:
 
     Who runs a command may not have written the directory.
     """
-    own = own_code_of(job)
-    if unnamed := sorted({name for v in own.values() for name in v} - set(named)):
+    code = own_code_of(job)
+    if unnamed := sorted({name for v in code.values() for name in v} - set(named)):
         raise ValueError(
             f"{directory} runs code of its own, {', '.join(unnamed)}; if you trust it, "
-            f"add {shlex.join(_naming(own))}"
+            f"add {shlex.join(_naming(code))}"
         )
 
 
@@ -176,7 +176,7 @@ def _create(directory: Path, job: Job) -> None:
         raise used
     about = json.dumps(versions(), indent=2) + "\n"
     # what is not made here is not removed
-    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    new = [path for path in (directory, *directory.parents) if not path.exists()]
     claimed = False
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def _create(directory: Path, job: Job) -> None:
         if claimed:  # else these files are another process's
             for path in (directory / VERSIONS, directory / CONFIG):
                 path.unlink(missing_ok=True)
-        for path in made:
+        for path in new:
             with contextlib.suppress(OSError):  # another process works there
                 path.rmdir()
         raise
@@ -236,10 +236,10 @@ def read(directory: Path) -> Job:
 
 def versions() -> dict[str, str]:
     """Of Python, of the packages that compute, of the source, and the device."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
         "python": platform.python_version(),
-        **found,
+        **packages,
         "git_revision": _git_revision(),
         "device": jax.devices()[0].device_kind,
         "machine": platform.platform(),
@@ -250,10 +250,10 @@ def _git_revision() -> str:
     """Of the source, where it is a git checkout and git is installed."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return found.stdout.strip()
+    return result.stdout.strip()
 
 
 def cell_of(directory: Path, run: Run) -> Path:

@@ -47,13 +47,13 @@ def refusing() -> Iterator[None]:
         show_error(str(error))
         sys.exit(2)
     except (ValueError, ImportError) as error:  # of options, and of optional packages
-        if not is_own(error):
+        if not is_refusal(error):
             raise
         show_error(str(error))
         sys.exit(2)
 
 
-def is_own(error: Exception) -> bool:
+def is_refusal(error: Exception) -> bool:
     """Whether this project's code raised an error, and not that of a dependency."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return frame.f_globals.get("__name__", "").split(".")[0] in OWN
@@ -146,10 +146,10 @@ def _without_late_complaints() -> Iterator[None]:
     """Drops what Python says of coroutines that orbax leaves when a file fails it."""
     previous = sys.unraisablehook
 
-    def hook(found: Any) -> None:
-        closed = "Event loop is closed" in str(found.exc_value)
-        if not closed and not isinstance(found.object, types.CoroutineType):
-            previous(found)
+    def hook(event: Any) -> None:
+        closed = "Event loop is closed" in str(event.exc_value)
+        if not closed and not isinstance(event.object, types.CoroutineType):
+            previous(event)
 
     sys.unraisablehook = hook
     gc.freeze()  # what is older than the command is not searched, which may be much

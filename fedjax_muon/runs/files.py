@@ -43,9 +43,9 @@ class CheckedRows:
         self.path, self.record = path, path.with_suffix(".json")
         self.settings = json.loads(json.dumps(settings, default=str))
         if self.record.exists():
-            found = self._read()
-            self._compare(found["settings"])
-            if path.exists() and self._digest() not in found["digests"]:
+            stored = self._read()
+            self._compare(stored["settings"])
+            if path.exists() and self._digest() not in stored["digests"]:
                 raise self._damaged()
         elif path.exists():
             raise self._damaged()
@@ -71,14 +71,14 @@ class CheckedRows:
 
     def _read(self) -> dict[str, Any]:
         try:
-            found = json.loads(self.record.read_bytes())
-            return {"settings": dict(found["settings"]), "digests": found["digests"]}
+            stored = json.loads(self.record.read_bytes())
+            return {"settings": dict(stored["settings"]), "digests": stored["digests"]}
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged() from error
 
-    def _compare(self, found: Mapping[str, Any]) -> None:
-        for name in sorted(found.keys() | self.settings.keys()):
-            old, new = found.get(name, "absent"), self.settings.get(name, "absent")
+    def _compare(self, stored: Mapping[str, Any]) -> None:
+        for name in sorted(stored.keys() | self.settings.keys()):
+            old, new = stored.get(name, "absent"), self.settings.get(name, "absent")
             if old != new:
                 raise ValueError(
                     f"the rows of {self.path} were computed with {name} {old}, and "

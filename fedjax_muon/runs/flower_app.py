@@ -19,7 +19,6 @@ import csv
 import dataclasses
 import json
 import time
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pydantic
 
 from fedjax_muon.core.atomic_files import write
 from fedjax_muon.data import Dataset
+from fedjax_muon.data.npz import arrays_of
 from fedjax_muon.deploy.federation import Federation, federation
 from fedjax_muon.deploy.node import Node
 from fedjax_muon.deploy.server import Missing, Progress, Send, serve
@@ -84,8 +85,8 @@ def check(run: Run) -> None:
         "client_tests": (config.client_tests, False, "the server tests on its own"),
         "checkpoint": (config.checkpoint, None, "nodes would not find the file"),
     }
-    for name, (given, default, reason) in reasons.items():
-        if given != default:
+    for name, (value, default, reason) in reasons.items():
+        if value != default:
             raise ValueError(f"deploy has no {name}, since {reason}; leave it out")
     if config.plan not in ("default", "mapped"):
         raise ValueError(
@@ -262,12 +263,9 @@ def write_app(
 def read_app(place: Path) -> tuple[Run, Facts]:
     """The run of an app, and the facts about its examples."""
     try:
-        values = json.loads((place / FACTS).read_text())
-        values["shape"] = tuple(values["shape"])
-        values["classes"] = tuple(values["classes"])
+        facts = pydantic.TypeAdapter(Facts).validate_json((place / FACTS).read_text())
         run = from_json((place / directory.CONFIG).read_text())
-        facts = Facts(**values)
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(
             f"the app can't be read ({error}); install the same version of fedjax_muon "
             "on all machines"
@@ -292,14 +290,7 @@ def save_examples(
 
 def load_examples(path: Path, facts: Facts) -> tuple[np.ndarray, np.ndarray]:
     """Reads the arrays x and y of a client from a NumPy archive."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            x, y = archive["x"], archive["y"]
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{path} must be a NumPy archive with x and y, written by numpy.savez: "
-            f"{error}"
-        ) from error
+    x, y = arrays_of(path, ("x", "y")).values()
     if x.shape[1:] != facts.shape or x.dtype.name != facts.dtype:
         raise ValueError(
             f"{path}: x must be {facts.dtype} of shape [n, "

@@ -12,7 +12,7 @@ from typing import NoReturn
 import jax
 from jax.experimental import multihost_utils
 
-from fedjax_muon.runs.errors import is_own
+from fedjax_muon.runs.errors import is_refusal
 
 LIFE_SIGN = 30  # seconds without one, after which a process counts as dead
 SECONDS_BETWEEN_LOOKS = 5
@@ -48,8 +48,8 @@ def begin(launch: Launch, devices: int) -> None:
             f"{launch.coordinator}, {launch.num_processes}, {launch.process_id}"
         )
     cores = min(devices, os.cpu_count() or 1)
-    made: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # dynamic
-    if cores > max(1, made):
+    present: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # dynamic
+    if cores > max(1, present):
         jax.config.update("jax_num_cpu_devices", cores)
     if launch.distributed or launch.coordinator is not None:
         # else JAX aborts a process that waits while another one has ended
@@ -72,7 +72,7 @@ def devices_of(count: int) -> tuple[jax.Device, ...]:
     if count == jax.process_count() == 1:
         return ()
     taken = [jax.local_devices(i)[:count] for i in range(jax.process_count())]
-    return tuple(device for own in taken for device in own)
+    return tuple(device for several in taken for device in several)
 
 
 def device_words(count: int) -> str:
@@ -100,7 +100,7 @@ def together(resume: str) -> Iterator[None]:
         yield
         multihost_utils.sync_global_devices("the end")  # nobody leaves before
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        if is_own(error):
+        if is_refusal(error):
             raise
         _abandon(resume, str(error).splitlines()[0][:200])
     finally:
@@ -111,8 +111,8 @@ def _watch(resume: str, over: threading.Event) -> None:
     """Ends this process if another one is gone, for which it may wait anywhere."""
     while not over.wait(SECONDS_BETWEEN_LOOKS):
         try:
-            with multihost_utils.live_devices(jax.devices()) as found:
-                gone = len(found) < jax.device_count()
+            with multihost_utils.live_devices(jax.devices()) as live:
+                gone = len(live) < jax.device_count()
         except (multihost_utils.ProcessFailureError, jax.errors.JaxRuntimeError):
             gone = True
         if gone and not over.is_set():

@@ -33,8 +33,8 @@ class Place(NamedTuple):
 
 
 def _mlflow(run: Place) -> Tracker:
-    own = f"sqlite:///{run.directory.absolute() / 'mlflow.db'}"
-    uri = os.environ.get("MLFLOW_TRACKING_URI", own)
+    default = f"sqlite:///{run.directory.absolute() / 'mlflow.db'}"
+    uri = os.environ.get("MLFLOW_TRACKING_URI", default)
     return tracking.mlflow(uri, experiment=PROJECT, name=run.name, run_id=run.run_id)
 
 

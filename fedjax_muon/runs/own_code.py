@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.core import Algorithm
 from fedjax_muon.decentralized.gossip import Gossip
-from fedjax_muon.runs.errors import is_own as is_refusal
+from fedjax_muon.runs.errors import is_refusal
 from fedjax_muon.runs.private_agents import PrivateAgents
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def load(name: str) -> Callable[..., Any]:
         near = difflib.get_close_matches(attribute, functions, 1, 0.5)
         advice = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"{_place(module)} has no function {attribute!r}{advice}")
-    found = getattr(module, attribute)
-    if not callable(found):
-        kind = type(found).__name__
+    function = getattr(module, attribute)
+    if not callable(function):
+        kind = type(function).__name__
         raise ValueError(f"{name} must be a function, got a value of type {kind}")
-    return found
+    return function
 
 
 def _imported(name: str) -> types.ModuleType:
@@ -104,11 +104,11 @@ def _parameters(
 
 def _required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
     several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    found = parameters.items()
-    return [k for k, p in found if p.default is p.empty and p.kind not in several]
+    entries = parameters.items()
+    return [k for k, p in entries if p.default is p.empty and p.kind not in several]
 
 
-def made(
+def algorithm(
     method: Method, hyper: Mapping[str, Any]
 ) -> Algorithm | Gossip | PrivateAgents:
     """Calls the function of a method."""
@@ -126,11 +126,13 @@ def made(
     return algorithm
 
 
-def model(name: str, given: Mapping[str, Any], *, needed: Sequence[str]) -> "nn.Module":
+def model(
+    name: str, offered: Mapping[str, Any], *, needed: Sequence[str]
+) -> "nn.Module":
     """Calls a user's function that makes a model.
 
     Args:
-      given: What it is called with, of those arguments that it takes.
+      offered: What it is called with, of those arguments that it takes.
       needed: Names of the arguments that it must take.
     """
     import flax.linen as nn  # here, since help does not need it
@@ -140,19 +142,19 @@ def model(name: str, given: Mapping[str, Any], *, needed: Sequence[str]) -> "nn.
     for argument in needed:
         if argument not in parameters:
             raise ValueError(f"{name} must take the argument {argument}")
-    absent = [argument for argument in _required(parameters) if argument not in given]
+    absent = [argument for argument in _required(parameters) if argument not in offered]
     if absent:
         raise ValueError(
-            f"{name} is called with {', '.join(given)}, as far as it takes them; "
+            f"{name} is called with {', '.join(offered)}, as far as it takes them; "
             f"{', '.join(absent)} must have a default"
         )
-    found = function(**{k: v for k, v in given.items() if k in parameters})
-    if not isinstance(found, nn.Module):
+    module = function(**{k: v for k, v in offered.items() if k in parameters})
+    if not isinstance(module, nn.Module):
         raise ValueError(
             f"{name} must return a flax.linen module, or one of flax.nnx by "
-            f"models.from_nnx, got {type(found).__name__}"
+            f"models.from_nnx, got {type(module).__name__}"
         )
-    return found
+    return module
 
 
 def parts(
@@ -168,33 +170,33 @@ def parts(
             f"{name} is called as {called}(labels, num_clients, key=key), which it "
             f"does not take: {error}"
         ) from error
-    found = function(np.array(labels), num_clients, key=key)
-    if not isinstance(found, Sequence | np.ndarray):
+    result = function(np.array(labels), num_clients, key=key)
+    if not isinstance(result, Sequence | np.ndarray):
         raise ValueError(
             f"{name} must return a list of {num_clients} arrays of ids, one for each "
-            f"client, got {type(found).__name__}"
+            f"client, got {type(result).__name__}"
         )
-    if len(found) != num_clients:
+    if len(result) != num_clients:
         raise ValueError(
-            f"{name} must return a list of {num_clients} clients, got {len(found)}"
+            f"{name} must return a list of {num_clients} clients, got {len(result)}"
         )
-    for client, part in enumerate(map(np.asarray, found)):
-        given = f"{name} gives client {client}"
+    for client, part in enumerate(map(np.asarray, result)):
+        gives = f"{name} gives client {client}"
         if not part.size:
-            raise ValueError(f"{given} no examples")
+            raise ValueError(f"{gives} no examples")
         if part.ndim != 1 or part.dtype.kind not in "iu":
             raise ValueError(
-                f"{given} no axis of integers, but {part.dtype}{list(part.shape)}"
+                f"{gives} no axis of integers, but {part.dtype}{list(part.shape)}"
             )
         if part.min() < 0 or part.max() >= len(labels):
             raise ValueError(
-                f"{given} examples {part.min()} to {part.max()}, but there are only 0 "
+                f"{gives} examples {part.min()} to {part.max()}, but there are only 0 "
                 f"to {len(labels) - 1}"
             )
-    ids, counts = np.unique(np.concatenate(found), return_counts=True)
+    ids, counts = np.unique(np.concatenate(result), return_counts=True)
     if counts.max() > 1:
         raise ValueError(
             f"{name} gives example {ids[counts.argmax()]} to two clients, or twice to "
             "one"
         )
-    return [np.asarray(part, np.int32) for part in found]
+    return [np.asarray(part, np.int32) for part in result]

@@ -13,7 +13,7 @@ from fedjax_muon.data.hugging_face import is_saved
 from fedjax_muon.data.text import Encoder
 from fedjax_muon.data.user_files import by_pattern
 from fedjax_muon.models import checkpoint
-from fedjax_muon.runs.config import Config, is_own
+from fedjax_muon.runs.config import Config, is_of_user
 from fedjax_muon.tasks.classification import classification, starting_at
 from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.tasks.task import Task
@@ -75,7 +75,7 @@ def dataset_of(config: Config) -> Dataset:
 def _whole(config: Config) -> Dataset:
     reader: Callable[..., Dataset] | None = None
     options: tuple[str, ...] = ()
-    if is_own(config.dataset):
+    if is_of_user(config.dataset):
         reader, options = _reader_of(Path(config.dataset))
     for name, purpose in OPTIONS.items():
         default = Config.__dataclass_fields__[name].default

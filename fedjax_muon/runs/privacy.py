@@ -130,8 +130,8 @@ def _record(directory: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text())
-        return {name: str(found[name]) for name in ("name", "ledger")}
+        record = json.loads(path.read_text())
+        return {name: str(record[name]) for name in ("name", "ledger")}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is damaged; start the run again in another directory, which is "

@@ -11,7 +11,6 @@ suspended/         the group of cells that an interrupt left unfinished
 jobs/              files of SLURM jobs
 """
 
-import csv
 import dataclasses
 import functools
 import hashlib
@@ -102,11 +101,6 @@ DRAWN = 10  # methods whose curves are drawn, the best
 
 def check(job: Sweep, executor: str | None = None) -> None:
     """Raises `ValueError` for what can't be swept, before anything is compiled."""
-    for kind, several in (("algorithms", job.algorithms), ("seeds", job.seeds)):
-        if not several or len(set(several)) != len(several):
-            raise ValueError(f"{kind} must be one or more, each once, got {several}")
-    if job.cells_at_once is not None and job.cells_at_once < 1:
-        raise ValueError(f"cells_at_once must be at least 1, got {job.cells_at_once}")
     if job.config.split_examples:
         raise ValueError(
             "a sweep has a copy of the examples on each device; leave out "
@@ -139,7 +133,7 @@ def check(job: Sweep, executor: str | None = None) -> None:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     for name in job.algorithms:
-        known = numbers_of(own_code.made(method_of(name), {}))
+        known = numbers_of(own_code.algorithm(method_of(name), {}))
         if job.grids[name] and not known:
             raise ValueError(
                 f"{name} has no hyper-parameters that a sweep can vary; decorate it "
@@ -449,15 +443,12 @@ def report(job: Sweep, run_dir: Path) -> tables.Cells:
             lost[name] = f"{number} of {len(points)} diverged"
     table = tables.swept(rows, diverged, target, heading, seeds, score, lost)
     (run_dir / "summary.md").write_text(tables.markdown(table))
-    with (run_dir / "summary.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        first, *others = comparison.Summary._fields
-        writer.writerow((first, "status", "hyper", "edge", *others))
-        for (method, *numbers), point, at_edge in rows:
-            hyper = tables.hyper_text(point), " ".join(at_edge)
-            writer.writerow((method, "finished", *hyper, *numbers))
-        nothing = [""] * (2 + len(others))
-        writer.writerows((method, "diverged", *nothing) for method in diverged)
+    about = {
+        "hyper": {name: tables.hyper_text(point) for name, point in chosen.items()},
+        "edge": {name: " ".join(at_edge) for name, at_edge in edges.items()},
+    }
+    status, path = dict.fromkeys(diverged, "diverged"), run_dir / "summary.csv"
+    comparison.write(ranked, path, diverged=status, columns=about)
     return table
 
 
@@ -465,18 +456,19 @@ def _write_points(
     grids, best_points: Mapping[str, Point | None], path, kind: str
 ) -> None:
     columns = (f"validation_{kind}", f"test_{kind}", "train_loss")
-    header = ["method", "hyper", "status", "diverged_seeds", "best"]
-    header += [f"{column}_{which}" for column in columns for which in ("mean", "std")]
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(header)
-        for method, points in grids.items():
-            chosen = best_points[method]
-            for point in points:
-                is_best = chosen is not None and point.hyper == chosen.hyper
-                status = "diverged" if point.diverged else "finished"
-                row: list[Any] = [method, tables.hyper_text(point), status]
-                row += [point.diverged, int(is_best)]
-                numbers = [v for column in columns for v in point.last(column)]
-                blank = [""] * len(numbers)
-                writer.writerow([*row, *(blank if point.diverged else numbers)])
+    rows = []
+    for method, points in grids.items():
+        chosen = best_points[method]
+        for point in points:
+            row: dict[str, Any] = {
+                "method": method,
+                "hyper": tables.hyper_text(point),
+                "status": "diverged" if point.diverged else "finished",
+                "diverged_seeds": point.diverged,
+                "best": int(chosen is not None and point.hyper == chosen.hyper),
+            }
+            for column in columns:
+                mean, std = ("", "") if point.diverged else point.last(column)
+                row |= {f"{column}_mean": mean, f"{column}_std": std}
+            rows.append(row)
+    path.write_text(metrics_csv.text_of(rows, header=True), newline="")

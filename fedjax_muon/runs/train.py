@@ -140,10 +140,10 @@ class _Recorder:
             start_key(self.run.seed), drop_nonfinite=self.run.config.drops
         )
         self.mark = mark_of(self.run, self.template)
-        found = checkpoint.restore(checkpoints, self.template, self.mark)
+        restored = checkpoint.restore(checkpoints, self.template, self.mark)
         state = self.template
-        if found is not None:
-            state, notes = found
+        if restored is not None:
+            state, notes = restored
             self.rows, self.last_round = notes["rows"], notes["last_round"]
             self.dropped, self.seconds = notes["dropped"], notes["seconds"]
             self.clients = notes["clients"]
@@ -297,17 +297,17 @@ def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
     saved = directory / CHECKPOINTS
     if not saved.exists():  # of a private run that is not finished
         saved = (privacy.secret_of(run, directory) or directory) / CHECKPOINTS
-    found = None
+    restored = None
     if saved.is_dir() and any(saved.iterdir()):
         state = simulation.init(start_key(run.seed), drop_nonfinite=run.config.drops)
         with checkpoint.open_checkpoints(saved) as checkpoints:
-            found = checkpoint.restore(checkpoints, state, mark_of(run, state))
-    if found is None:
+            restored = checkpoint.restore(checkpoints, state, mark_of(run, state))
+    if restored is None:
         raise ValueError(
             f"{directory} has no checkpoint yet; train first, with: "
             f"{resume_command(directory)}"
         )
-    return found[0]
+    return restored[0]
 
 
 def last_params(run: Run, simulation: Simulation, directory: Path) -> Any:

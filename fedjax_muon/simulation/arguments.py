@@ -116,9 +116,9 @@ def check_not_donated(state: Any) -> None:
 def check_params(params: Any, expected: Any) -> None:
     """Raises `ValueError` unless parameters, also stacked for agents, have shapes."""
     shapes = {jax.tree_util.keystr(p): x.shape for p, x in _leaves(expected)}
-    given = {jax.tree_util.keystr(p): x.shape for p, x in _leaves(params)}
-    for name in {**shapes, **given}:
-        want, have = shapes.get(name), given.get(name)
+    actual = {jax.tree_util.keystr(p): x.shape for p, x in _leaves(params)}
+    for name in {**shapes, **actual}:
+        want, have = shapes.get(name), actual.get(name)
         if want is None or have is None or have[len(have) - len(want) :] != want:
             raise ValueError(
                 f"the state is of another model: its parameter {name} has shape "

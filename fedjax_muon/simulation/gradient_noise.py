@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.core import Params, tree
+from fedjax_muon.core import Params, check_count, tree
 from fedjax_muon.simulation.batching import Clients, draw_rows, gradient_of_indices
 from fedjax_muon.simulation.rounds import Setup, with_inputs
 from fedjax_muon.simulation.simulation import Simulation
@@ -28,8 +28,7 @@ def noise_norms(
       Norms over all parameters together, [N, batches]. They are zero if every batch has
       all examples of the client.
     """
-    if batches < 2:
-        raise ValueError(f"batches must be at least 2, got {batches}")
+    check_count("batches", batches, 2)
     run = partial(_norms, batches=batches)
     measure = jax.jit(with_inputs(run, simulation.setup))
     return measure(simulation.inputs, simulation.clients, params, key)

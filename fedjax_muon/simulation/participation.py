@@ -44,11 +44,8 @@ def poisson_cohorts(room: int | None = None) -> Cohorts:
         key: jax.Array, num_clients: int, cohort_size: int
     ) -> tuple[jax.Array, jax.Array]:
         places = num_clients if room is None else room
-        if not cohort_size <= places <= num_clients:
-            raise ValueError(
-                f"room must lie between the cohort_size {cohort_size} and the "
-                f"{num_clients} clients, got {room}"
-            )
+        limit = "the number of clients"
+        check_count("room", places, cohort_size, num_clients, limit=limit)
         coins, order = jax.random.split(key)
         chance = cohort_size / num_clients
         joins = jax.random.uniform(coins, (num_clients,)) < chance

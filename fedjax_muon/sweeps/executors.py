@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from fedjax_muon.core import check_count
 from fedjax_muon.versions import check_installed
 
 SECONDS_BETWEEN_LOOKS = 0.5
@@ -115,8 +116,7 @@ class Processes(Executor):
 
     def __init__(self, count: int):
         """Starts no process yet."""
-        if count < 1:
-            raise ValueError(f"processes must be at least 1, got {count}")
+        check_count("processes", count)
         self._threads = ThreadPoolExecutor(count)  # one for every process
         self._local, self._lock = threading.local(), threading.Lock()
         self._running: set[Any] = set()

@@ -143,8 +143,8 @@ def _check(
 ) -> None:
     if not cells:
         raise ValueError("a sweep needs at least one cell")
-    if cells_at_once is not None and cells_at_once < 1:
-        raise ValueError(f"cells_at_once must be at least 1, got {cells_at_once}")
+    if cells_at_once is not None:
+        check_count("cells_at_once", cells_at_once)
     if simulation.guarantee is not None:
         raise ValueError(
             "a sweep releases all of its cells, so the guarantee of one does not hold; "

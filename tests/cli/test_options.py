@@ -326,7 +326,7 @@ QUICK = {
     "resum": {"": "resume"},
     "train": {
         "--rounds 0": "rounds must be at least 1, got 0",
-        "--newton-schulz-steps -1": "newton_schulz_steps must lie in 0..100, got -1",
+        "--newton-schulz-steps -1": "newton_schulz_steps must be at least 0, got -1",
         "--train-share 0": "train_share must lie in (0, 1], got 0.0",
         "--algorithm muloco --algorithm.momentum 1": (
             "momentum must lie in [0, 1), got 1.0"

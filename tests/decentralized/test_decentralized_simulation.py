@@ -216,7 +216,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="W has 5 components that do not exchange"):
         simulated(weights=np.eye(5))
     for name, size in itertools.product(("batch_size", "first_size"), (0, 7)):
-        with pytest.raises(ValueError, match=f"{name} must lie between 1 and the 6"):
+        with pytest.raises(ValueError, match=f"{name} must be at (least 1|most 6)"):
             simulated(**{name: size})
     with pytest.raises(ValueError, match="client 1 has no examples"):
         simulated(parts=[np.arange(3), np.array([], int)], weights=np.full((2, 2), 0.5))

@@ -145,12 +145,8 @@ def test_logits_equal_torch(tmp_path, tensors):
     np.testing.assert_allclose(logits, forward(tensors, IMAGES), rtol=0, atol=1e-9)
 
 
-def test_names_of_before_and_half_precision(tmp_path, tensors):
-    """The authors', and of timm before 0.9; by the directory."""
-    old = {}
-    for name, tensor in tensors.items():
-        name = name.replace("layers.1.downsample", "layers.0.downsample")
-        old[name.replace("head.fc.", "head.")] = np.float16(tensor)
+def test_half_precision_and_what_is_no_weight(tmp_path, tensors):
+    old = {name: np.float16(tensor) for name, tensor in tensors.items()}
     old["layers.0.blocks.0.attn.relative_position_index"] = np.zeros((4, 4), np.int64)
     old["layers.0.blocks.1.attn_mask"] = np.zeros((4, 4, 4), np.float32)
     saved(tmp_path, old)

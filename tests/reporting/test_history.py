@@ -137,7 +137,8 @@ def test_summaries_as_a_file(tmp_path):
     summaries = comparison.summarize(METHODS, target=0.7)
     rates = {"fast": "0.1", "slow": "0.3 cosine", "lost": "9"}
     path = tmp_path / "summary.csv"
-    comparison.write(summaries, path, rates=rates, diverged={"lost": "round 5"})
+    lost = {"lost": "diverged (round 5)"}
+    comparison.write(summaries, path, diverged=lost, columns={"lr": rates})
     header, *lines, last = path.read_text().splitlines()
     method, *fields = comparison.Summary._fields
     assert header.split(",") == [method, "status", "lr", *fields]

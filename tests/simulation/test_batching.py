@@ -292,7 +292,7 @@ def test_what_does_not_go_together_is_refused():
     given = {"algorithm": private(fedavg()), "cohort_size": 2}
     full = private(ALL["stem"].function())
     for name, value, message in (
-        ("cohorts", poisson_cohorts(1), "room must lie between the cohort_size 2 and"),
+        ("cohorts", poisson_cohorts(1), "room must be at least 2, got 1"),
         ("cohorts", poisson_cohorts(7), "the 6 clients, got 7"),
         ("cohort_size", 3, r"made for \(clients, cohort_size\) \(6, 2\), got \(6, 3\)"),
         ("parts", PARTS[:5], r"made for .* \(6, 2\), got \(5, 2\)"),
