@@ -4,7 +4,6 @@ import argparse
 import ast
 import functools
 import inspect
-import shlex
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -172,29 +171,3 @@ def test_the_files_of_a_page_are_parsed(parsing, tmp_path):
         path.write_text(shown)
         given = parse(["fedjax-muon", command, "--config", str(path)], parsing)
         assert given.config_file == path, command
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "fedjax-muon train --algorithm fedmuon --rounds many",
-        "fedjax-muon train --algorithm fedmuon --algorithm.align 0.5",
-        "fedjax-muon train --algorithm fedmoun",
-        "fedjax-muon compare fedavg fedmoun",
-        "fedjax-muon train --dataset digit",
-        "fedjax-muon begin",
-        "python -m experiments.theory --only nothing",
-        "python -m experiments.nothing",
-        "python -m experiments.studies.flaws",
-        "python -m benchmarks w9",
-        "python -m benchmarks --algorithms fedprox",
-        "python -m benchmarks.sweep now",
-        "python -m benchmarks.decentralized --data DATA --fast",
-    ],
-)
-def test_a_wrong_command_would_be_found(command, parsing, capsys):
-    refusals = (SystemExit, ValueError, AssertionError)
-    with pytest.raises(refusals) as refused:
-        parse(shlex.split(command), parsing)
-    assert getattr(refused.value, "code", 2) == 2
-    assert "did not parse" not in str(refused.value)

@@ -1,7 +1,6 @@
 """Notebooks do what they show: their code runs, and their outputs are of that code."""
 
 import base64
-import hashlib
 import importlib.util
 import io
 import re
@@ -184,31 +183,3 @@ def test_notebooks_are_written_alike_every_time(tmp_path, monkeypatch):
     with pytest.raises(CellExecutionError, match="OSError"):
         build.main()
     assert notebook.read_bytes() == first
-
-
-def test_what_is_checked_is_the_wheel(tmp_path, monkeypatch, capsys):
-    wheel = tmp_path / "fedjax_muon-0.1.0-py3-none-any.whl"
-    monkeypatch.setattr(sys, "argv", ["check", "--wheel", str(wheel), "sweeps"])
-    executed = []
-
-    def main(before, after):
-        origins = [before]
-        run = lambda notebook, _: (origins.append(after), executed.append(notebook))
-        monkeypatch.setattr(check, "run", run)
-        monkeypatch.setattr(check, "installed", lambda: origins[-1])
-        check.main()
-
-    with pytest.raises(SystemExit, match="2"):
-        main("", "")
-    assert "is no file; run: pip wheel" in capsys.readouterr().err
-    wheel.write_bytes(b"a wheel")
-    its = hashlib.sha256(b"a wheel").hexdigest()
-    with pytest.raises(SystemExit, match="2"):
-        main("no wheel", its)
-    assert "and not from this wheel" in capsys.readouterr().err
-    assert not executed
-    for before in ("", its):
-        main(before, its)
-        assert executed.pop() == build.HERE / "sweeps.ipynb"
-    with pytest.raises(SystemExit, match="sweeps: the package was not installed from"):
-        main("", "no wheel")

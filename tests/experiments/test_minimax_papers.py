@@ -50,22 +50,6 @@ def adult(tmp_path_factory):
         yield place
 
 
-def test_cells_are_the_papers():
-    cells = list(dpmixsgd_002.panels("table_2"))
-    assert len(cells) == 4 * 4 * 4
-    assert {cell.agents for _, _, _, cell in cells} == {5, 10, 15, 20}
-    usual = {cell for *about, cell in cells if about[:2] == ["theta", "0.01"]}
-    assert usual == {Cell(5, 0.5, 0.01, 1 / 30000)}
-    assert next(dpmixsgd_002.panels("table_4"))[3].connectivity == 0.8
-    job = dpmixsgd_jobs.logistic("a9a", "examples")
-    assert (job.batch_size, job.first_size) == (20, 10_000)
-    assert job.rates == (1.0, 0.1, 0.01, 0.001)
-    assert job.betas == (0.5, 0.1, 0.01)
-    job = dpmixsgd_jobs.mlp("fashion_mnist")
-    assert (job.batch_size, job.first_size, job.betas) == (64, 64, (0.1, 0.01))
-    assert job.rates == (0.01, 0.001, 0.0001)
-
-
 def test_published_numbers_have_a_cell_each():
     rows = list(csv.DictReader(dpmixsgd_002.PUBLISHED.read_text().splitlines()))
     for table in ("table_2", "table_4"):

@@ -191,24 +191,6 @@ def problem(*sizes):
     return Problem(dataset, Logistic(), **how, **seeds, scores=scores)
 
 
-def test_the_model_is_logistic_regression_of_one_logit():
-    x, y = np.float32([[1, 2], [0, -1]]), np.array([1, 0])
-    params = Logistic().init(jax.random.key(0), x)["params"]
-    (dense,) = params.values()
-    assert abs(dense["kernel"]).max() <= 1 / np.sqrt(2)
-
-    def loss(params):
-        logits = Logistic().apply({"params": params}, x)
-        return -jnp.mean(jax.nn.log_softmax(logits)[jnp.arange(2), y])
-
-    gradient = jax.grad(loss)(params)["Dense_0"]
-    z = x @ dense["kernel"][:, 0] + dense["bias"][0]
-    residual = 1 / (1 + np.exp(-z)) - y
-    expected = (x * residual[:, None]).mean(0)
-    np.testing.assert_allclose(gradient["kernel"][:, 0], expected, rtol=1e-5)
-    np.testing.assert_allclose(gradient["bias"][0], residual.mean(), rtol=1e-5)
-
-
 def test_points_and_tests_are_those_of_single_runs(tmp_path):
     small = problem(40, 20)
     record = Record(tmp_path / "points.jsonl")

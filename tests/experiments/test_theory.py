@@ -221,24 +221,6 @@ def test_verdicts_on_heavy_tails(norms, expected):
     assert verdicts(heavy_tails.findings(results(**norms), SOME)) == expected
 
 
-def test_the_best_settings_are_chosen_for_every_tail():
-    """A made-up method whose parameters end at |lr - 0.2| + |other - tail|."""
-    size = SOME._replace(tuning_seeds=3, seeds=4)
-
-    def run(settings, keys):
-        tail, lr, other = np.asarray(settings).T
-        assert len(settings) == len(keys)
-        return np.abs(lr - 0.2) + np.abs(other - tail)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heavy_tails, "runs", lambda *_: run)
-        method = heavy_tails.Method(lambda *_: None, (1.2, 1.5, 2.0))
-        found = heavy_tails.measure(method, None, size)
-    np.testing.assert_allclose(found.settings, [[0.2, s] for s in size.tails])
-    assert found.norms.shape == (3, 4)
-    np.testing.assert_allclose(found.norms, np.zeros((3, 4)), atol=1e-6)
-
-
 def test_the_command_writes_table_numbers_and_figures(tmp_path, monkeypatch, capsys):
     """With a stand-in for the studies, which have tests of their own."""
     numbers = {"slope": -0.5}

@@ -4,7 +4,6 @@ import functools
 import io
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +18,8 @@ from support.jaxprs import products
 from benchmarks import (
     __main__ as command,
     figure,
-    install_size,
     library,
     newton_schulz,
-    race,
     turns,
     workloads,
 )
@@ -36,7 +33,6 @@ torch_nets = needs("benchmarks.peers.torch_nets")
 torch_vmap = needs("benchmarks.peers.torch_vmap")
 
 ROOT = Path(__file__).parents[2]
-TINY = {"clients": 3, "cohort": 2, "steps": 2, "batch": 5}
 FIRST = {"first_call_seconds", "repeats", "wall_seconds", "wall_seconds_min"}
 FIELDS = FIRST | {"cpu_seconds", "cpu_seconds_min"}
 
@@ -129,64 +125,7 @@ def test_torch_networks_are_those_of_the_works(name, changed):
     np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
 
 
-def test_batches_are_shuffled_epochs():
-    workload = WORKLOADS["w2"]._replace(**TINY)
-    part = np.arange(40, 47)
-    drawn = torch_nets.batches(workload, part, np.random.default_rng(0))
-    assert drawn.shape == (2, 5)
-    assert sorted(drawn.ravel()[:7]) == part.tolist()
-
-
 # Taking turns.
-
-
-def test_a_turn_is_timed_between_start_and_stop():
-    answers = io.StringIO()
-    own = turns.Turns(io.StringIO("round\n"), answers)
-    assert own.start()
-    sum(range(300_000))
-    own.stop()
-    assert not own.start()
-    own.finish([1.5], 2**21)
-    first, last = map(json.loads, answers.getvalue().splitlines())
-    assert 0 < first["cpu"] < 10
-    assert 0 < first["wall"] < 10
-    assert last["losses"] == [1.5]
-    assert last["device_peak_mb"] == 2
-    assert 50 < last["peak_mb"] < 50_000
-
-
-def test_a_familys_processor_time_and_memory_are_its_members_too():
-    script = "sum(range(10_000_000)); b = bytearray(2**27); print(flush=True); input()"
-    before, alone = turns.descendants_seconds(), turns.peak_megabytes()
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", script], **pipes) as child:
-        child.stdout.readline()
-        assert child.pid in turns.family(os.getpid())
-        assert turns.descendants_seconds() - before > 0.05
-        assert turns.peak_megabytes() - alone > 100
-        child.communicate(b"\n")
-    assert turns.descendants_seconds() - before > 0.05  # ended, and counted still
-
-
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
-        ('print(\'{"error": "why"}\')', "why"),
-        ("import sys; sys.exit(3)", "ended with status 3"),
-        ("", "ended before its last round"),
-    ],
-)
-def test_an_error_of_a_contender_becomes_a_row(script, message):
-    """The process is no contender; what it prints counts as its answers."""
-    broken = object.__new__(race.Contender)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    broken._process = subprocess.Popen([sys.executable, "-c", script], **pipes)
-    try:
-        with pytest.raises(race.ContenderError, match=message):
-            broken.run_round()
-    finally:
-        broken.end()
 
 
 # The command.
@@ -254,45 +193,3 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
 def test_what_cannot_be_measured_is_refused(given, message):
     with pytest.raises(ValueError, match=message):
         command.main(given)
-
-
-def test_all_works_are_listed(capsys):
-    command.main(["--list"])
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert listed == [*WORKLOADS, *command.MEASURES]
-
-
-def test_the_table_has_medians_of_all_that_have_a_time(tmp_path, capsys):
-    sizes = {"clients": 4, "cohort": 1, "steps": 2, "whole": False}
-    row = {"workload": "cifar100_resnet18", "contender": "fedjax_muon", **sizes}
-    rows = [
-        row | {"algorithm": "fedavg", "wall_seconds": 2.345678},
-        row | {"algorithm": "fedmuon", "wall_seconds": 123.4},
-        row | {"algorithm": "fedavg", "wall_seconds": 2.1, "contender": "pfl"},
-        row | {"algorithm": "fedavg", "error": "none", "contender": "Flower"},
-        {"cpu": "a head"},
-        {"workload": "local_step", "contender": "fedjax_muon", "wall_seconds": 1.0},
-    ]
-    row = {"workload": "newton_schulz", "case": "2 x 3"}
-    ours = {"contender": "fedjax_muon", "wall_seconds": 0.01234, "times_that": 1.1}
-    rows += [row | ours, row | {"contender": "optax", "wall_seconds": 0.04}]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    command.main(["table", str(path)])
-    assert capsys.readouterr().out.splitlines() == [
-        "| workload | fedjax_muon | pfl | FedMuon |",
-        "|---|---:|---:|---:|",
-        "| ResNet-18 on CIFAR-100, 50 local steps of batch 50 (here 1 of 4 clients, 2 "
-        "steps) | 2.35 | **2.1** | 123 |",
-        "",
-        "| five Newton-Schulz steps, ms | fedjax_muon | optax | ratio to products |",
-        "|---|---:|---:|---:|",
-        "| 2 x 3 | 12.3 | 40 | 1.1 |",
-    ]
-
-
-def test_the_table_has_every_required_package_and_a_total():
-    lines = install_size.table(install_size.USED_FOR)
-    for name in install_size.required(install_size.PACKAGE):
-        assert sum(line.startswith(f"| {name} |") for line in lines) == 1
-    assert "jaxlib" in lines[2]  # the largest of all

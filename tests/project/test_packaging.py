@@ -16,35 +16,6 @@ hatch_build = needs("hatch_build")
 ROOT = Path(__file__).parents[2]
 ADDRESS = "https://github.com/OWNER/NAME"
 RELATIVE = re.compile(r"\]\((?![a-z]+:)")
-PAGE = """\
-# Title
-
-See [the
-design](docs/design.md#why) and [a paper](https://arxiv.org/abs/2509.26337).
-
-![curves](results/comparison.png)
-
-![elsewhere](https://example.org/a.png)
-
-`f[a](b)` and
-
-```python
-ALL["fedavg"](x)
-![no](image.png)
-```
-
-[folder](docs).
-"""
-PLAIN = (
-    PAGE.replace("[the\ndesign](docs/design.md#why)", "the\ndesign")
-    .replace("![curves](results/comparison.png)\n\n", "")
-    .replace("[folder](docs)", "folder")
-)
-LINKED = (
-    PAGE.replace("(docs/design", f"({ADDRESS}/blob/main/docs/design")
-    .replace("(results/comp", f"({ADDRESS}/raw/main/results/comp")
-    .replace("(docs)", f"({ADDRESS}/blob/main/docs)")
-)
 
 
 def files() -> dict[str, str]:
@@ -63,11 +34,6 @@ FILES = files()
 
 def outside_of_code(markdown: str) -> str:
     return re.sub(r"^```.*?^```$|`[^`]*`", "", markdown, flags=re.DOTALL | re.MULTILINE)
-
-
-def test_links_of_a_page_away_from_its_files():
-    assert hatch_build.readable_anywhere(PAGE, "") == PLAIN
-    assert hatch_build.readable_anywhere(PAGE, ADDRESS) == LINKED
 
 
 @pytest.mark.parametrize("address", ["", ADDRESS])
