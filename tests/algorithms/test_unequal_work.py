@@ -116,9 +116,3 @@ def test_the_oracles_coefficients_are_those_of_the_paper(rho):
     np.testing.assert_allclose(coefficients(6, rho, 0.0), of_momentum)
     of_pull = [(1 - 0.3) ** (5 - k) for k in range(6)]
     np.testing.assert_allclose(coefficients(6, 0.0, 0.3), of_pull)
-
-
-@SLOW
-def test_fednova_of_equal_steps_is_fedavg():
-    got = traces.path(fm.fednova(0.2), X, PARTIAL)
-    assert traces.farthest(got, avg.fedavg(X, PARTIAL, 0.2)) < 1e-10

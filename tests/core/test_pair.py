@@ -8,9 +8,7 @@ import pytest
 
 from fedjax_muon.core import (
     Round,
-    after_first,
     check_range,
-    mean_direction,
     tree,
     value_at,
 )
@@ -70,17 +68,6 @@ def test_a_pair_of_numbers_belongs_to_the_leaves_below(name):
         np.testing.assert_allclose(np.float64(result), exact, atol=atol)
 
 
-@pytest.mark.parametrize("name", ARITHMETIC)
-@pytest.mark.parametrize("traced", [False, True])
-def test_dtypes_stay_with_any_scalar(name, traced):
-    function, arguments, _ = ARITHMETIC[name]
-    for rates in (jnp.float32(0.3), Pair(jnp.float32(0.3), jnp.bfloat16(2))):
-        call = lambda rates: function(*arguments(rates))
-        found = jax.eval_shape(call, rates) if traced else call(rates)
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(ONE), strict=True):
-            assert (a.dtype, a.shape) == (b.dtype, b.shape)
-
-
 def test_prefixes_may_reach_deeper_and_must_fit():
     found = tree.scale(Pair({"w": 2.0, "b": 0.0}, 1.0), ONE)
     assert_same(found, Pair({"w": 2 * ONE.x["w"], "b": 0 * ONE.x["b"]}, ONE.y))
@@ -135,23 +122,6 @@ def test_one_value_or_pairs_of_schedules():
     assert value_at(value, in_round(2)) == Pair(0.25, 3.0)
     assert value_at(0.7, in_round(2)) == 0.7
     assert value_at(Pair(1.0, 2.0), in_round(5)) == Pair(1.0, 2.0)
-
-
-def test_after_first_in_pairs():
-    value = after_first(Pair(lambda index: 10.0 * index, 0.3))
-    expected = {0: (0, 0), 1: (10, 0.3), 4: (40, 0.3)}
-    for index, numbers in expected.items():
-        np.testing.assert_allclose(value_at(value, in_round(index)), numbers, rtol=1e-6)
-    found = value_at(after_first(Pair(0.5, 0.25), first=1.0), in_round(0))
-    np.testing.assert_array_equal(found, [1, 1])
-
-
-def test_the_mean_direction_of_two_learning_rates():
-    found = mean_direction(Pair(0.1, lambda index: 0.5 + index), in_round(1), ONE)
-    parts = [mean_direction(0.1, in_round(1), ONE.x)]
-    parts.append(mean_direction(1.5, in_round(1), ONE.y))
-    assert_same(found, Pair(*parts))
-    np.testing.assert_allclose(found.y[0], -ONE.y[0] / (3 * 1.5), rtol=1e-6)
 
 
 def test_ranges_hold_for_the_parts():

@@ -28,11 +28,8 @@ from fedjax_muon.core import (
 )
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.core.recipe import Recipe, as_arrays, recipe_of
-from fedjax_muon.decentralized.estimators import storm
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_mechanism import private_clients
-from fedjax_muon.privacy.correlated import Banded
 
 METHODS = {**algorithms.ALL, **minimax.ALL, **decentralized.ALL}
 
@@ -46,13 +43,6 @@ def undecorated(lr: Hyper = 0.1) -> Algorithm:
     server = lambda state, mean, round: state - lr * mean
     exchange = Exchange(broadcast_state, client, server)
     return Algorithm(lambda params: params, no_client_state, (exchange,))
-
-
-@recorded
-def outer(algorithm: Algorithm, *, lr: Hyper = 3.0, label: str = "") -> Algorithm:
-    """A wrapper that has a number of the same name as what it wraps."""
-    del lr, label
-    return algorithm._replace(uniform_weights=True)
 
 
 def wrapped(**hyper):
@@ -161,36 +151,6 @@ def test_wrappers_are_put_on_again():
     assert farthest(path(fedavg(lr=0.1), X, PARTIAL), want) > 1e-3
 
 
-def test_an_outer_number_hides_an_inner_one_of_the_same_name():
-    algorithm = outer(fedavg(lr=0.1))
-    assert numbers_of(algorithm)["lr"] == 3.0
-    changed = with_numbers(algorithm, {"lr": 5.0, "server_lr": 0.5})
-    assert known(changed).arguments["lr"] == 5.0
-    inner = known(changed).arguments["algorithm"]
-    assert numbers_of(inner) == {"lr": 0.1, "server_lr": 0.5}
-
-
-def test_gossip_has_the_numbers_of_its_estimator():
-    estimator = storm(0.2)
-    algorithm = decentralized.gradient_tracking(lr=0.3, estimator=estimator)
-    assert numbers_of(algorithm) == {"lr": 0.3, "beta": 0.2}
-    changed = with_numbers(algorithm, {"beta": 0.5})
-    assert numbers_of(changed) == {"lr": 0.3, "beta": 0.5}
-    assert numbers_of(known(changed).arguments["estimator"]) == {"beta": 0.5}
-
-
-def test_private_methods_have_their_rate_and_their_noise():
-    limits = {"clip_norm": 1.0, "change_clip_norm": 0.1, "beta": 0.1, "batch_size": 2}
-    mechanism = Mechanism(**limits, strategy=Banded((1.0, 0.5)))
-    for name, method in PRIVATE.items():
-        algorithm = method.build(mechanism, 0.7, lr=0.2)
-        assert numbers_of(algorithm) == {"noise_scale": 0.7, "lr": 0.2}, name
-        varied = with_numbers(algorithm, {"noise_scale": 2.0})
-        assert numbers_of(varied)["noise_scale"] == 2.0, name
-        scheduled = method.build(mechanism, 0.7, lr=lambda index: 0.1)
-        assert numbers_of(scheduled) == {"noise_scale": 0.7}, name
-
-
 # ----------------------------------------------------- numbers as programs' arguments
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [fedmuon_align(decay=0.1), wrapped()])
@@ -252,7 +212,6 @@ def test_what_was_changed_since_is_no_longer_its_recipe():
         with_numbers(changed, {"lr": 0.1})
     # neither inside of a wrapper, whose own numbers remain
     assert numbers_of(compress(changed, compression.no_compression())) == {}
-    assert numbers_of(outer(changed)) == {"lr": 3.0}
 
 
 def test_undecorated_algorithms_refuse_in_one_line():
