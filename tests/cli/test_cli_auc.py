@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import refused, run
-from published import allow_small
+from command import run
 
-from fedjax_muon import data, minimax
+from fedjax_muon import minimax
 from fedjax_muon.algorithms.registry import find
 from fedjax_muon.core import numbers_of
 from fedjax_muon.reporting import metrics_csv
@@ -24,7 +23,6 @@ TINY = (
 )
 METHODS = ("local_sgda", "fed_nsgda_m")
 LABELS = [minimax.ALL[name].label for name in METHODS]
-SET = data.load("breast_cancer")
 
 
 @pytest.fixture(scope="module")
@@ -101,52 +99,6 @@ def test_a_run_is_of_fed_nsgda_m(planned):
     assert what.config == config.DEFAULTS["auc"]
     # methods that minimize serve minimax problems too
     assert planned("train", *AUC, "--algorithm", "fedprox").algorithm == "fedprox"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.1, 0.25])
-def test_positives_are_left_out_until_they_are_the_share(planned, share):
-    given = planned("train", *AUC, "--positives", share).config
-    parts = building.parts_of(given, SET, 0)
-    held = np.concatenate(parts)
-    labels = SET.y_train[held]
-    negatives = int((SET.y_train == 0).sum())
-    assert len(set(held)) == len(held)
-    assert (labels == 0).sum() == negatives
-    wanted = share * negatives / (1 - share)
-    assert abs((labels == 1).sum() - wanted) <= 0.5
-    assert len(parts) == 8
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-@pytest.mark.slow
-def test_clients_have_the_ratios_that_are_asked_for(planned):
-    words = ("train", *AUC, "--positives", "None", "--partition", "ratios")
-    for more in ((), ("--num-clients", 2, "--cohort-size", 2, "--ratios", 0.5, 0.2)):
-        given = planned(*words, *more).config
-        parts = building.parts_of(given, SET, 1)
-        (size,) = set(map(len, parts))
-        assert len(parts) == len(given.ratios) == given.num_clients
-        assert len(set(np.concatenate(parts))) == size * len(parts)
-        for part, ratio in zip(parts, given.ratios, strict=True):
-            assert abs(SET.y_train[part].sum() - ratio * size) <= 0.5
-    assert given.ratios == (0.5, 0.2)
-
-
-@pytest.mark.slow
-def test_text_is_refused_for_other_models(tmp_path, capsys, monkeypatch):
-    allow_small(monkeypatch, "sst2")
-    place = tmp_path / "glue" / "SST-2"
-    place.mkdir(parents=True)
-    rows = [f"a {'bg'[k]} film {i} \t{k}" for i in range(30) for k in (0, 1)]
-    for name in ("train", "dev"):
-        (place / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows, ""]))
-    output = tmp_path / "run"
-    for problem in ((), AUC):
-        words = ("--dataset", "sst2", "--data-dir", tmp_path, "--output", output)
-        message = refused(capsys, "train", *problem, *words)
-        assert "the model mlp does not fit sst2; rnn, lstm and gru" in message
-    assert not output.exists()
 
 
 def test_unknown_names_are_told_apart_in_both_tables():

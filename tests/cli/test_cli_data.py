@@ -172,16 +172,6 @@ def test_a_sweep_gives_methods_that_need_them_all_clients(table):
     assert [job.config_of(name).cohort_size for name in job.algorithms] == [1, 2]
 
 
-@pytest.mark.slow
-def test_owners_of_an_archive_are_the_clients(tmp_path):
-    rng = np.random.default_rng(0)
-    path, place = tmp_path / "mine.npz", tmp_path / "run"
-    np.savez(path, x=rng.normal(size=(40, 3)), y=[0, 1] * 20, owner=[0, 0, 1, 2] * 10)
-    run(*TRAIN, "--partition", "by_owner", "--dataset", path, "--output", place)
-    config = read(place).config
-    assert len(parts_of(config, dataset_of(config), 0)) == 3
-
-
 @pytest.fixture
 def folder(tmp_path):
     rng = np.random.default_rng(0)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from cases import slow_but
 from command import SMALL, assert_same_but_for_seconds, refused, run
-from packages import needs
 
 from fedjax_muon.cli import _given as given
 from fedjax_muon.runs import directory, own_code
@@ -304,17 +303,6 @@ def test_an_own_partition_decides_which_examples_clients_have(folder, capsys):
     assert refused(capsys, "resume", place).endswith(" ".join(named))
     missing = "there is no module 'own_cut', of own_cut:dealt"
     assert refused(capsys, "resume", place, *named).startswith(missing)
-
-
-@pytest.mark.slow
-def test_a_report_names_an_own_partition_and_does_not_import_it(folder):
-    needs("plotly")
-    run("train", "--algorithm", "fedavg", *TINY, "--partition", "own_cut:dealt")
-    (place,) = (folder / "runs").iterdir()
-    sys.modules.pop("own_cut")
-    run("report", place, "--output", "own.html")
-    assert "6 clients by own_cut:dealt," in (folder / "own.html").read_text()
-    assert "own_cut" not in sys.modules
 
 
 def test_own_models_take_what_they_name(capsys):

@@ -79,11 +79,3 @@ def test_runs_of_a_comparison_have_their_own(tmp_path):
     last = metrics_csv.read(place / "metrics.csv")["own_accuracy_mean"][-1]
     mean = np.nanmean(clients_of(place)["own_accuracy"])
     np.testing.assert_allclose(mean, last, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_other_runs_have_none(tmp_path):
-    private = ("--epsilon", 8, "--ledger", tmp_path / "ledger.json")
-    run(*TRAIN, *private, "--output", tmp_path / "private")
-    run(*TRAIN[:-1], "--output", tmp_path / "plain")
-    assert not [*tmp_path.rglob("clients.csv")]

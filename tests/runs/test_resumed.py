@@ -20,7 +20,6 @@ from fedjax_muon.runs.sweep import Suspended
 from fedjax_muon.simulation import training
 from fedjax_muon.sweeps import groups
 from fedjax_muon.sweeps.sweep import Cell, sweep
-from fedjax_muon.tracking import Tracker
 
 TRAIN = ("train", "--algorithm", "fedavg", *SMALL, "--hidden", "4", "--rounds", "8")
 
@@ -82,45 +81,12 @@ def test_a_resumed_run_has_every_round_in_its_log_once(copied, plain):
     assert (copied / "config.json").read_bytes() == (plain / "config.json").read_bytes()
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_without_its_log_and_gets_it_back(copied, plain):
-    run("resume", copied, "--log", "none")
-    assert len(records(copied / "metrics.jsonl")) == 4
-    assert_same_but_for_seconds(copied / "metrics.csv", plain / "metrics.csv")
-    run("resume", copied)
-    assert_logged(copied)
-
-
 def test_a_run_without_a_log_gets_a_whole_one(plain, tmp_path):
     place = shutil.copytree(plain, tmp_path / "run")
     assert not (place / "tracking.json").exists()
     run("resume", place, "--log", "json")
     assert_logged(place)
     assert json.loads((place / "tracking.json").read_text())["log"] == ["json"]
-
-
-@pytest.mark.slow
-def test_every_run_of_a_comparison_has_a_log(tmp_path):
-    place = tmp_path / "both"
-    rest = "--seeds", "0,1", "--rounds", "2", "--hidden", "4"
-    run("compare", "fedavg", *SMALL, *rest, "--log", "json", "--output", place)
-    for seed in (0, 1):
-        assert_logged(place / "fedavg" / f"seed{seed}")
-
-
-@pytest.mark.slow
-def test_trackers_know_the_config_and_one_id(plain, tmp_path, monkeypatch):
-    place, told = shutil.copytree(plain, tmp_path / "run"), []
-    begin = lambda found: lambda config: told.append((found, config))
-    make = lambda found: Tracker("spy", begin(found), *[lambda *_: None] * 2)
-    monkeypatch.setitem(logs.TRACKERS, "spy", (None, make))
-    for _ in range(2):
-        run("resume", place, "--log", "spy")
-    (first, config), second = told
-    assert (first, config) == second
-    assert (first.directory, first.name, first.group) == (place, "run", None)
-    assert len(first.run_id) == 8
-    assert config == json.loads((place / "config.json").read_text())
 
 
 @pytest.mark.slow
@@ -241,16 +207,6 @@ def test_the_key_of_the_noise_is_in_no_file_that_is_published(tmp_path, heard):
     assert sum(heard["rounds"]) == 2 * 12
     left = [path.name for path in (tmp_path / "ledger.secret").glob("*/*")]
     assert left == ["released"] * len(CELLS)
-
-
-@pytest.mark.slow
-def test_cells_of_another_algorithm_are_not_taken(tmp_path, capsys):
-    run(*SWEEP, "--output", tmp_path)
-    for cells in list((tmp_path / "cells").glob("fedavg.*")):
-        cells.replace(cells.with_stem("fedprox"))
-    capsys.readouterr()
-    said = refused(capsys, "resume", tmp_path)
-    assert "were computed with algorithm fedavg, and are wanted with fedprox" in said
 
 
 @pytest.mark.slow

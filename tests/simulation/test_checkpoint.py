@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import pytest
 from federation import assert_same_bits
 
-import fedjax_muon as fm
 from fedjax_muon.simulation import checkpoint
 
 
@@ -225,8 +224,3 @@ def test_a_half_written_checkpoint_is_ignored(copy):
     save_all(copy, [4])
     assert_same_bits(restored(copy, made(9)), made(4))
     assert not half.exists()
-
-
-def test_it_is_exported_with_simulations():
-    assert "checkpoint" in fm.simulation.__all__
-    assert fm.simulation.checkpoint is checkpoint

@@ -1,7 +1,5 @@
 """Memory that simulations need, and what a machine has."""
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -432,23 +430,3 @@ def test_the_smallest_limit_of_the_groups_counts(tmp_path, groups, limits, found
     assert memory_bytes(tmp_path / "without groups") == TOTAL
     assert list(container_limits(tmp_path / "without groups")) == []
     assert memory_bytes(machine(tmp_path, groups, **limits)) == found
-
-
-# These have a file for each system, and that of Linux needs what others lack.
-WITHOUT = """
-import asyncio, os, psutil, sys
-del os.sysconf
-sys.modules["fcntl"] = None
-from fedjax_muon.cli import main
-main(sys.argv[1:])
-"""
-
-
-@pytest.mark.slow
-def test_a_run_needs_neither_sysconf_nor_fcntl(tmp_path):
-    out = tmp_path / "out"
-    asked = "train --algorithm fedavg --rounds 1 --hidden 4 --cohort-size 1 --output"
-    command = [sys.executable, "-c", WITHOUT, *asked.split(), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (out / "metrics.csv").is_file()

@@ -48,26 +48,10 @@ def test_a_training_that_ends_early_shows_how_far_it_came(plain, terminal):
     assert "4/4 rounds" not in terminal.getvalue()
 
 
-def test_other_processes_show_nothing(plain, terminal, monkeypatch):
-    monkeypatch.setattr(shown_on, "is_first", lambda: False)
-    train(plain)
-    assert terminal.getvalue() == ""
-
-
 @pytest.mark.parametrize("colors", ["", "1"])
 def test_scripts_whose_output_is_no_terminal_stay_quiet(
     plain, capsys, monkeypatch, colors
 ):
     monkeypatch.setenv("FORCE_COLOR", colors)
     train(plain)
-    assert capsys.readouterr().out == ""
-
-
-def test_notebooks_need_ipywidgets(plain, monkeypatch, capsys):
-    """Without them rich would warn every time."""
-    monkeypatch.setattr(shown_on, "Console", partial(Console, force_jupyter=True))
-    asked = []
-    monkeypatch.setattr(shown_on, "find_spec", asked.append)
-    train(plain)
-    assert asked == ["ipywidgets"]
     assert capsys.readouterr().out == ""

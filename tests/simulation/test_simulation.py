@@ -46,14 +46,6 @@ def test_one_program_for_any_number_of_rounds():
     assert prepared.programs.score._cache_size() == scored
 
 
-@pytest.mark.slow
-def test_repartition_is_the_simulation_of_these_parts(plain):
-    parts = cut([5, 5, 30, 5, 15, 15], seed=3)
-    expected = trained(federation.federation(parts=parts), 3, 4)
-    assert_same_bits(trained(plain.vary(parts=parts), 3, 4), expected)
-    assert plain.vary(parts=cut([1, 1, 1, 1, 1, 33])).clients.max_size >= 33
-
-
 def test_seven_rounds_at_once_are_seven_rounds(plain):
     vectorized = trained(plain, 4, 7)
     state = plain.init(jax.random.key(4))
@@ -323,42 +315,6 @@ def test_a_mistake_is_refused_by_name(message):
         given() if callable(given) else federate(**given)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_what_is_printed_fits_two_lines():
-    assert str(fm.fedmuon()) == "fedmuon(lr=0.01, momentum=0.9, synced=True)"
-    assert str(DSGD).startswith("dsgd(lr=0.1, rule=identity")
-    first, second = str(SIMULATION).splitlines()
-    assert first.startswith("Simulation of fedavg(lr=0.1")
-    assert second.split()[:2] == ["6", "clients"]
-    assert max(len(first), len(second)) < 100
-
-
-@pytest.mark.slow
-def test_examples_in_float64_are_those_in_float32():
-    wide = DATA._replace(x_train=DATA.x_train.astype(float), x_test=np.float64(DATA[2]))
-    ends = []
-    for data in (DATA, wide):
-        simulation = federate(fm.fedavg(rule=optax.identity()), data=data)
-        state, _ = simulation.train_round(simulation.init(jax.random.key(1)))
-        ends.append(state.params)
-    jax.tree.map(np.testing.assert_array_equal, *ends)
-
-
-POSTPONED = """
-from __future__ import annotations
-import fedjax_muon as fm
-from fedjax_muon.core import Hyper, recorded
-@recorded
-def mine(lr: Hyper = 0.1, *, other: fm.Hyper = 0.5, steps: int = 3):
-    return fm.fedavg(lr=lr)
-"""
-
-
-def test_hyper_parameters_of_postponed_annotations_are_found():
-    names: dict = {}
-    exec(POSTPONED, names)
-    assert fm.core.numbers_of(names["mine"](lr=0.3)) == {"lr": 0.3, "other": 0.5}
 
 
 # --- training: when it evaluates, what the rows say, going on, messages that overflow

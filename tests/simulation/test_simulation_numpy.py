@@ -1,6 +1,5 @@
 """Simulations, and what is measured of them, against loops in NumPy."""
 
-import dataclasses
 import re
 from functools import partial
 
@@ -20,14 +19,10 @@ from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.data import client_tests, partition
 from fedjax_muon.linalg import newton_schulz as orthogonalize
 from fedjax_muon.personalization import ditto, keep_own, params_of_clients
-from fedjax_muon.runs import config, directory
 from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.batching import full_batch
 from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.own_accuracy import own_accuracies
-from fedjax_muon.tasks.heavy_tails import gaussian, noisy, pareto
-from fedjax_muon.tasks.metrics import hill
-from fedjax_muon.tasks.task import as_argument
 from fedjax_muon.transforms import by_rank, orthogonalize as matrices
 
 EXACT = by_rank(matrices(orthogonalize.polar), optax.scale(10.0))
@@ -311,15 +306,6 @@ NOISE_KEY = jax.random.key(3)
 PARAMS = TASK.init(jax.random.key(1))
 
 
-def norms_with(noise):
-    """Of full gradients with this noise."""
-    simulation = federation.federation(sampler=full_batch)
-    task = as_argument(TASK._replace(grad=noisy(TASK.grad, noise)))
-    inputs = simulation.inputs._replace(task=task)
-    noisy_simulation = dataclasses.replace(simulation, inputs=inputs)
-    return noise_norms(noisy_simulation, PARAMS, NOISE_KEY, batches=2000)
-
-
 @pytest.mark.parametrize("sampler", [batching.shuffled_epochs, slow(full_batch)])
 def test_norms_by_hand(sampler):
     simulation = federation.federation(sampler=sampler)
@@ -338,21 +324,6 @@ def test_norms_by_hand(sampler):
         expected = np.linalg.norm(gradients - np.mean(gradients, axis=0), axis=1)
         np.testing.assert_allclose(found[client], expected, atol=1e-5)
         assert (expected > 1e-3).any() == (sampler is not full_batch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tail", [1.2, 1.7])
-def test_heavy_tails_are_seen(tail):
-    """The largest of a batch's entries rules its norm, whose tail is theirs."""
-    assert abs(hill(norms_with(pareto(tail)), 200) - tail) < 4 * tail / 200**0.5
-
-
-@pytest.mark.slow
-def test_light_tails_are_seen():
-    norms = norms_with(gaussian())
-    assert hill(norms, 200) > 6
-    # 3 * 5 + 3 independent normal entries
-    np.testing.assert_allclose(np.mean(norms**2), 18, rtol=0.02)
 
 
 def test_one_batch_has_no_mean_to_be_apart_from():
@@ -391,20 +362,3 @@ def test_the_command(tmp_path, capsys):
     unnamed = refused(capsys, *draw, "--output", tmp_path / "noise")
     assert unnamed.startswith("a figure's name must end in .png, .pdf, .svg, got")
     assert not figure.exists()
-
-
-def run_of(**options):
-    return config.Run("fedavg", {}, 0, config.Config(**options))
-
-
-@pytest.mark.slow
-def test_runs_that_cannot_be_measured_are_refused(tmp_path, capsys):
-    compared = config.Comparison(("fedavg",), {}, {}, (0,), config.Config())
-    full = run_of(sampler="full_batch")
-    for message, what in {
-        "has no checkpoint yet; train": run_of(),
-        "are all of a client's examples, and have no noise": full,
-        "holds several runs; name the directory of one": compared,
-    }.items():
-        place = directory.create(tmp_path / message[:3], what)
-        assert message in refused(capsys, "noise", place)

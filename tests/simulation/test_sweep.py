@@ -3,22 +3,18 @@
 import itertools
 from typing import Any
 
-import chex
 import federation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from federation import DATA, PARTS, assert_same_bits, cell, cut
-from traces import TOY, by_code
 
-from fedjax_muon import engine, simulation
+from fedjax_muon import simulation
 from fedjax_muon.algorithms import ALL, fedavg
-from fedjax_muon.core import Hyper, numbers_of, recorded
-from fedjax_muon.core.recipe import as_arrays
+from fedjax_muon.core import Hyper, recorded
 from fedjax_muon.engine import plans
 from fedjax_muon.planning.memory import UnknownMemoryError, memory_of
-from fedjax_muon.runs.config import hyper_parameters
 from fedjax_muon.simulation import training
 from fedjax_muon.sweeps import groups, sweep
 from fedjax_muon.sweeps.groups import sequential, vectorized
@@ -114,32 +110,6 @@ def test_another_number_needs_no_other_program():
         assert prepared.programs.begin._cache_size() == 1
     kernels = [state.params["Dense_0"]["kernel"] for state in expected]
     assert np.abs(np.subtract(*kernels)).min() > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [names[-1] for names in by_code(ALL)])
-def test_every_number_of_every_algorithm_may_be_traced(name):
-    """So that a grid over it is one program."""
-    numbers = numbers_of(ALL[name].function())
-    given = hyper_parameters(ALL[name]).items()
-    options = {key for key, value in given if not isinstance(value, bool)}
-    assert options - numbers.keys() <= {"share"}  # it decides about shapes
-    params = {"w": jnp.ones((4, 3)), "b": jnp.ones(3)}
-    batches = jnp.ones((1, 2, 5, 4)), jnp.ones((1, 2, 5, 3)), jnp.ones((1, 2, 5))
-
-    def two_rounds(hyper):
-        algorithm = ALL[name].function(**hyper)
-        state = engine.init(algorithm, params, 1)
-        cohort, weights, key = jnp.arange(1), jnp.ones(1), jax.random.key(0)
-        rest = cohort, batches, weights, key
-        start = engine.make_prologue(algorithm, TOY, 1, plans.mapped)
-        run = engine.make_round(algorithm, TOY, 1, plans.mapped)
-        return run(start(state, *rest)[0], *rest)[0].server.params
-
-    assert "lr" in numbers
-    hyper = as_arrays(numbers)
-    found = jax.eval_shape(two_rounds, hyper)
-    chex.assert_trees_all_equal_shapes_and_dtypes(found, params)
 
 
 CELLS = [cell(lr, 4) for lr in (0.03, 0.1, 0.3, 1.0, 2.0)]

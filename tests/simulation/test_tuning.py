@@ -2,12 +2,10 @@
 
 import json
 import math
-from operator import sub
 
 import chex
 import federation
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from command import SMALL, refused, run
@@ -23,7 +21,7 @@ from fedjax_muon.planning import tune, tuning
 from fedjax_muon.planning.tuning import signature_of
 from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.runs.directory import read
-from fedjax_muon.simulation import with_plan, with_task
+from fedjax_muon.simulation import with_plan
 
 PLANS = ("vmapped", "chunked with chunk_size 3", "mapped")
 SIX = {"cohort_size": 6}
@@ -63,20 +61,6 @@ def test_simulations_are_compared_with_one_another(monkeypatch):
     assert tuned.simulation.setup.task is other.setup.task
     named = [f"{name}, {plan}" for name in ("float32", "half") for plan in PLANS]
     assert list(tuned.seconds) == named
-
-
-@pytest.mark.slow
-def test_another_task_has_the_same_clients_and_numbers():
-    one = federation.federation(**SIX)
-    other = with_task(one, federation.TASK)
-    assert other.clients is one.clients
-    found = params_after(one, 2)
-    chex.assert_trees_all_equal(found, params_after(other, 2))
-    grad = lambda *given: jax.tree.map(lambda g: 2 * g, federation.TASK.grad(*given))
-    moved = params_after(with_task(one, federation.TASK._replace(grad=grad)), 2)
-    assert any(map(jnp.any, jax.tree.leaves(jax.tree.map(sub, moved, found))))
-    with pytest.raises(TypeError):
-        with_task(one, federation.DATA)
 
 
 @pytest.mark.slow
@@ -192,16 +176,6 @@ def test_a_damaged_record_is_empty(record):
         record.write_text(text)
         with pytest.warns(UserWarning, match=f"plans are measured again: {record}: "):
             assert tuning.read_record(record) == {}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_no_run_needs_to_write_the_record(monkeypatch, record, tmp_path, capsys):
-    timer(monkeypatch, 2, 1, 3)
-    record.parent.write_text("a file")
-    run(*TRAIN, *COHORT, "--output", tmp_path / "a")
-    assert "the measured plans are not kept: " in capsys.readouterr().err
-    assert (tmp_path / "a/metrics.csv").exists()
 
 
 @pytest.mark.slow
