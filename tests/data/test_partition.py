@@ -92,18 +92,6 @@ def test_sizes_differ_by_at_most_one():
     assert [len(part) for part in parts] == [33] * 7
 
 
-def test_iid_counts_are_hypergeometric():
-    size = len(LABELS) // NUM_CLIENTS
-    law = stats.hypergeom(len(LABELS), np.count_nonzero(LABELS == 4), size)
-    draws = [
-        np.count_nonzero(LABELS[partition.iid(LABELS, NUM_CLIENTS, key=key)[2]] == 4)
-        for key in keys(300)
-    ]
-    assert abs(np.mean(draws) - law.mean()) < 5 * law.std() / np.sqrt(300)
-    # The variance of a sample variance is about 2 var^2 / n (nearly normal draws).
-    assert abs(np.var(draws) / law.var() - 1) < 5 * np.sqrt(2 / 300)
-
-
 @pytest.mark.parametrize("alpha", [0.5, 3.0])
 def test_dirichlet_shares_have_the_moments_of_the_law(alpha):
     clients, per_class, num_keys = 4, 1000, 300
@@ -300,31 +288,6 @@ def test_all_negatives_and_some_positives_stay():
         assert len(set(ids.tolist())) == len(ids)
         assert set(np.flatnonzero(labels == 0)) <= set(ids.tolist())
         assert np.sum(labels[ids]) == kept
-
-
-def test_positives_are_drawn_at_random_and_shuffled():
-    labels = labels_of(90, 40)
-    share = np.zeros(len(labels))
-    place = []
-    for seed in range(400):
-        ids = imbalance.drop_positives(labels, 0.1, key=jax.random.key(seed))
-        share[ids] += 1 / 400
-        place.extend(np.flatnonzero(labels[ids]))
-    # 10 of 40; five standard deviations of a share of 400 draws, and of a mean place
-    assert np.all(abs(share[labels == 1] - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 400))
-    assert abs(np.mean(place) - 49.5) < 5 * np.sqrt(100**2 / 12 / len(place))
-
-
-def test_the_key_decides():
-    labels = labels_of(90, 90)
-    for draw in (
-        lambda key: imbalance.drop_positives(labels, 0.1, key=key),
-        lambda key: np.concatenate(imbalance.with_ratios(labels, [0.1, 0.3], key=key)),
-    ):
-        np.testing.assert_array_equal(draw(KEY), draw(KEY))
-        assert not np.array_equal(draw(KEY), draw(jax.random.key(1)))
-        with pytest.raises(TypeError, match="typed key"):
-            draw(0)
 
 
 def needed(size, ratios):

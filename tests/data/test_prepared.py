@@ -3,7 +3,6 @@
 import importlib.util
 import io
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -149,12 +148,6 @@ def edit_json(path, change):
     path.write_text(json.dumps(content))
 
 
-def flip(path, position):
-    content = bytearray(path.read_bytes())
-    content[position] ^= 255
-    path.write_bytes(content)
-
-
 def of_a_spy(features):
     inner = features["featuresDict"]["features"]["image"]
     inner["pythonClassName"] = "spy.Image"
@@ -172,7 +165,7 @@ def second(**changes):
 of_tfrecord = lambda info: info.update(fileFormat="tfrecord")
 
 
-INFO, RECORDS = "dataset_info.json", "*test.array_record*"
+INFO = "dataset_info.json"
 FOUND = "splits train and test, found"
 OTHER = [
     (INFO, of_tfrecord, "expected array_record files, found tfrecord"),
@@ -189,35 +182,6 @@ def test_prepared_sets_with_another_layout(prepared_copy, file, change, message)
     edit_json(prepared_copy / file, change)
     with one_line(message, prepared_copy):
         data.load("tfds:tiny_images", prepared_copy.parent.parent)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "damage", "reason"),
-    [
-        (RECORDS, lambda path: path.unlink(), "0 of 1 files of split te"),
-        (RECORDS, lambda path: os.truncate(path, 50), None),
-        (RECORDS, lambda path: flip(path, 150), None),
-        ("features.json", lambda path: path.unlink(), "No such file"),
-        ("features.json", lambda path: path.write_text("{"), "Expecting property"),
-        (INFO, lambda path: path.write_text("{"), "Expecting property"),
-    ],
-    ids=["no records", "cut records", "flipped", "no features", "cut features", "info"],
-)
-def test_damaged_prepared_sets(prepared_copy, pattern, damage, reason):
-    """The status of a set does not depend on the contents of its records."""
-    given = "tfds:tiny_images", prepared_copy.parent.parent
-    assert data.status(*given) == ("present", prepared_copy, "", False)
-    (path,) = prepared_copy.glob(pattern)
-    damage(path)
-    with one_line("found a damaged one.*delete the fold", prepared_copy):
-        data.load(*given)
-    if reason:
-        found = data.status(*given)
-        assert found[:2] == ("damaged", prepared_copy)
-        assert reason in found.problem
-        assert str(prepared_copy) in found.problem
-    (prepared_copy / INFO).write_text("{}")
-    assert "'splits'" in data.status(*given).problem
 
 
 # ---------------------------------------------------------------------- texts
@@ -338,12 +302,3 @@ def test_other_labels(directory):
         data.load("tfds:other_tweets", directory)
     with pytest.raises(ValueError, match="or text and label or polarity, found "):
         data.load("tfds:numbered_texts", directory)
-
-
-def test_texts_that_are_not_utf_8(directory, monkeypatch):
-    latin = lambda feature, value: value.encode("latin-1")
-    monkeypatch.setattr(tfds.features.Text, "encode_example", latin)
-    folder = directory / "latin"
-    TinyTexts(data_dir=folder, file_format="array_record").download_and_prepare()
-    with pytest.raises(ValueError, match=r"found a damaged one .*utf-8"):
-        loading.read("tfds:tiny_texts", folder)

@@ -214,36 +214,6 @@ def test_wrong_lines_are_named(tmp_path, name, number, line, message):
         data.load(name, tmp_path)
 
 
-# An open quote does not join lines.
-OPEN = ["fine\t1", '"open\t0', 'closed"\t1']
-YELP_FILE = "yelp_labelled_uci/yelp_labelled.txt"
-
-
-def test_files_without_sentences_and_with_an_open_quote(tmp_path):
-    write_glue("sst2", tmp_path / "SST-2")
-    write_glue("cola", tmp_path / "CoLA")
-    for name, file, lines, message in (
-        ("sst2", "SST-2/dev.tsv", sst2_lines([]), ": expected sentences, found none"),
-        ("cola", "CoLA/train.tsv", [], ": expected sentences, found none"),
-        ("sst2", "SST-2/dev.tsv", [], ": expected the columns sentence"),
-        ("yelp_labelled", YELP_FILE, OPEN, ", line 2: expected 2 columns.*found 1"),
-    ):
-        write(tmp_path / file, lines)
-        with pytest.raises(ValueError, match=f"{file}{message}"):
-            data.load(name, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content", [b"caf\xe9\t1\n", b"long" * 50_000 + b"\t1\n"], ids=["latin-1", "huge"]
-)
-def test_damaged_files(tmp_path, content):
-    path = tmp_path / "SST-2" / "train.tsv"
-    write_glue("sst2", path.parent)
-    path.write_bytes(path.read_bytes() + content)
-    with one_line("expected text in UTF-8.*damaged", path):
-        data.load("sst2", tmp_path)
-
-
 # ---------------------------------------------------------- pairs of sentences
 
 PARSES = [f"sentence{i}_{kind}" for kind in ("binary_parse", "parse") for i in (1, 2)]
@@ -328,16 +298,6 @@ def test_encoders_are_given_pairs(tmp_path, name):
     assert loaded.y_test.tolist() == [0, 1]
 
 
-def test_encoders_are_given_sentences(tmp_path):
-    content = ["sentence\tlabel", "a film \t1", "bad \t0"]
-    for file in ("train.tsv", "dev.tsv"):
-        write(tmp_path / "SST-2" / file, content)
-    encode = lambda texts: np.int32([[len(text)] for text in texts])
-    encoder = text.Encoder(encode, padding=1, tokens=9)
-    loaded = data.load("sst2", tmp_path, encoder=encoder)
-    assert loaded.x_train.tolist() == loaded.x_test.tolist() == [[7], [4]]
-
-
 def test_questions_across_lines_are_left_out(tmp_path):
     path = write_pairs("qqp", tmp_path)
     content = pair_lines("qqp", PAIRS, HEADERS["qqp"])
@@ -400,12 +360,3 @@ def test_other_tables_are_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(data.NAMES, "a9a", PUBLISHED["a9a"])
     with pytest.raises(ValueError, match="expected 32561 lines as published, found 3"):
         data.load("a9a", tmp_path)
-
-
-def test_missing_tables_are_named(tmp_path):
-    put(tmp_path / "libsvm", name="a8a")
-    with pytest.raises(FileNotFoundError, match=r"no ijcnn1.trn, ijcnn1.tst \(or with"):
-        data.load("ijcnn1", tmp_path)
-    (tmp_path / "libsvm" / "a8a.t").unlink()
-    with pytest.raises(FileNotFoundError, match=r"libsvm lacks a8a.t\)"):
-        data.load("a8a", tmp_path)

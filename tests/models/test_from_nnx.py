@@ -66,28 +66,6 @@ def test_gradients_are_those_of_linen(tasks):
     jax.tree.map(np.testing.assert_array_equal, in_linen(found), wanted)
 
 
-@pytest.mark.slow
-def test_training_is_that_of_linen(tasks):
-    """Three rounds of FedMuon from the same weights; the matrices are the same ones."""
-    rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(40, 6)).astype(np.float32), rng.integers(3, size=40)
-    y = y.astype(np.int32)
-    dataset = fm.data.Dataset(x, y, x, y, ("a", "b", "c"), 0)
-    parts = np.split(np.arange(40), 4)
-    ours, linen = tasks
-    start = ours.init(jax.random.key(3))
-    linen = linen._replace(init=lambda key: in_linen(start))
-    ours = ours._replace(init=lambda key: start)
-    ended = []
-    for task in (ours, linen):
-        sizes = {"cohort_size": 2, "local_steps": 2, "batch_size": 5}
-        run = fm.federate(fm.fedmuon(lr=0.1), task, dataset, parts, **sizes)
-        state, _ = fm.train(run, run.init(jax.random.key(4)), rounds=3)
-        ended.append(state.params)
-    close = partial(np.testing.assert_allclose, rtol=1e-5)
-    jax.tree.map(close, in_linen(ended[0]), ended[1])
-
-
 def test_each_key_draws_other_parameters_as_nnx_does(tasks):
     first, again, other = (tasks[0].init(jax.random.key(i)) for i in (0, 0, 1))
     kernel = lambda params: np.asarray(params["layers"]["0"]["kernel"])

@@ -12,11 +12,10 @@ import pytest
 from jaxprs import equations, products
 from parity import by_path, drawn, dropouts, shapes
 
-from fedjax_muon import models, tasks
+from fedjax_muon import models
 from fedjax_muon.models.convolution import max_pool_2x2
 from fedjax_muon.tasks.classification import logits_of
 
-KEY = jax.random.key(0)
 IMAGES = ["mlp", "lenet", "emnist_cnn"]  # the others have their own tests
 
 
@@ -73,34 +72,6 @@ def test_parameters_of_each_layer(name):
 
 PATCHES = {"patch": 2, "heads": 3, "head_width": 4, "hidden": 14}
 SMALL_VIT = {"width": 10, "depth": 2, **PATCHES}
-
-
-@pytest.mark.slow
-def test_dropout_acts_with_a_key_alone():
-    image, sizes = (4, 4, 3), SMALL_VIT | {"depth": 1}
-    model, without = models.ViT(5, **sizes), models.ViT(5, **sizes, dropout=0.0)
-    params = jax.tree.map(jnp.float32, drawn(shapes(model, image)))
-    y = jnp.zeros(2, jnp.int32)
-    x = jnp.float32(np.random.default_rng(1).normal(size=(2, *image)))
-    task = tasks.classification(model, image)
-
-    @jax.jit
-    def results(params, x, key):
-        never = tasks.logits_of(without, params, x)
-        same = [tasks.logits_of(model, params, x)]
-        same.append(tasks.logits_of(without, params, x, key))
-        drops = tasks.logits_of(model, params, x, key)
-        return never, same, drops, task.evaluate(params, x, y)["loss"]
-
-    never, same, once, loss = results(params, x, KEY)
-    again, other = results(params, x, KEY)[2], results(params, x, jax.random.key(1))[2]
-    for logits in same:
-        np.testing.assert_array_equal(logits, never)
-    np.testing.assert_array_equal(once, again)
-    for different in (never, other):
-        assert np.all(np.abs(once - different) > 1e-4)
-    losses = np.log(np.exp(np.float64(never)).sum(axis=1)) - never[:, 0]
-    np.testing.assert_allclose(loss, losses, rtol=1e-5)
 
 
 def test_where_dropout_acts():

@@ -208,14 +208,6 @@ def test_shape_and_dtype_are_the_given_ones(noise, dtype):
     assert (x.shape, x.dtype) == ((3, 2), jnp.dtype(dtype))
 
 
-@pytest.mark.parametrize("factory", [gaussian, pareto, alpha_stable])
-def test_a_key_decides_everything(factory):
-    numbers = (0.7,) if factory is gaussian else (1.5, 0.7)
-    one, again, other = (sample(factory, *numbers, seed=seed) for seed in (8, 8, 9))
-    np.testing.assert_array_equal(one, again)
-    assert np.mean(one == other) < 0.01
-
-
 def half_square(params, batch, key):
     """The gradient of a quadratic; it does not need its key."""
     del key

@@ -207,16 +207,6 @@ def test_agnostic_gradient_by_hand_and_its_mean_over_clients():
 
 
 @pytest.mark.slow
-def test_agnostic_begins_in_the_middle_and_scores_the_model():
-    params = MIXED.init(KEY)
-    np.testing.assert_array_equal(params.y, np.full(4, 0.25, np.float32))
-    plain = tasks.classification(Linear(3), (5,))
-    found = MIXED.evaluate(params, DATA.x_test, DATA.y_test)
-    expected = plain.evaluate(plain.init(KEY), DATA.x_test, DATA.y_test)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-@pytest.mark.slow
 def test_weights_stay_in_the_simplex_and_go_to_the_worst_client():
     parts, data = cut([16, 16, 16, 16]), DATA
     wrong = data.y_train.copy()
@@ -488,14 +478,6 @@ def test_in_single_precision(name):
         exact = optax.projections.projection_simplex(jnp.asarray(y, jnp.float64))
     np.testing.assert_allclose(found, exact, atol=3e-7 * max(1, np.abs(y).max()))
     np.testing.assert_allclose(found.sum(), 1, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_many_at_once_are_as_one_by_one():
-    rows = np.float32(RNG.normal(size=(6, 400)) * RNG.uniform(0.01, 10, size=(6, 1)))
-    together = jax.jit(jax.vmap(nearest_in_simplex))(rows)
-    apart = np.stack([nearest_in_simplex(jnp.asarray(row)) for row in rows])
-    np.testing.assert_allclose(together, apart, atol=1e-6)
 
 
 def test_what_is_not_a_number_stays_so():

@@ -162,18 +162,6 @@ def test_shapes_start_and_keys():
         assert np.abs(np.asarray(a) - np.asarray(c)).max() > 1e-3
 
 
-@pytest.mark.slow
-def test_single_precision_keeps_the_rank_of_d():
-    _, data = draw("convex, singular")
-    single = quadratic.Quadratic(*map(np.float32, data))
-    X = draw_point().x
-    with jax.enable_x64(False):
-        found = quadratic.response(single, np.float32(X))
-        assert found.dtype == jnp.float32
-    # without divisions by eigenvalues that are rounding
-    close(found, best_response(data, X), atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
