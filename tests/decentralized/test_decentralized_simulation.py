@@ -80,16 +80,6 @@ def test_iterations_by_hand(mixer):
                 np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-@SLOW
-def test_many_iterations_in_one_call_and_one_program(plain):
-    vectorized = trained(plain, 7)
-    state = plain.init(jax.random.key(3))
-    for count in (2, 1, 4):
-        state, _ = plain.train_rounds(state, count)
-    assert_same_bits(state, vectorized)
-    assert plain.programs.rounds._cache_size() == 1
-
-
 def test_the_mean_is_scored_and_the_distance_from_it(plain):
     state = trained(plain, 2)
     mean = jax.tree.map(lambda x: x.mean(0), state.params)
@@ -152,12 +142,6 @@ def test_variants_share_programs_and_give_the_numbers_of_their_own(mixer):
     alone = simulated(parts=parts, weights=turned, mixer=mixer)
     assert_same_bits(found, trained(alone, 3))
     assert_same_bits(trained(first.vary(), 3), trained(first, 3))
-
-
-@SLOW
-def test_variants_count_their_own_links():
-    complete = simulated().vary(weights=topology.metropolis(topology.complete(5)))
-    assert complete.bytes_after(3).up == 20 / 8 * simulated().bytes_after(3).up
 
 
 def assert_close(found, expected):

@@ -1,8 +1,5 @@
 """Decentralized methods equal their transcriptions; what gossip keeps; its noise."""
 
-import functools
-from importlib.metadata import version
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,13 +11,10 @@ from gossip_cases import (
     INSIDE,
     LR,
     MINIMAX,
-    QUICKLY,
-    START,
     TRACE,
     WEIGHTS,
     M,
     T,
-    pair,
     run,
     states_of,
 )
@@ -156,47 +150,6 @@ def test_consensus_contracts_up_to_what_the_tracks_disagree(variable):
         np.testing.assert_allclose(x[t], exact, atol=1e-13)
 
 
-# ------------------------------------------------------------------ without noise
-
-# by the code generator that users have, whatever the suite is compiled by
-FUSED = {"xla_cpu_use_fusion_emitters": True}  # which 0.11 always does
-USUALLY = FUSED if version("jaxlib").startswith("0.10.") else {}
-
-
-def compiled(dtype):
-    """With more and with fewer of the compiler's passes."""
-    options = USUALLY if dtype == "float32" else QUICKLY | USUALLY
-    return {"dtype": jnp.dtype(dtype), "options": options}
-
-
-@functools.cache
-def silent(dtype):
-    algorithm = ALL["dm_hsgd"].function(**MINIMAX["dm_hsgd"][0])
-    with jax.enable_x64(dtype == "float64"):
-        return compiled_run(algorithm, dtype)
-
-
-def compiled_run(algorithm, dtype):
-    mixer, options = dense(WEIGHTS), compiled(dtype)
-    return run(algorithm, INSIDE, mixer, pair(START), TRACE, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "sigma"),
-    [("float32", 0.0), ("float64", Pair(0.0, lambda t: 0.0 * t))],
-    ids=["float32", "float64"],
-)
-def test_noise_of_size_zero_changes_no_bit(dtype, sigma):
-    with jax.enable_x64(dtype == "float64"):
-        algorithm = ALL["dpmixsgd_unclipped"].function(
-            **MINIMAX["dm_hsgd"][0], sigma=sigma
-        )
-        found = compiled_run(algorithm, dtype)
-    assert_same_bits(found, silent(dtype))
-    assert flat(found.params).dtype == dtype
-
-
 # ------------------------------------------------------------------- what noise is
 
 SIZE = 4000
@@ -292,18 +245,6 @@ def test_double_precision_noise_is_one_draw_in_double_precision():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_noise_on_short_types_is_drawn_in_a_longer_one(dtype):
-    g = jnp.zeros(50_000, dtype)
-    told, _ = noisy(fresh(), 1.0).start(always(g), g, (), iteration())
-    assert told.dtype == dtype
-    values = np.asarray(told, np.float64)
-    assert np.abs(values).max() > 3.6  # 2.9 and 3.5 are the ends of their own draws
-    assert abs(values.std() - 1) < 0.02
-    assert len(np.unique(values)) > 1000
-
-
-@pytest.mark.slow
 def test_nested_noise_is_independent_and_gradients_keep_their_key():
     seen = []
 
@@ -346,17 +287,6 @@ def told_along(estimator, points, batches, objective=QUADRATIC):
 POINTS = [jnp.array([1.0, -2.0]), jnp.array([0.5, 3.0]), jnp.array([-1.0, 0.25])]
 
 
-def test_storm_by_hand():
-    found = told_along(storm(0.25), POINTS, [2.0, 3.0, -1.0])
-    p = [np.asarray(point) for point in POINTS]
-    g = 2 * p[0]
-    np.testing.assert_allclose(found[0], g)
-    g = 3 * p[1] + 0.75 * (g - 3 * p[0])
-    np.testing.assert_allclose(found[1], g)
-    g = -p[2] + 0.75 * (g + p[1])
-    np.testing.assert_allclose(found[2], g)
-
-
 def test_public_terms_are_told_and_not_remembered():
     objective = QUADRATIC._replace(public_grad=lambda params: 10 * params)
     estimator = add_public_gradient(storm(0.25))
@@ -368,11 +298,6 @@ def test_public_terms_are_told_and_not_remembered():
 
 
 # ------------------------------------------------------------------------ methods
-def test_methods_are_labelled():
-    assert len({method.label for method in ALL.values()}) == len(ALL)
-    assert all(method.paper for method in ALL.values())
-    ours = {name for name, method in ALL.items() if "not published" in method.paper}
-    assert ours == {"dsgd_muon", "gradient_tracking_muon"}
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -119,24 +119,6 @@ def test_shifts_are_the_product(W, devices):
     assert_mixed(seen, lambda t: W)
 
 
-def test_shifts_of_what_all_agents_share():
-    shared = ECHO._replace(start=lambda objective, params, mix, *_: mix(params))
-    start, _ = make(shared, NONE, shifted(DIRECTED), 8)
-    found = jax.jit(start)(jnp.arange(3.0), jnp.zeros(8), KEY).agents
-    np.testing.assert_allclose(found, np.tile(np.arange(3.0), (8, 1)), rtol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mixer", "sent"), [(dense, {"all-gather"}), (shifted, {"collective-permute"})]
-)
-def test_what_is_sent_between_devices(mixer, sent):
-    start, _ = make(ECHO, NONE, mixer(DIRECTED), 8, jax.devices()[:4])
-    text = jax.jit(start).lower((), messages(8), KEY).compile().as_text() or ""
-    ways = {"all-gather", "collective-permute", "all-reduce", "all-to-all"}
-    assert {way for way in ways if way in text} == sent
-
-
 @pytest.mark.slow
 def test_only_rows_that_cross_are_sent():
     """Of a ring of 8 on 2 devices, two rows of 4: the last and the first."""
@@ -195,15 +177,6 @@ def test_traffic_is_the_papers():
         for name, method in ALL.items()
     }
     assert sent == {name: (n * unit, n * unit) for name, n in UNITS.items()}
-
-
-def test_traffic_tells_the_start_from_later():
-    twice = ECHO._replace(
-        start=lambda objective, params, mix, batch, iteration: mix(mix(batch))
-    )
-    sent = traffic(twice, NONE, (), jnp.zeros((9, 2)), jnp.zeros(5))
-    assert sent.first == 2 * 9 * 2 * 4
-    assert sent.later == 5 * 4
 
 
 @pytest.mark.parametrize("mixer", [dense, sparse, shifted])

@@ -1,18 +1,14 @@
 """Mixing matrices against closed forms, enumeration and the exact law of G(m, p)."""
 
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from scipy import stats
 
 from fedjax_muon.decentralized import topology
-from fedjax_muon.reporting import plots
 
 WEIGHTS = {"metropolis": topology.metropolis, "constant": topology.constant}
 KEYS = [jax.random.key(seed) for seed in range(600)]
@@ -131,70 +127,6 @@ def test_a_ring_has_its_closed_form(m, weights):
     np.testing.assert_allclose(topology.spectral_gap(W), expected, atol=1e-13)
     np.testing.assert_allclose(expected, 1 - values[0], atol=1e-15)
     topology.check_mixing(W)
-
-
-def probability_connected(m, p):
-    """P(G(m, p) is connected), by the size of the component of agent 0 (Gilbert)."""
-    exact = [1.0, 1.0]
-    for n in range(2, m + 1):
-        apart = lambda k, n=n: math.comb(n - 1, k - 1) * (1 - p) ** (k * (n - k))
-        exact.append(1 - sum(apart(k) * exact[k] for k in range(1, n)))
-    return exact[m]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("m", "p"), [(5, 0.2), (5, 0.5), (10, 0.2), (20, 0.2)])
-def test_tries_are_geometric_with_the_probability_of_being_connected(m, p):
-    tries = [topology.erdos_renyi(m, p, key=key).tries for key in KEYS[:300]]
-    tries, law = np.array(tries), stats.geom(probability_connected(m, p))
-    error = np.sqrt(1 / len(tries))
-    assert abs(tries.mean() - law.mean()) < 4.5 * law.std() * error
-    for k in (1, 2, 5, 12, 25):
-        expected = law.cdf(k)
-        width = 4.5 * np.sqrt(expected * (1 - expected)) * error + 1e-9
-        assert abs(np.mean(tries <= k) - expected) < width
-
-
-def connected_graphs(m):
-    """All connected graphs on 0..m-1, as lists of edges, by counting walks."""
-    pairs = list(itertools.combinations(range(m), 2))
-    for chosen in itertools.product([False, True], repeat=len(pairs)):
-        kept = list(itertools.compress(pairs, chosen))
-        step = metropolis_by_hand(m, kept)
-        if np.all(np.linalg.matrix_power(step, m) > 0):
-            yield kept
-
-
-@pytest.mark.slow
-def test_graphs_have_the_law_of_connected_ones():
-    graphs, p = list(connected_graphs(4)), 0.4
-    law = np.array([p ** len(g) * (1 - p) ** (6 - len(g)) for g in graphs])
-    np.testing.assert_allclose(law.sum(), probability_connected(4, p))
-    place = {frozenset(map(frozenset, graph)): i for i, graph in enumerate(graphs)}
-    drawn = [topology.erdos_renyi(4, p, key=key).graph for key in KEYS]
-    seen = [place[frozenset(edges(g))] for g in drawn]
-    counts = np.bincount(seen, minlength=len(graphs))
-    expected = law / law.sum() * len(drawn)
-    assert expected.min() > 3
-    assert stats.chisquare(counts, expected).pvalue > 1e-4
-
-
-@pytest.mark.slow
-def test_a_graph_follows_from_its_key_and_number_of_tries():
-    for key in jax.random.split(KEYS[0], 20):  # whose words are all different
-        graph, tries = topology.erdos_renyi(10, 0.2, key=key)
-        again = topology.erdos_renyi(10, 0.2, key=jax.random.clone(key))
-        assert (edges(graph), tries) == (edges(again.graph), again.tries)
-        words = np.asarray(jax.random.key_data(key)).tolist()
-        draws = [
-            nx.fast_gnp_random_graph(10, 0.2, seed=np.random.default_rng([*words, t]))
-            for t in range(1, tries + 1)
-        ]
-        assert [nx.is_connected(draw) for draw in draws].index(True) == tries - 1
-        assert edges(draws[-1]) == edges(graph)
-        assert list(graph) == list(range(10))
-    graph, tries = topology.erdos_renyi(6, 1, key=KEYS[0])
-    assert (edges(graph), tries) == (edges(topology.complete(6)), 1)
 
 
 def matchings():
@@ -322,30 +254,3 @@ def changed(i, j, value):
 def test_matrices_are_refused(W, message):
     with pytest.raises(ValueError, match=message):
         topology.check_mixing(W)
-
-
-def test_swaps_average_once_agents_keep_weight_of_their_own():
-    # the two perfect matchings of a ring of four
-    swaps = np.eye(4)[np.array([[1, 0, 3, 2], [3, 2, 1, 0]])]
-    with pytest.raises(ValueError, match="of one period must be below 1 - 1e-09, got"):
-        topology.check_mixing(swaps)
-    topology.check_mixing((np.eye(4) + swaps) / 2)  # what the message proposes
-
-
-def test_a_picture_states_numbers_and_gap(tmp_path, monkeypatch):
-    said, numbers = [], []
-    caption = lambda _, text, **how: said.append(text)
-    monkeypatch.setattr(Figure, "supxlabel", caption)
-    label = lambda graph, places, names, **how: numbers.append(names)
-    monkeypatch.setattr(nx, "draw_networkx_labels", label)
-    named = nx.Graph([("rome", "oslo"), ("oslo", "bern")])  # a star: gap 1/3
-    for graph in (named, nx.empty_graph(2), topology.ring(1), topology.ring(70)):
-        plots.graph(graph, tmp_path / "graph.png")
-    far = 1 - (1 + 2 * math.cos(2 * math.pi / 70)) / 3
-    starts = ("3 agents", "2 agents", "1 agent", "70 agents")
-    assert said == [
-        f"{start}, spectral gap of the Metropolis weights {gap:.3g}"
-        for start, gap in zip(starts, (1 / 3, 0, 1, far), strict=True)
-    ]
-    cities = {"rome": "0", "oslo": "1", "bern": "2"}
-    assert numbers == [cities, {0: "0", 1: "1"}, {0: "0"}]  # 70 could not be read

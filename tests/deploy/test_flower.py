@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import sys
 import time
 import tomllib
 
@@ -34,10 +33,9 @@ from fedjax_muon.runs.flower_engine import engine
 
 needs("flwr.serverapp", "flower")
 
-from fake_grid import RUN as RUN_ID, Echo, FakeGrid, echoes, failure
+from fake_grid import RUN as RUN_ID, Echo, FakeGrid, echoes
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedjax_muon.deploy import flower
@@ -104,21 +102,6 @@ def test_a_late_answer_is_handed_on_and_is_not_taken_for_the_next():
     grid.held = set()
     assert asked(server, c1=b"c") == [(1, b"b from 1"), (1, b"c from 1")]
     assert asked(server, c1=b"d") == [(1, b"d from 1")]
-
-
-def test_an_expired_request_is_forgotten():
-    grid, server = server_of([0], 1)
-    grid.held = {100}
-    assert asked(server, 0.1, c0=b"a") == []
-    ((name, late),) = grid.waiting.items()
-    assert late.metadata.ttl == 0.1 + flower.SKEW
-    grid.held = set()
-    error = failure(late, ErrorCode.MESSAGE_UNAVAILABLE, "expired")
-    grid.reply, reply = lambda message: error, grid.reply
-    assert list(server._pull({})) == []
-    grid.reply = reply
-    assert asked(server, c0=b"b") == [(0, b"b from 0")]
-    assert name not in grid.pulled[-1]
 
 
 def test_errors_of_an_app_are_refusals_with_their_refusal():
@@ -191,22 +174,6 @@ def test_a_client_that_is_not_there_is_refused():
         assert server.refused == [said]
 
 
-def test_a_node_that_does_not_tell_its_client_is_asked_again_by_the_next_call():
-    def make_node(context):
-        if not ready:
-            raise ValueError("no data")
-        return Echo(0)
-
-    ready, grid = [], FakeGrid({100: flower.client_app(make_node)})
-    server = flower.FlowerServer(grid, 1, patience=0.1)
-    with pytest.warns(UserWarning, match=r"SuperNode 100 is not used: .*no data"):
-        ((_, answer),) = asked(server, c0=b"a")
-    assert refusal(answer) == "no SuperNode has this client"
-    assert len(grid.asked) == 1
-    ready.append(True)
-    assert asked(server, c0=b"b") == [(0, b"b from 0")]
-
-
 def test_a_node_in_place_of_one_that_has_gone_gets_the_request(monkeypatch):
     grid = echoes([0, 0])
     grid.online = {100}
@@ -218,26 +185,6 @@ def test_a_node_in_place_of_one_that_has_gone_gets_the_request(monkeypatch):
     assert asked(server, None, c0=b"a") == [(0, b"a from 0")]
     assert grid.asked[-1] == (101, f"train.{flower.KIND}")
     assert not server.refused
-
-
-def test_a_client_without_a_node_is_waited_for_once():
-    server = flower.FlowerServer(echoes([0]), 2, patience=0.3)
-    begin = time.monotonic()
-    _, (client, answer) = asked(server, None, c0=b"a", c1=b"a")
-    assert 0.3 < time.monotonic() - begin < 3
-    assert (client, refusal(answer)) == (1, "no SuperNode has this client")
-    begin = time.monotonic()
-    assert len(asked(server, None, c0=b"b", c1=b"b")) == 2
-    assert time.monotonic() - begin < 0.3
-
-
-def test_without_flower_the_pip_command_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flwr", None)
-    monkeypatch.delitem(sys.modules, "fedjax_muon.deploy.flower")
-    said = r"a node over Flower needs flwr, which is not installed; run: pip install"
-    with pytest.raises(ImportError, match=said) as error:
-        importlib.import_module("fedjax_muon.deploy.flower")
-    assert "\n" not in str(error.value)
 
 
 def written(place, rounds):

@@ -118,17 +118,6 @@ def test_a_site_that_is_not_in_the_job_or_fails_does_not_stop_the_others():
         assert said in refusal(found[1])
 
 
-def test_what_is_no_message_is_refused():
-    for answer in (
-        *(None, b"bytes", {"a": 1}, [b"bytes"]),
-        *([np.zeros(3)], np.zeros(3, "u1"), [np.zeros((2, 2), "u1", order="F")]),
-    ):
-        send = sites([Proxy("site-1", lambda request, answer=answer: answer)])
-        ((client, answered),) = send({0: b"a"}, 5.0)
-        assert client == 0
-        assert "is no message in pieces" in refusal(answered)
-
-
 def test_long_messages_are_divided(monkeypatch):
     monkeypatch.setattr("fedjax_muon.deploy.nvflare.PIECE", 4)
     seen = []

@@ -266,19 +266,6 @@ def test_a_prologue_is_one_more_release_of_all_clients():
     assert by_hand < gaussian_epsilon(joint_multiplier(3.0, 1.0, 1.0, 1.0), 1e-3)
 
 
-def test_the_statement_of_clients():
-    text = report(client_spec(FullBatch(100), **RUN)).statement()
-    for words in (
-        "for one client with all its examples",
-        "the noisy sums of clipped messages",
-        "one record is added or removed",
-        "every model that the server broadcasts is seen; the server and the channels",
-        "the server keeps single messages, and who took part, to itself",
-        "training loss, is not published",
-    ):
-        assert words in text
-
-
 def test_what_cannot_be_accounted_for_is_refused():
     account = lambda sampling, **changes: client_spec(sampling, **RUN | changes)
     refused(r"Poisson\(N, S\) or FullBatch\(N\), got C", account, Cyclic(100, 5))

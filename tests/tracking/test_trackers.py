@@ -21,7 +21,6 @@ from packages import needs
 from fedjax_muon import tracking
 from fedjax_muon.simulation import training
 from fedjax_muon.tracking import Tracker, flat, follow, json_lines, metrics_of
-from fedjax_muon.versions import check_installed
 
 ROWS = [
     {"round": 0, "train_loss": 2.5, "bytes_up": 0},
@@ -122,14 +121,6 @@ def path(tmp_path):
     return tmp_path / "log.jsonl"
 
 
-@pytest.mark.slow
-def test_lines_are_read_by_pandas(tmp_path):
-    pandas = needs("pandas")
-    path = tmp_path / "new" / "log.jsonl"
-    logged(json_lines(path), ROWS)
-    assert pandas.read_json(path, lines=True).to_dict("records") == ROWS
-
-
 def test_numbers_that_are_not_finite_are_null(path):
     logged(json_lines(path), [{"round": 0, "loss": math.nan, "seconds": math.inf}])
     assert path.read_text() == '{"round": 0, "loss": null, "seconds": null}\n'
@@ -174,11 +165,6 @@ def test_a_missing_package_is_refused_with_the_pip_command(monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", found)
         with pytest.raises(ImportError, match=rf'run: pip install "{package}'):
             make()
-
-
-def test_no_package_is_imported_before_training():
-    check_installed("json", "a test")
-    assert not {"mlflow", "trackio"} & set(sys.modules)
 
 
 def test_names_of_nested_values_are_joined_and_metrics_are_finite():
