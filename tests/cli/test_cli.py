@@ -16,7 +16,6 @@ from command import SMALL, assert_same_but_for_seconds, refused, run
 from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import config, directory, sweep
-from fedjax_muon.runs.config import METHODS, hyper_parameters
 from fedjax_muon.runs.tuned import TUNED
 
 TINY = (*SMALL, "--hidden", 8)
@@ -171,24 +170,6 @@ def test_a_model_computes_in_bfloat16(trained, tmp_path):
     relative = np.abs(np.float64(loss(place)) / np.float64(loss(trained)) - 1)
     assert np.all(relative > 0)
     assert np.all(relative < 4 * 2.0**-8)  # of logits of two products, in bfloat16
-
-
-@pytest.mark.parametrize("columns", [0, 1, 80, 200])
-def test_list_breaks_no_word(columns, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    run("list")
-    printed = capsys.readouterr().out
-    words, lines = printed.split(), printed.splitlines()
-    for name, method in METHODS.items():
-        options = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
-        assert {name, *method.label.split(), *options} <= set(words), name
-    assert max(map(len, lines)) <= max(80, columns)
-    assert sum(line.split() == ["name", "algorithm", "options"] for line in lines) == 4
-
-
-def test_a_minimax_method_names_the_option_that_it_needs(capsys):
-    said = refused(capsys, "train", "--algorithm", "fedmuon_da")
-    assert said.endswith("add --problem auc")
 
 
 def test_partition_draws_and_counts(tmp_path, capsys):

@@ -11,7 +11,6 @@ import pytest
 from cases import slow_but
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
-from fedjax_muon.cli import _given as given
 from fedjax_muon.runs import directory, own_code
 from fedjax_muon.runs.config import Comparison, Config, Run, Sweep
 from fedjax_muon.runs.directory import to_json
@@ -208,16 +207,6 @@ def test_code_that_a_directory_names_runs_only_if_it_is_named_again(
         assert Path("written").exists()
         Path("written").unlink()
         sys.modules.pop("evil")
-
-
-def test_options_of_an_own_algorithm_are_in_the_help(capsys):
-    with pytest.raises(SystemExit):
-        run("train", "--algorithm", "own_fed:fedhalf", "--help")
-    text = " ".join(capsys.readouterr().out.split())
-    assert "--algorithm.part FLOAT" in text
-    assert "How far the server moves. (default: 1.0)" in text
-    assert "--algorithm.no-flag" in text
-    assert given("train", ["--algorithm=own_fed:fedhalf"]).hyper.part == 1.0
 
 
 @pytest.mark.slow

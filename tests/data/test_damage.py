@@ -92,24 +92,6 @@ def test_errors_of_parsers_become_one_line(error):
         raise error
 
 
-def test_other_errors_stay():
-    for error in (
-        PermissionError(13, "Permission denied", "a/b"),
-        ValueError("a/b, line 3: expected a number"),
-        KeyboardInterrupt(),
-    ):
-        with pytest.raises(type(error)) as caught, reading(Path("a/b"), "a list"):
-            raise error
-        assert caught.value is error
-
-
-def test_long_messages_are_cut():
-    with pytest.raises(ValueError, match=r"x\.\.\.\); download") as caught:  # noqa: SIM117
-        with reading(Path("a/b"), "a list"):
-            raise KeyError("x" * 10_000)
-    assert len(str(caught.value)) < 500
-
-
 # --------------------------------------------------------------------- tokens
 
 

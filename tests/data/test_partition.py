@@ -1,7 +1,6 @@
 """Splits of examples over clients, and their shares of positives."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -60,18 +59,6 @@ def test_a_key_determines_the_partition(name):
 
 
 @pytest.mark.parametrize("name", SPLITS)
-def test_both_words_of_a_key_count(name):
-    # Folded keys differ from their parent in both words, hand-made ones in one.
-    made = [
-        jax.random.wrap_key_data(jnp.array(words, jnp.uint32))
-        for words in ((0, 1), (1, 0), (1, 1))
-    ]
-    first = [parted(name, LABELS, NUM_CLIENTS, key)[0] for key in made]
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        assert not np.array_equal(first[i], first[j])
-
-
-@pytest.mark.parametrize("name", SPLITS)
 def test_a_client_holds_its_examples_in_random_order(name):
     # With sorted labels, an order by class would also be an order by index. A random
     # permutation of m numbers has (m - 1) / 2 ascents with variance (m + 1) / 12
@@ -117,15 +104,6 @@ def test_dirichlet_shares_have_the_moments_of_the_law(alpha):
     expected = law.cov()[0, 3] + law.mean()[0] * law.mean()[3]
     spread = 5 * product.std() / np.sqrt(samples)
     assert abs(product.mean() - expected) < spread + 2 * cut
-
-
-def test_dirichlet_classes_are_split_independently():
-    labels = np.repeat(np.arange(2), 1000)
-    split = lambda key: partition.dirichlet(labels, 3, 1.0, key=key, min_size=1)
-    pairs = counts_by_key(labels, split, 400)[:, 0]
-    # Correlation of n independent pairs has standard deviation 1 / sqrt(n). A split
-    # that drew one p for all classes would give 1.
-    assert abs(np.corrcoef(pairs.T)[0, 1]) < 5 / np.sqrt(400)
 
 
 def test_dirichlet_limits():

@@ -60,13 +60,6 @@ def test_ids_are_padded_and_cut():
         assert text.encode(vocabulary, [], length).shape == (0, length)
 
 
-def test_texts_without_words():
-    for sentences in (["...", ""], []):
-        message = f"no word in {len(sentences)} training sentences"
-        with pytest.raises(ValueError, match=message):
-            text.build_vocabulary(sentences, 9)
-
-
 def test_vocabulary_and_length_come_from_the_training_texts():
     train = text.Sentences(["one two three", "two", "three two"], [0, 1, 1])
     test = text.Sentences(["four four four four five", "three"], [1, 0])
@@ -81,20 +74,6 @@ def test_vocabulary_and_length_come_from_the_training_texts():
     long = text.Sentences(["word " * (text.MAX_LENGTH + 1)], [1])
     cut = text.tokenized(long, long, ("no", "yes")).x_train
     np.testing.assert_array_equal(cut, np.full((1, text.MAX_LENGTH), two))
-
-
-def test_held_out_tokens_count_too():
-    """A rare word may be among the held-out examples alone."""
-    x = np.zeros((20, 2), np.int32)
-    x[:, 0] = np.arange(20)
-    y = np.tile(np.int32([0, 1]), 10)
-    for seed_of_rarest in range(20):  # whichever examples are held out
-        rarest = x.copy()
-        rarest[seed_of_rarest, 1] = 50
-        whole = data.check(data.Dataset(rarest, y, x[:2], y[:2], ("no", "yes")))
-        rest, _ = data.hold_out(whole, 0.2)
-        assert rest.tokens == data.check(rest).tokens == 51
-    assert data.load("breast_cancer").tokens == 0
 
 
 # ---------------------------------------------------------------------- files

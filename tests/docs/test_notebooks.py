@@ -155,31 +155,3 @@ def test_it_runs(name, tmp_path, monkeypatch):
     drawn = [plt.imread(png) for png in Path("runs").glob("*.png")]
     assert axes or drawn
     assert all(map(shows_something, drawn))
-
-
-SMALL = """# %% [markdown]
-# # Title
-
-# %%
-import os, fedjax_muon
-print(len(os.listdir()))
-1 + 1
-"""
-
-
-def test_notebooks_are_written_alike_every_time(tmp_path, monkeypatch):
-    script, notebook = tmp_path / "small.py", tmp_path / "small.ipynb"
-    monkeypatch.setattr(build, "HERE", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["build", "small"])
-    script.write_text(SMALL)
-    build.main()
-    first = notebook.read_bytes()
-    (cell,) = codes(nbformat.reads(first, as_version=4))
-    assert [output.get("text") for output in cell.outputs] == ["0\n", None]
-    assert cell.outputs[1].data == {"text/plain": "2"}
-    build.main()
-    assert notebook.read_bytes() == first
-    script.write_text(SMALL + "raise OSError\n")
-    with pytest.raises(CellExecutionError, match="OSError"):
-        build.main()
-    assert notebook.read_bytes() == first

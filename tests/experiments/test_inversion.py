@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import sys
 
 import jax
 import numpy as np
@@ -29,8 +28,7 @@ from leaks import (
 )
 
 from experiments import inversion
-from experiments.inversion import Reconstruction, Score, matching
-from experiments.inversion.scores import CEILING
+from experiments.inversion import matching
 from experiments.studies import reconstruction
 from fedjax_muon.privacy import Pld, Poisson
 
@@ -163,15 +161,6 @@ def test_cosine_matching_step_by_step():
     assert winners == {0, 1}
 
 
-def test_total_variation_by_hand():
-    x = np.random.default_rng(0).normal(size=(2, 3, 4, 2))
-    down, across = (np.mean(abs(np.diff(x, axis=axis))) for axis in (1, 2))
-    np.testing.assert_allclose(matching.total_variation(x), down + across, rtol=1e-6)
-    line = x[:, :1]
-    across = np.mean(abs(np.diff(line, axis=2)))
-    np.testing.assert_allclose(matching.total_variation(line), across, rtol=1e-6)
-
-
 def test_refusals():
     params, release, batch = told(0.0)
     labels = LABELS[batch.y]
@@ -248,43 +237,6 @@ def test_matching_is_the_best_of_all_orders():
     best = min(itertools.permutations(range(4)), key=error)
     assert best != tuple(range(4))
     assert tuple(inversion.matched(x, guess)) == best
-
-
-def test_batches_are_scored_in_any_order_and_cut_to_the_range():
-    x, y = DRAWS.uniform(size=(4, 8, 8, 1)), np.array([3, 1, 4, 1])
-    labels = np.eye(10)[[3, 1, 4, 2]]  # the last is wrong
-    order = [2, 0, 3, 1]
-    found = inversion.score(x, y, Reconstruction(x[order], labels[order]))
-    assert found == Score(psnr=CEILING, ssim=1.0, labels=0.75)
-    x, y = np.ones((1, 8, 8, 1)), np.array([0])
-    x[0, :4] = 0
-    far = Reconstruction(100 * (x - 0.5), np.eye(2)[[0]])
-    assert inversion.score(x, y, far).psnr == CEILING
-    a = DRAWS.uniform(size=(8, 8, 1))
-    assert inversion.psnr(a, a) == inversion.psnr(a, a + 0.9e-5) == CEILING
-    np.testing.assert_allclose(inversion.psnr(a, a + 2e-5), 100 - 20 * np.log10(2))
-    assert inversion.ssim(a, a) == 1
-
-
-def test_refusals_of_scores(monkeypatch):
-    x, y, labels = np.ones((2, 8, 8, 1)), np.zeros(2, int), np.eye(3)[:2]
-    whole = Reconstruction(x, labels)
-    for call, said in (
-        (lambda: inversion.score(x, y, Reconstruction(x[:1], labels)), "one shape"),
-        (lambda: inversion.score(x, y[:1], whole), r"labels must be \[2\]"),
-        (lambda: inversion.score(x, y, Reconstruction(x, labels[:1])), "restored ones"),
-        (lambda: inversion.matched(x, x[:, :4]), "one shape"),
-        (lambda: inversion.matched(y, y), "one shape"),
-        (lambda: inversion.ssim(x[0, :6], x[0, :6]), "7 x 7 pixels, got"),
-        (lambda: inversion.ssim(x[0, ..., 0], x[0, ..., 0]), "height, width, channels"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            call()
-    monkeypatch.setitem(sys.modules, "skimage", None)
-    command = r'pip install "scikit-image<0\.27,>=0\.26"'
-    for measure in (inversion.psnr, inversion.ssim):
-        with pytest.raises(ImportError, match=command):
-            measure(x[0], 0 * x[0])
 
 
 def test_the_multiplier_reaches_epsilon(monkeypatch):

@@ -157,16 +157,6 @@ def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "equal.md").read_text() in capsys.readouterr().out
 
 
-def test_refusals(capsys, tmp_path):
-    for module, words, message in (
-        (dpmixsgd_002, ("table_2", "--datasets", "mnist"), "table_2 has a8a, a9a, got"),
-        (dpmixsgd_equal, ("--datasets", "digits"), "there are a8a, a9a, ijcnn1"),
-    ):
-        with pytest.raises(SystemExit):
-            run(module, *words, "--output", tmp_path)
-        assert message in " ".join(capsys.readouterr().err.split())
-
-
 # ------------------------------------------------------------------------- minimax_000
 @pytest.mark.parametrize("figure", minimax_000.ITEMS)
 def test_figures_are_the_papers(figure):

@@ -108,21 +108,6 @@ def test_the_settings_of_004():
             assert grid == {"momentum": (0.8, 0.9, 0.95, 0.98, 0.99)}
 
 
-def test_the_settings_of_004_with_pretrained_weights():
-    sizes = {"table_3": (100, 5, "swin_tiny", 0.1), "table_4": (4, 4, "roberta", 0.8)}
-    for item, (clients, cohort, model, alpha) in sizes.items():
-        found = panels("fedmuon_004", item, "full")
-        for panel in found.values():
-            config = panel.sweep.config
-            assert (config.num_clients, config.cohort_size) == (clients, cohort)
-            assert (config.model, config.alpha) == (model, alpha)
-            rest = (config.batch_size, config.local_steps, config.rounds)
-            assert rest == (16, 50, 100)
-            assert panel.pretrained
-    assert config.lora_rank == 16
-    assert list(found) == ["cola", "rte", "sst2", "qqp", "mrpc", "qnli", "mnli"]
-
-
 def test_the_settings_of_001():
     found = panels("fedmuon_001", "figure_1", "full")
     configs = [panel.sweep.config for panel in found.values()]

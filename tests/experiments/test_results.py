@@ -12,7 +12,6 @@ from experiments.papers.claims import (
     YES,
     Claim,
     Score,
-    above,
     at_edge,
     cheaper,
     costs,
@@ -93,18 +92,6 @@ def test_claims_are_judged_by_intervals(judge, verdict, said, tmp_path):
     assert said in found.ours
 
 
-def test_an_auc_for_every_seed_becomes_a_score(tmp_path):
-    path = tmp_path / "runs.csv"
-    rows = ("dataset,panel,value,method,seed,auc", "a8a,agents,5,m,0,0.7")
-    rows += ("a8a,agents,5,m,1,0.8", "a8a,agents,5,n,0,0.5", "")
-    path.write_text("\n".join(rows))
-    found = read(path)
-    t = 12.7062  # of one degree of freedom
-    score = found["a8a, agents 5", "m"]
-    assert score == (75, pytest.approx(t * 5, abs=0.01), pytest.approx((70, 80)), 1, "")
-    assert above(["a8a, agents 5"], "m", "n")(found).verdict == OPEN
-
-
 def test_differences_are_taken_seed_by_seed(tmp_path):
     table = TABLE.replace("A,73.0,0.5,", "A,73.0,9,60 73 86")
     table = table.replace("B,70.0,0.5,", "B,70.0,9,58 70 82")
@@ -132,16 +119,6 @@ def test_uploads_and_losses_are_compared(tmp_path):
     assert "2.000 ± 0.000, rank 3 of 3" in least(train_loss("s"), "A")(scores).ours
     # uploads and losses are no scores
     assert "3.0, rank 1 of 4" in first("s", "C")(scores).ours
-
-
-def test_a_best_rate_at_an_edge_decides_nothing(tmp_path):
-    head = "setting,method,score,interval,by_seed,edge\n"
-    rows = "s,A,9,1,,lr\ns,B,1,1,,\ns,C,0,0.5,,\ns,D,9,0,,\n"
-    scores = scores_of(tmp_path, head + rows)
-    found = falling("s", "A", "B")(scores)
-    assert found.verdict == OPEN
-    assert found.why == "best at a grid's edge: A"
-    assert falling("s", "D", "B")(scores)[1:3] == (YES, "")
 
 
 def test_no_comparison_is_counted_twice():

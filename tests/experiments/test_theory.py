@@ -105,27 +105,6 @@ def test_the_lemmas_hold_as_far_as_first_momenta_are_averaged():
     assert numbers["t < tau"] > 1 > numbers["t > tau"]
 
 
-def test_drifts_are_those_of_clients_simulated_by_hand():
-    size = consensus.Size(3, 3, 2, 1, (0.5,), (0.2,), (0.0,))
-    shape = (consensus.COLUMNS, consensus.COLUMNS)
-    clients = quadratics.random(jax.random.key(4), 3, shape, 0.1, 1.0)
-    found = consensus.measure(functools.partial(fedmuon, synced=False), clients, size)
-    a, b = (np.asarray(v, np.float64) for v in clients)
-    x = np.zeros_like(b)
-    m, spread = a @ (x - b), lambda v: np.linalg.norm(v - v.mean(0), axis=(1, 2)).mean()
-    for t in (0, 1):
-        u, _, v = np.linalg.svd(m)
-        x = x - 0.5 * u @ v
-        m = 0.8 * m + 0.2 * a @ (x - b)
-        assert found.params.ravel()[t] == pytest.approx(spread(x), rel=1e-4)
-        assert found.momentum.ravel()[t] == pytest.approx(spread(m), rel=1e-4)
-    # judged as if steps and betas were smaller, nothing is within bounds
-    claimed = size._replace(lrs=(0.01,), betas=(0.01,))
-    ratios = consensus.ratios(found, 1.0, claimed)
-    assert consensus.params_finding((ratios,)).verdict == FAILS
-    assert consensus.momentum_finding("here", ratios.momentum, size).verdict == FAILS
-
-
 def test_the_parameters_of_corollary_5_6_and_where_a_grid_ends():
     assert speedup.corollary(16, 256) == pytest.approx((2 / 64, 1 / 4, 1))
     assert speedup.corollary(1, 4096) == pytest.approx((1 / 512, 1 / 64, 8))

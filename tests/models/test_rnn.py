@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from command import refused, run
-from parity import by_path, differentiated
+from parity import differentiated
 
 from fedjax_muon import data, models
 from fedjax_muon.data import text
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.transforms.layout import muon_dimension_numbers
 
 KEY = jax.random.key(0)
 V, E, H = 11, 5, 7
@@ -129,26 +128,6 @@ def test_default_sizes_are_the_papers():
     assert sum(p.size for p in jax.tree.leaves(params)) == 61_407_234
 
 
-@pytest.mark.slow
-def test_recurrent_kernels_are_orthogonal_at_first():
-    params = jax.jit(model_of(2).init)(KEY, jnp.zeros((1, 4)))["params"]
-    for layer in range(2):
-        u = np.float64(params[f"SimpleCell_{layer}"]["h"]["kernel"])
-        # float32 rounds each of the H products and sums
-        error = 4 * H * np.finfo(np.float32).eps
-        np.testing.assert_allclose(u.T @ u, np.eye(H), atol=error)
-    assert not np.allclose(*(params[f"SimpleCell_{i}"]["h"]["kernel"] for i in (0, 1)))
-
-
-def test_matrices_of_the_network():
-    params = drawn(model_of(2))
-    numbers = muon_dimension_numbers(params, exclude=("bias", "embedding"))
-    flat = by_path(numbers, lambda n: not isinstance(n, dict))
-    matrices = {path for path, n in flat.items() if n}
-    assert len(matrices) == 5
-    assert all("kernel" in name for name in matrices)
-
-
 def test_ids_beyond_the_vocabulary_give_nan():
     model = model_of(1)
     ids = np.array([[1, V, 2], [1, 2, V - 1]])
@@ -210,14 +189,6 @@ def test_logits_of_cells_equal_a_numpy_loop(make, layer, name):
     expected = numpy_logits(params, 2, layer, name)
     with jax.enable_x64(True):
         close(1e-13)(jax.jit(model.apply)({"params": params}, IDS), expected)
-
-
-def test_the_lstm_has_the_size_of_leafs():
-    shapes = shapes_of(models.lstm(80, vocabulary_size=82))
-    first, second = 4 * 256 * (8 + 256 + 1), 4 * 256 * (256 + 256 + 1)
-    head = 80 * 257
-    count = sum(p.size for p in jax.tree.leaves(shapes))
-    assert count == 82 * 8 + first + second + head
 
 
 SMALL = ("--cohort-size", "2", "--local-steps", "2", "--batch-size", "4")

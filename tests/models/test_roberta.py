@@ -132,16 +132,6 @@ def test_where_dropout_acts():
     assert seen == [(shape, 0.1) for shape in [tokens] + 4 * [tokens] + 2 * [head]]
 
 
-def test_dropout_acts_with_a_key_alone(tmp_path):
-    params = shallow(tmp_path)
-    run = jax.jit(lambda **rngs: SHALLOW.apply({"params": params}, IDS, rngs=rngs))
-    once, again, other = (run(dropout=jax.random.key(i)) for i in (0, 0, 1))
-    never = run()  # what torch has too
-    np.testing.assert_array_equal(once, again)
-    assert np.all(once != never)
-    assert np.all(once != other)
-
-
 def test_dropout_of_the_weights_of_attention():
     """Uniform weights 1/8 of one-hot values: each is 0 or doubled, on its own."""
     width, eye = 8, np.eye(8, dtype=np.float32)

@@ -1,6 +1,5 @@
 """Files of parameters, used without this library: by NumPy and Flax alone."""
 
-import json
 import os
 from functools import partial
 
@@ -48,17 +47,6 @@ def test_safetensors_give_the_same_logits_in_numpy(tmp_path):
     weights = needs("safetensors.numpy").load_file(written(tmp_path, ".safetensors"))
     logits = MODEL.apply({"params": PARAMS}, X)
     np.testing.assert_allclose(forward(weights, X), logits, rtol=1e-5, atol=1e-6)
-
-
-@SLOW
-def test_tensors_whose_memory_is_not_in_order_are_written_in_order(tmp_path):
-    wide = np.arange(12.0, dtype=np.float32).reshape(3, 4)
-    params = {"a": wide.T, "b": wide[:, ::2], "c": np.float32(2.0)}
-    save_params(tmp_path / "m.safetensors", params)
-    found = needs("safetensors.numpy").load_file(tmp_path / "m.safetensors")
-    for name, value in params.items():
-        np.testing.assert_array_equal(found[name], value)
-        assert found[name].shape == np.shape(value)
 
 
 @pytest.mark.parametrize("params", [PARAMS, PAIR])
@@ -183,11 +171,3 @@ def test_names_that_would_be_the_same_are_refused(tmp_path):
     params = {"a.b": jnp.ones(2), "a": {"b": jnp.zeros(2)}}
     with pytest.raises(ValueError, match=r"two parameters have the name a\.b"):
         save_params(tmp_path / "m.safetensors", params)
-
-
-@SLOW
-def test_metadata_of_safetensors_are_in_its_header(tmp_path):
-    path = written(tmp_path, ".safetensors", metadata=METADATA)
-    size = int.from_bytes(path.read_bytes()[:8], "little")
-    header = json.loads(path.read_bytes()[8 : 8 + size])
-    assert json.loads(header["__metadata__"]["fedjax_muon"]) == METADATA

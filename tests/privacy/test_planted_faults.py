@@ -1,6 +1,5 @@
 """Audits of prepared simulations: every planted fault is found, and nothing else."""
 
-import dataclasses
 import math
 import secrets
 
@@ -16,7 +15,6 @@ from scipy import stats
 
 from experiments.audits import (
     agents as agent_audits,
-    clients as client_audits,
     findings as profiles,
 )
 from experiments.audits.findings import audited, batch_law
@@ -65,19 +63,6 @@ def test_methods_of_the_command_raise_no_alarm(method):
 @pytest.mark.parametrize("setting", ["usual", *private_worlds.CLIENTS])
 def test_clients_raise_no_alarm(setting):
     check_seeds(private_worlds.clients(**private_worlds.CLIENTS.get(setting, {})))
-
-
-def test_audits_of_clients_that_do_not_fit_are_refused():
-    clients = private_worlds.clients
-    refused("one clip norm for whole messages", clients, clip_norm={"params": 1.0})
-    simulation = clients().simulation
-    adaptive = dataclasses.replace(
-        simulation.setup.privacy, clip_norm=private_worlds.ADAPTIVE
-    )
-    setup = simulation.setup._replace(privacy=adaptive)
-    other = dataclasses.replace(simulation, setup=setup)
-    said = r"use canary_data\(\.\.\., alone=True\)"
-    refused(said, client_audits.client_worlds, other)
 
 
 OTHERS = ("unequal agents", "rare batches", "full batches", "prologue", "two runs")

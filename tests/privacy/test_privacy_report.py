@@ -118,15 +118,6 @@ def test_noise_inside_without_sampling_counts_participations():
         assert epsilon(Inside(20.0), sampling) == pytest.approx(every, 1e-9)
 
 
-def test_noise_on_the_output_with_other_patterns():
-    full = gaussian_epsilon(0.5 * 6512 / math.sqrt(1000), DELTA)
-    assert epsilon(Output(0.5), FullBatch(6512)) == pytest.approx(full, 1e-9)
-    shuffled = epsilon(Output(9.0), Shuffled(6512, 20))
-    assert epsilon(Output(9.0), CYCLE) < shuffled
-    whole = epsilon(Output(1.0), Cyclic(6512, 20, first_batch=6512))
-    assert whole > epsilon(Output(1.0), CYCLE, steps=999)
-
-
 def test_the_mean_over_agents_hides_more():
     run = spec(Output(1.0), CYCLE)
     mean = dataclasses.replace(run, threat=MeanOnly(5, colluders=1))

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import swept
@@ -142,16 +141,6 @@ def test_a_missing_package_is_the_pip_command(refusal, name, package, monkeypatc
     kind = name.partition(":")[0]
     message = f"the executor {kind} needs {package}, which is not installed; run: pip"
     assert refusal("--executor", name).startswith(message)
-
-
-@pytest.mark.slow
-def test_devices_divide_cells_and_the_table_is_the_same(alone, tmp_path):
-    place = tmp_path / "devices"
-    run("sweep", *GRID, "--devices", "2", "--output", place)
-    found = swept.cells(place)
-    for name, rows in swept.cells(alone).items():
-        some, other = (np.array(one, float) for one in (rows, found[name]))
-        np.testing.assert_allclose(some, other, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -296,14 +296,6 @@ def test_epochs_are_drawn_for_each_client_and_round():
     np.testing.assert_allclose(found.mean, found.told @ shares, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_every_client_has_its_own_number():
-    found = counted(1, local_steps=[1, 2, 3, 9], devices=jax.devices()[:2])
-    np.testing.assert_array_equal(found.told[0], [1, 2, 3, 9])
-    same = unequal(fm.fedavg(0.1), local_steps=[5, 5, 5, 5])
-    assert same.setup.work.steps is None  # which compiles to a plain scan
-
-
 @pytest.mark.parametrize(
     ("work", "error", "message"),
     [

@@ -46,15 +46,6 @@ def test_one_program_for_any_number_of_rounds():
     assert prepared.programs.score._cache_size() == scored
 
 
-def test_seven_rounds_at_once_are_seven_rounds(plain):
-    vectorized = trained(plain, 4, 7)
-    state = plain.init(jax.random.key(4))
-    for _ in range(7):
-        state, _ = plain.train_round(state)
-    assert state.round == vectorized.round == 7
-    assert_same_bits(state, vectorized)
-
-
 def test_the_seed_decides_everything(plain):
     first = trained(plain, 5, 3)
     assert_same_bits(trained(plain, 5, 3), first)
@@ -428,15 +419,6 @@ def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
         assert row["dropped"] == sum(r >= FIRST for r in there)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
     assert row["dropped"] > 5
-
-
-def test_training_twice_adds_up(plain):
-    state, first = training.train(plain, start(plain), rounds=6, evaluate_every=4)
-    state, second = training.train(plain, state, rounds=6, evaluate_every=4)
-    assert [row["round"] for row in first] == [0, 4, 6]
-    assert [row["round"] for row in second] == [6, 8, 12]
-    expected, _ = plain.train_rounds(start(plain), 12)
-    assert_same_bits(state, expected)
 
 
 def test_callbacks_see_every_record_and_may_end_the_training(plain):

@@ -9,28 +9,21 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import federation
-import jax
 import numpy as np
 import pytest
-from federation import DATA, cell, cut
+from federation import cell
 from swept import workers
 
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.core import Algorithm
 from fedjax_muon.sweeps import sweep, workers as remote
 from fedjax_muon.sweeps.executors import Processes, WorkerEndedError
-from fedjax_muon.sweeps.sweep import Cell
 from fedjax_muon.sweeps.workers import WorkerError, WorkerTask, run_tasks
 
 
 def make(name: str = "fedavg", batch_size: int = 4):
     """The simulation of a study."""
     return federation.federation(ALL[name].function(), batch_size=batch_size)
-
-
-def make_scored():
-    """With validation examples."""
-    return make(), (DATA.x_test[::2], DATA.y_test[::2])
 
 
 CELLS = [cell(lr, seed) for lr in (0.03, 0.3, 1.0) for seed in (0, 1)]
@@ -66,32 +59,6 @@ def test_rows_are_those_of_one_process_in_the_order_of_cells(alone):
             assert len(groups) == count
             assert rows(groups) == alone
     assert len({str(cell) for cell in alone}) == len(CELLS)
-
-
-@pytest.mark.slow
-def test_validation_examples_come_with_the_simulation(alone):
-    with ThreadPoolExecutor(1) as executor:
-        found = rows(sweep.sweep(make_scored, CELLS, **HOW, executor=executor))
-    half = make_scored()[1]
-    assert found == rows(sweep.sweep(make(), CELLS, **HOW, validation=half))
-    assert "validation_loss" in found[0][0]
-    with pytest.raises(ValueError, match="leave out validation"):
-        list(sweep.sweep(make_scored, CELLS, **HOW, validation=half))
-
-
-@pytest.mark.slow
-def test_all_groups_have_the_bound_of_the_largest_client():
-    """The batches of `full_batch` have its size, and sums over them its rounding."""
-    seen: list[dict] = []
-    groups = sweep.Groups
-    remember = lambda *given, **how: seen.append(how) or groups(*given, **how)
-    sizes = ([12] * 6, [42, 6, 6, 6, 6, 6], [12] * 6)
-    cells = [Cell({}, jax.random.key(0), cut(size, 0)) for size in sizes]
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as executor:
-        patch.setattr(sweep, "Groups", remember)
-        how = {"rounds": 1, "evaluate_every": 1, "executor": executor}
-        list(sweep.sweep(functools.partial(make, batch_size=5), cells, **how))
-    assert [settings["max_client_size"] for settings in seen] == [64]
 
 
 def without_recipe():

@@ -6,14 +6,11 @@ import math
 import chex
 import federation
 import jax
-import numpy as np
 import pytest
-from command import SMALL, refused, run
+from command import SMALL, run
 
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg
-from fedjax_muon.cli import commands
-from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import dsgd, topology
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped, vmapped
@@ -155,20 +152,6 @@ def test_a_run_keeps_its_plan(monkeypatch, record, tmp_path, capsys):
     assert not record.exists()
 
 
-@pytest.mark.slow
-def test_another_device_is_measured_anew(monkeypatch, record, tmp_path, capsys):
-    timer(monkeypatch, 2, 1, 3, 3, 2, 1)
-    run(*TRAIN, *COHORT, "--output", tmp_path / "a")
-    kind = jax.devices()[0].device_kind
-    record.write_text(record.read_text().replace(f"1 x {kind}", "1 x NVIDIA"))
-    run(*TRAIN, *COHORT, "--output", tmp_path / "b")
-    said = capsys.readouterr().out
-    assert f"plans were measured on 1 x NVIDIA; now on 1 x {kind}" in said
-    assert read(tmp_path / "b").config.plan == "mapped"
-    (devices,) = json.loads(record.read_text()).values()
-    assert set(devices) == {"1 x NVIDIA", f"1 x {kind}"}
-
-
 def test_a_damaged_record_is_empty(record):
     record.parent.mkdir()
     fast = '{"a": {"b": {"mapped": "fast"}}}'
@@ -176,28 +159,3 @@ def test_a_damaged_record_is_empty(record):
         record.write_text(text)
         with pytest.warns(UserWarning, match=f"plans are measured again: {record}: "):
             assert tuning.read_record(record) == {}
-
-
-@pytest.mark.slow
-def test_convolutions_are_part_of_the_plan(monkeypatch, record, tmp_path, capsys):
-    calls = timer(monkeypatch, 2, 3, 1, 2)
-    x = np.random.default_rng(0).normal(size=(8, 12, 12, 1)).astype(np.float32)
-    y = np.arange(8, dtype=np.int32) % 2
-    images = Dataset(x, y, x, y, ("a", "b"))
-    monkeypatch.setattr(commands, "dataset_of", lambda _: images)
-    words = "train --algorithm fedavg --rounds 1 --tune --model lenet --partition iid "
-    words += "--dataset fashion_mnist --num-clients 2 --cohort-size 2 --batch-size 2 "
-    run(*f"{words} --local-steps 1".split(), "--output", tmp_path / "a")
-    said = capsys.readouterr().out.replace("\n", " ")
-    assert "fastest plan: patches, vmapped" in said
-    config = read(tmp_path / "a").config
-    assert (config.plan, config.convolution) == ("vmapped", "patches")
-    assert len(calls) == 4
-
-
-def test_a_plan_is_named_or_measured_and_some_models_have_no_convolutions(capsys):
-    said = refused(capsys, *TRAIN, "--plan", "mapped")
-    assert said == "tune chooses the plan; leave out plan mapped"
-    message = "the model mlp has no option convolution; those that have it are "
-    said = refused(capsys, *TRAIN, "--convolution", "patches")
-    assert said == message + "lenet, emnist_cnn, resnet18"

@@ -283,16 +283,6 @@ def test_options_are_refused(frozen, options, message):
         lora_classification(MODEL, frozen, (6,), **options)
 
 
-@pytest.mark.slow
-def test_frozen_parameters_are_the_models(frozen):
-    other = MODEL.clone(vocabulary_size=14)
-    message = r"words/embedding has shape \(14, 8\) there, got \(13, 8\), and 0 more"
-    with pytest.raises(ValueError, match=message):
-        lora_classification(other, frozen, (6,))
-    with pytest.raises(ValueError, match=r"layer_2/.* there, got none, and 15 more"):
-        lora_classification(MODEL.clone(depth=3), frozen, (6,))
-
-
 def test_convolutions_have_no_adapters():
     model = models.LeNet()
     shapes = jax.eval_shape(model.init, KEY, jnp.zeros((1, 28, 28, 1)))["params"]

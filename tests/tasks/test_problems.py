@@ -278,16 +278,6 @@ def test_the_perturbation_stays_in_the_ball_and_increases_the_loss():
     assert worst > clean + 0.05
 
 
-def test_projection_of_images_of_any_shape():
-    delta = jnp.float32(np.random.default_rng(0).normal(size=(3, 4, 1)))
-    project = adversarial(Linear(3), (5,), radius=0.5).project
-    found = project(Pair(delta, delta))
-    np.testing.assert_array_equal(found.x, delta)
-    close(found.y, 0.5 * delta / np.linalg.norm(delta))
-    small = Pair(delta, 0.01 * delta)
-    close(project(small).y, small.y)
-
-
 def test_adversarial_refusals():
     with pytest.raises(ValueError, match=r"strength must lie in \[0, infinity\)"):
         adversarial(Linear(3), (5,), radius=0.5, strength=-0.1)
@@ -402,25 +392,6 @@ def test_gradients_of_examples_data_and_public_terms_make_the_whole():
     assert np.count_nonzero(public.y) == EXAMPLES
     unpadded = task.grad(PARAMS, batch_of([3, 1, 7, 7]), KEY)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), whole, unpadded)
-
-
-def test_it_begins_in_the_middle_of_the_simplex_and_stays_there():
-    start = robust_logistic(FEATURES, EXAMPLES).init(KEY)
-    np.testing.assert_array_equal(start.x, np.zeros(FEATURES))
-    np.testing.assert_allclose(start.y, np.full(EXAMPLES, 1 / EXAMPLES))
-    away = Pair(jnp.full(3, 7.0), jnp.float32(RNG.normal(size=EXAMPLES)))
-    back = project_weights(away)
-    np.testing.assert_array_equal(back.x, away.x)
-    np.testing.assert_allclose(back.y.sum(), 1, rtol=1e-5)
-    assert (back.y >= 0).all()
-
-
-def test_evaluation():
-    scores = robust_logistic(FEATURES, EXAMPLES).evaluate(PARAMS, np.float32(A), LABELS)
-    margin = (2 * LABELS - 1) * (A @ X)
-    np.testing.assert_allclose(scores["loss"], np.log1p(np.exp(-margin)), rtol=1e-5)
-    np.testing.assert_array_equal(scores["correct"], margin > 0)
-    np.testing.assert_allclose(scores["score"], A @ X, rtol=1e-4, atol=1e-5)
 
 
 def test_refusals():

@@ -138,14 +138,6 @@ def test_predictions_of_two_classes():
     np.testing.assert_allclose(found["mcc"], expected, atol=1e-6)
 
 
-def test_parameters_are_a_plain_dict_drawn_from_the_key():
-    task, *_ = small()
-    kernels = [task.init(jax.random.key(i))["Dense_0"]["kernel"] for i in (0, 0, 1)]
-    assert type(task.init(KEY)) is dict
-    np.testing.assert_array_equal(kernels[0], kernels[1])
-    assert jnp.abs(kernels[0] - kernels[2]).max() > 0.01
-
-
 def test_dropout_takes_the_key_of_the_gradient():
     task = tasks.classification(Dropping(3), (8,))
     params, batch = task.init(KEY), draw((8,), 3)
@@ -255,23 +247,6 @@ def test_crops_and_flips_equal_those_by_hand(padding):
     changed = jax.jit(crop_and_flip(padding))(KEY, IMAGES)
     np.testing.assert_array_equal(changed, by_hand(KEY, IMAGES, padding))
     assert changed.dtype == IMAGES.dtype
-
-
-@pytest.mark.slow
-def test_all_places_are_equally_likely():
-    count, places = 20_000, 9 * 9
-    drawn = draw_crops(KEY, count, 4)
-    for values in (drawn.top, drawn.left):
-        assert (int(values.min()), int(values.max())) == (0, 8)
-    cells = np.bincount(9 * drawn.top + drawn.left, minlength=places)
-    # The statistic has mean 80 and deviation sqrt(160); 5 of these.
-    expected = count / places
-    assert abs(np.sum((cells - expected) ** 2) / expected - 80) < 5 * np.sqrt(160)
-    share = np.mean(drawn.mirrored)
-    assert abs(share - 0.5) < 5 * 0.5 / np.sqrt(count)
-    # and flips do not depend on places
-    beside = np.mean(drawn.top[drawn.mirrored])
-    assert abs(beside - 4) < 5 * np.std(np.arange(9)) / np.sqrt(count / 2)
 
 
 def batch():
