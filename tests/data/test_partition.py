@@ -149,17 +149,6 @@ def test_dirichlet_per_client_has_the_moments_of_the_law(alpha):
     assert abs(squares.mean() - 5 * (total + mean**2)) < spread
 
 
-def test_dirichlet_per_client_uses_a_class_up_before_it_repeats():
-    labels = np.repeat(np.arange(4), [5, 50, 500, 5000])
-    parts = partition.dirichlet_per_client(
-        labels, 6, 0.5, key=jax.random.key(2), size=700
-    )
-    times = np.bincount(np.concatenate(parts), minlength=len(labels))
-    for k in range(4):
-        assert np.ptp(times[labels == k]) <= 1
-    assert times[labels == 0].min() > 1  # so the pool did start anew
-
-
 def test_shards_are_runs_of_the_sorted_labels():
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 100))
     parts = partition.shards(labels, 10, 2, key=jax.random.key(4))

@@ -1,12 +1,9 @@
 """Notebooks do what they show: their code runs, and their outputs are of that code."""
 
 import base64
-import importlib.util
 import io
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -92,30 +89,6 @@ def test_first_cells_are_of_the_setting(name):
     elsewhere = build.opened(current, name, "https://example.org/OWNER/NAME")
     assert "colab" not in elsewhere  # which opens no other site's files
     assert "https://example.org/OWNER/NAME" in elsewhere
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_it_installs_what_is_missing(name, tmp_path, monkeypatch):
-    ran = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "run", lambda command, check: ran.append(command))
-    install = [sys.executable, "-m", "pip", "install", "-q"]
-    extra = "[privacy]" if name == "private_graph" else ""
-    exec(codes(stored(name))[0].source, {})
-    assert not ran  # all is there
-    absent = "dp_accounting" if extra else "fedjax_muon"
-    found = importlib.util.find_spec
-    spec = lambda name: name != absent and found(name)
-    monkeypatch.setattr(importlib.util, "find_spec", spec)
-    with pytest.raises(FileNotFoundError, match="upload the file in dist next to this"):
-        exec(build.installing(name, ""), {})
-    exec(build.installing(name, ADDRESS), {})
-    assert ran == [[*install, f"fedjax-muon{extra} @ git+{ADDRESS}"]]
-    wheel = tmp_path / "fedjax_muon-0.1.0-py3-none-any.whl"
-    wheel.touch()
-    for address in ("", ADDRESS):
-        exec(build.installing(name, address), {})
-        assert ran.pop() == [*install, f"{wheel.name}{extra}"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,7 +1,6 @@
 """Attacks: exact without noise, worse than no release with it, but for averages."""
 
 import functools
-import itertools
 
 import jax
 import numpy as np
@@ -29,8 +28,6 @@ from leaks import (
 
 from experiments import inversion
 from experiments.inversion import matching
-from experiments.studies import reconstruction
-from fedjax_muon.privacy import Pld, Poisson
 
 pytestmark = pytest.mark.slow
 
@@ -228,19 +225,3 @@ def test_psnr_ssim_and_the_mean_guess_by_hand(shape):
     found = inversion.mean_guess(x, y, 4, 2)
     np.testing.assert_allclose(found.x, np.stack(2 * [sum(x) / 5]), rtol=1e-12)
     np.testing.assert_allclose(found.labels, 2 * [[0.4, 0, 0.6, 0]])
-
-
-def test_matching_is_the_best_of_all_orders():
-    # its own draws: whichever tests came before, the order given is not the best
-    x, guess = np.random.default_rng(1).uniform(size=(2, 4, 8, 8, 1))
-    error = lambda order: ((x - guess[list(order)]) ** 2).sum()
-    best = min(itertools.permutations(range(4)), key=error)
-    assert best != tuple(range(4))
-    assert tuple(inversion.matched(x, guess)) == best
-
-
-def test_the_multiplier_reaches_epsilon(monkeypatch):
-    coarse = Pld(1e-2)
-    monkeypatch.setattr(reconstruction, "Pld", lambda: coarse)
-    z = reconstruction.multiplier(5 * 287 + 4, 16)
-    assert 0.99 < coarse.epsilon(Poisson(287, 16), z, 1000, 1e-5) <= 1

@@ -1,7 +1,6 @@
 """What is released, by hand and as the library releases it."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from leaks import (
@@ -20,7 +19,6 @@ from leaks import (
     told,
 )
 
-from experiments import inversion
 from experiments.studies.reconstruction import private
 from fedjax_muon.core import tree
 
@@ -67,12 +65,3 @@ def test_the_private_release():
     noise = np.concatenate([np.ravel(leaf) for leaf in leaves])
     error = 1 / np.sqrt(2 * noise.size)  # of a standard deviation, relative
     assert abs(np.std(noise) / 0.002 - 1) < 5 * error
-
-
-def test_average():
-    draws = np.random.default_rng(0).normal(size=(7, 3, 2)).astype(np.float32)
-    found = inversion.average({"a": draws, "b": jnp.asarray(draws[:, 0])})
-    wanted = np.float64(draws).mean(0)
-    assert found["a"].dtype == found["b"].dtype == np.float64
-    np.testing.assert_allclose(found["a"], wanted, rtol=1e-14)
-    np.testing.assert_allclose(found["b"], wanted[0], rtol=1e-14)

@@ -108,23 +108,6 @@ def test_the_settings_of_004():
             assert grid == {"momentum": (0.8, 0.9, 0.95, 0.98, 0.99)}
 
 
-def test_the_settings_of_001():
-    found = panels("fedmuon_001", "figure_1", "full")
-    configs = [panel.sweep.config for panel in found.values()]
-    pairs = ("fashion_mnist", "lenet"), ("cifar10", "resnet18")
-    both = {(*pair, alpha) for pair in pairs for alpha in (10.0, 0.1)}
-    assert {(c.dataset, c.model, c.alpha) for c in configs} == both
-    for c in configs:
-        assert (c.num_clients, c.cohort_size, c.local_steps) == (16, 8, 5)
-        epochs, size = (100, 60_000) if c.model == "lenet" else (200, 50_000)
-        assert c.rounds * 8 * 5 * 32 == pytest.approx(epochs * size, rel=1e-3)
-        assert c.shape_scale == "moonlight"  # section 7.1
-    found = panels("fedmuon_001", "figure_2", "full")
-    configs = [panel.sweep.config for panel in found.values()]
-    assert [c.newton_schulz_steps for c in configs] == [*range(6), *range(6)]
-    assert {c.newton_schulz_coefficients for c in configs} == {"quintic"}  # Theorem 3
-
-
 @pytest.mark.parametrize("paper", PAPERS)
 def test_published_numbers_belong_to_something_shown(paper):
     for item in MODULES[paper].ITEMS:

@@ -1,19 +1,14 @@
 """Verdicts on the measured theorems, on known cases and on broken algorithms."""
 
-import csv
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from experiments.theory import (
-    __main__ as command,
     consensus,
-    finding,
     heavy_tails,
     newton_schulz,
     quadratics,
@@ -198,25 +193,3 @@ def results(**medians):
 )
 def test_verdicts_on_heavy_tails(norms, expected):
     assert verdicts(heavy_tails.findings(results(**norms), SOME)) == expected
-
-
-def test_the_command_writes_table_numbers_and_figures(tmp_path, monkeypatch, capsys):
-    """With a stand-in for the studies, which have tests of their own."""
-    numbers = {"slope": -0.5}
-    one = finding.Finding("a | b", "paper", "below 0", "-0.5", HOLDS, numbers)
-
-    study = lambda size: finding.Study((one, one._replace(verdict=FAILS)), Figure())
-    made_up = SimpleNamespace(SIZES={"smoke": None}, study=study)
-    monkeypatch.setattr(command, "STUDIES", dict.fromkeys(command.STUDIES, made_up))
-    command.main(tmp_path / "new", only=("consensus",), scale="smoke")
-    assert "does not" in capsys.readouterr().out
-    out = tmp_path / "new"
-    written = {"theory.md", "theory.csv", "consensus.png"}
-    assert {p.name for p in out.iterdir()} == written
-    text = (out / "theory.md").read_text()
-    row = r"| consensus | a \| b | paper | below 0 | -0.5 | holds |"
-    assert row in text.splitlines()
-    assert "python -m experiments.theory --scale smoke --only consensus" in text
-    rows = list(csv.DictReader((out / "theory.csv").read_text().splitlines()))
-    expected = [("slope", "-0.5", verdict) for verdict in (HOLDS, FAILS)]
-    assert [(r["quantity"], r["value"], r["verdict"]) for r in rows] == expected

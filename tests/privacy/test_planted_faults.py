@@ -14,10 +14,9 @@ from private_worlds import CASES
 from scipy import stats
 
 from experiments.audits import (
-    agents as agent_audits,
     findings as profiles,
 )
-from experiments.audits.findings import audited, batch_law
+from experiments.audits.findings import audited
 from experiments.audits.worlds import chunks, run_keys as run_keys_of
 from fedjax_muon import audits
 from fedjax_muon.decentralized.private import PRIVATE
@@ -172,19 +171,6 @@ def test_laws_and_residuals():
     assert profiles.refuted_energy("rest", 1.2 * values, 1e-3).alarm
     said = "all of them numbers"
     refused(said, profiles.refuted_energy, "rest", [1.0, np.nan], 1e-3)
-
-
-def test_the_law_of_cut_batches():
-    """The mean number of records in a batch, the canary included."""
-    for room in (None, 3, 8):
-        sampling = Poisson(8, 2, room)
-        record = agent_audits.agent_record(spec_of(sampling, Inside(1.0)), 8, steps=5)
-        others, joins = batch_law(record, steps=5)
-        assert others.sum() == pytest.approx(1)
-        kept = np.minimum(np.arange(9), room or 8)
-        mean = kept @ stats.binom.pmf(np.arange(9), 8, 1 / 4)
-        assert others @ np.arange(8) + joins == pytest.approx(mean)
-        assert joins == pytest.approx(mean / 8)
 
 
 def test_a_learned_score_finds_shared_noise():

@@ -178,17 +178,6 @@ def test_columns_of_clients_are_those_of_a_loop(devices):
         np.testing.assert_allclose(column, value, rtol=1e-6)
 
 
-def test_other_test_sets_are_those_that_are_asked_for():
-    simulation = prepared(test_parts=OWN)
-    state = simulation.init(KEY)
-    swapped = simulation.vary(test_parts=[np.arange(20), *OWN[2:], np.arange(2)])
-    whole = accuracies(state.params, [np.arange(20), OWN[3], np.arange(2)])
-    found = swapped.evaluate(state)["client_test_accuracy_median"]
-    np.testing.assert_allclose(found, np.median(whole), rtol=1e-6)
-    plain = prepared().evaluate(state)
-    assert not any(name.startswith("client_test") for name in plain)
-
-
 def test_a_private_run_does_not_publish_them():
     noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
     privacy = fm.privacy.ClientPrivacy(**noise, cohort_size=2, rounds=2)
@@ -324,11 +313,6 @@ def test_norms_by_hand(sampler):
         expected = np.linalg.norm(gradients - np.mean(gradients, axis=0), axis=1)
         np.testing.assert_allclose(found[client], expected, atol=1e-5)
         assert (expected > 1e-3).any() == (sampler is not full_batch)
-
-
-def test_one_batch_has_no_mean_to_be_apart_from():
-    with pytest.raises(ValueError, match="batches must be at least 2, got 1"):
-        noise_norms(federation.federation(), PARAMS, NOISE_KEY, batches=1)
 
 
 SMALL = ("--num-clients", 4, "--cohort-size", 2, "--rounds", 2, "--hidden", 4)

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from federation import Dropping
 from jax.tree_util import Partial
-from sklearn.metrics import accuracy_score, log_loss, matthews_corrcoef
+from sklearn.metrics import accuracy_score, log_loss
 
 from fedjax_muon import models, simulation, tasks
 from fedjax_muon.algorithms import stem
 from fedjax_muon.data import Dataset
 from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run
-from fedjax_muon.simulation import evaluation
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip, draw as draw_crops
 
 KEY = jax.random.key(0)
@@ -126,18 +125,6 @@ def test_scores_equal_scikit_learn():
         assert correct == accuracy_score([label], [p.argmax()])
 
 
-def test_predictions_of_two_classes():
-    """From what is correct, in a whole evaluation and alone."""
-    task, params, batch = small(classes=2)
-    task = tasks.by_matthews(task)
-    scores = task.evaluate(params, batch.x, batch.y)
-    logits = models.MLP(2, (5,)).apply({"params": params}, batch.x)
-    np.testing.assert_array_equal(scores["predicted"], np.argmax(logits, axis=1))
-    found = evaluation.measure(task, params, jnp.asarray(batch.x), jnp.asarray(batch.y))
-    expected = matthews_corrcoef(batch.y, scores["predicted"])
-    np.testing.assert_allclose(found["mcc"], expected, atol=1e-6)
-
-
 def test_dropout_takes_the_key_of_the_gradient():
     task = tasks.classification(Dropping(3), (8,))
     params, batch = task.init(KEY), draw((8,), 3)
@@ -196,13 +183,6 @@ def normalized(x):
 def test_models_that_are_no_classifiers(output, message):
     with pytest.raises(ValueError, match=message):
         tasks.classification(Broken(output), (5,))
-
-
-def test_models_without_parameters_and_that_refuse_the_shape():
-    with pytest.raises(ValueError, match=r"'params' and no others, got \[\]"):
-        tasks.classification(nn.Sequential([nn.relu]), (5,))
-    with pytest.raises(ValueError, match="at least 12 x 12"):
-        tasks.classification(models.LeNet(), (8, 8, 1))
 
 
 @pytest.mark.parametrize(
@@ -270,18 +250,6 @@ def test_the_gradient_is_of_changed_images_and_drops_by_a_key_of_its_own():
     assert np.abs(found["Dense_0"]["kernel"] - other).max() > 0.01
     assert task.init is plain.init
     assert task.evaluate is plain.evaluate
-
-
-def test_gradients_of_examples_are_of_the_same_changed_images():
-    each = lambda params, batch, key: batch.x * batch.weight[:, None, None, None]
-    task = augmented(MEAN._replace(example_grad=each), crop_and_flip(2))
-    change_key, _ = jax.random.split(KEY)
-    changed = by_hand(change_key, IMAGES, 2)
-    weighted = changed * batch().weight[:, None, None, None]
-    np.testing.assert_array_equal(task.example_grad(None, batch(), KEY), weighted)
-    found = jax.jit(task.grad)(None, batch(), KEY)
-    np.testing.assert_allclose(found, changed.mean(0), atol=1e-6)
-    assert augmented(MEAN, crop_and_flip(2)).example_grad is None
 
 
 def test_arrays_that_the_task_holds_stay_arguments():
