@@ -179,6 +179,7 @@ def test_absent_clients_keep_their_state(warm):
         assert all(moved) or warm.name == "fedmuon_unsynced"  # it keeps the first ones
 
 
+@pytest.mark.parametrize("warm", WITH_PLANS, indirect=True)
 def test_a_client_that_drops_out_was_never_sampled(warm):
     dropped, received = warm.third(weights=jnp.array([1.0, 0.0, 1.0]))
     assert received.tolist() == [True, False, True]
