@@ -1,6 +1,5 @@
 """Simulations, and what is measured of them, against loops in NumPy."""
 
-import re
 from functools import partial
 
 import federation
@@ -9,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from command import refused, run
 from federation import DATA, PARTS, TASK, Linear, as_float64, cut
 from sklearn.metrics import accuracy_score, log_loss
 
@@ -313,36 +311,3 @@ def test_norms_by_hand(sampler):
         expected = np.linalg.norm(gradients - np.mean(gradients, axis=0), axis=1)
         np.testing.assert_allclose(found[client], expected, atol=1e-5)
         assert (expected > 1e-3).any() == (sampler is not full_batch)
-
-
-SMALL = ("--num-clients", 4, "--cohort-size", 2, "--rounds", 2, "--hidden", 4)
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path, capsys):
-    place, figure = tmp_path / "run", tmp_path / "noise.png"
-    words = ("train", "--algorithm", "fedavg", *SMALL, "--output", place)
-    run(*words)
-    capsys.readouterr()
-    draw = ("noise", place, "--batches", 50, "--output", figure)
-    run(*draw, "--tail", 0.1)
-    said = capsys.readouterr().out
-    index, error = map(float, re.findall(r"[\d.]+", said)[:2])
-    assert "from the 20 largest of 200 norms" in said
-    assert index > 2
-    assert error == pytest.approx(index / 20**0.5, abs=0.006)
-    assert figure.stat().st_size > 1000
-    run(*draw, "--tail", 0.1)
-    assert capsys.readouterr().out == said
-    run(*draw, "--tail", 0.1, "--seed", 1)
-    assert capsys.readouterr().out != said
-    figure.unlink()
-    for tail in (0, 1):
-        message = refused(capsys, *draw, "--tail", tail)
-        assert message == f"tail must lie in (0, 1), got {float(tail)}"
-    assert "batches must be at least 2" in refused(capsys, *draw, "--batches", 1)
-    few = refused(capsys, *draw, "--batches", 2)
-    assert few.startswith("the tail would have 0 norms; take more --batches or")
-    unnamed = refused(capsys, *draw, "--output", tmp_path / "noise")
-    assert unnamed.startswith("a figure's name must end in .png, .pdf, .svg, got")
-    assert not figure.exists()
