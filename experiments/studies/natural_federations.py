@@ -14,7 +14,7 @@ import fedjax_muon as fm
 from experiments.studies.natural import start_key
 from experiments.studies.natural_problems import Problem, hospitals
 from fedjax_muon.core import Algorithm, message_shapes
-from fedjax_muon.data import Dataset, plays
+from fedjax_muon.data import Dataset, natural
 from fedjax_muon.data.loading import files_of
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
@@ -61,7 +61,7 @@ class Federation(NamedTuple):
 
 def all_speakers() -> Federation:
     """All speakers of the plays."""
-    dataset = plays.read_plays(files_of("plays").paths)
+    dataset = natural.read_plays(files_of("plays").paths)
     dataset = dataset._replace(
         x_train=dataset.x_train[:, -CONTEXT:], x_test=dataset.x_test[:, -CONTEXT:]
     )

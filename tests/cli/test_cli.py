@@ -14,8 +14,11 @@ import pytest
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.minimax import ALL as MINIMAX
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import config, directory, sweep
+from fedjax_muon.runs import config, directory, launch, sweep
+from fedjax_muon.runs.config import METHODS, hyper_parameters
 from fedjax_muon.runs.tuned import TUNED
 
 TINY = (*SMALL, "--hidden", 8)
@@ -157,6 +160,12 @@ def test_a_diverging_run_stops_with_status_1_and_names_the_client(tmp_path, caps
     assert "not a finite message from client" in capsys.readouterr().out
 
 
+def test_train_prints_the_device(tmp_path, capsys):
+    run("train", *TINY, "--rounds", 1, "--output", tmp_path / "run")
+    assert "on cpu" in capsys.readouterr().out.splitlines()
+    assert launch.device_words(2) == "2 x cpu"
+
+
 @pytest.mark.slow
 def test_a_model_computes_in_bfloat16(trained, tmp_path):
     place = tmp_path / "run"
@@ -172,11 +181,51 @@ def test_a_model_computes_in_bfloat16(trained, tmp_path):
     assert np.all(relative < 4 * 2.0**-8)  # of logits of two products, in bfloat16
 
 
+def test_list_names_everything(capsys):
+    run("list")
+    printed = capsys.readouterr().out
+    others = "fashion_mnist emnist_cnn resnet18 vit_tiny swin_tiny"
+    missing = [name for name in (*ALL, *others.split()) if name not in printed]
+    assert missing + [name for name in MINIMAX if name not in printed.split()] == []
+
+
+@pytest.mark.parametrize("columns", [0, 1, 80, 200])
+def test_list_breaks_no_word(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    run("list")
+    printed = capsys.readouterr().out
+    words, lines = printed.split(), printed.splitlines()
+    for name, method in METHODS.items():
+        options = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
+        assert {name, *method.label.split(), *options} <= set(words), name
+    assert max(map(len, lines)) <= max(80, columns)
+    assert sum(line.split() == ["name", "algorithm", "options"] for line in lines) == 4
+
+
+def test_a_minimax_method_names_the_option_that_it_needs(capsys):
+    said = refused(capsys, "train", "--algorithm", "fedmuon_da")
+    assert said.endswith("add --problem auc")
+
+
 def test_partition_draws_and_counts(tmp_path, capsys):
     figure = tmp_path / "parts.png"
     run("partition", "--num-clients", 5, "--partition", "iid", "--output", figure)
     assert "5 clients with 287 to 288 examples" in capsys.readouterr().out
     assert figure.stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["train", "compare", "partition", "plot"])
+def test_every_option_has_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(command, "--help")
+    assert stop.value.code == 0
+    text = capsys.readouterr().out.replace("│", "\n")
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    for i, line in enumerate(lines):
+        if line.startswith("--"):
+            rest = " ".join(line.split()[2:]) + " ".join(lines[i + 1 : i + 4])
+            assert len(rest) > 15, f"{line} has no help"
 
 
 def test_used_and_unwritable_directories_are_left_alone(copy, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Splits of examples over clients, and their shares of positives."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -59,6 +60,18 @@ def test_a_key_determines_the_partition(name):
 
 
 @pytest.mark.parametrize("name", SPLITS)
+def test_both_words_of_a_key_count(name):
+    # Folded keys differ from their parent in both words, hand-made ones in one.
+    made = [
+        jax.random.wrap_key_data(jnp.array(words, jnp.uint32))
+        for words in ((0, 1), (1, 0), (1, 1))
+    ]
+    first = [parted(name, LABELS, NUM_CLIENTS, key)[0] for key in made]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert not np.array_equal(first[i], first[j])
+
+
+@pytest.mark.parametrize("name", SPLITS)
 def test_a_client_holds_its_examples_in_random_order(name):
     # With sorted labels, an order by class would also be an order by index. A random
     # permutation of m numbers has (m - 1) / 2 ascents with variance (m + 1) / 12
@@ -77,6 +90,18 @@ def test_sizes_differ_by_at_most_one():
     assert [len(part) for part in parts] == [571] * 7  # 4000 // 7
     parts = partition.dirichlet_per_client(LABELS, 7, 0.1, key=KEY, size=33)
     assert [len(part) for part in parts] == [33] * 7
+
+
+def test_iid_counts_are_hypergeometric():
+    size = len(LABELS) // NUM_CLIENTS
+    law = stats.hypergeom(len(LABELS), np.count_nonzero(LABELS == 4), size)
+    draws = [
+        np.count_nonzero(LABELS[partition.iid(LABELS, NUM_CLIENTS, key=key)[2]] == 4)
+        for key in keys(300)
+    ]
+    assert abs(np.mean(draws) - law.mean()) < 5 * law.std() / np.sqrt(300)
+    # The variance of a sample variance is about 2 var^2 / n (nearly normal draws).
+    assert abs(np.var(draws) / law.var() - 1) < 5 * np.sqrt(2 / 300)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 3.0])
@@ -104,6 +129,15 @@ def test_dirichlet_shares_have_the_moments_of_the_law(alpha):
     expected = law.cov()[0, 3] + law.mean()[0] * law.mean()[3]
     spread = 5 * product.std() / np.sqrt(samples)
     assert abs(product.mean() - expected) < spread + 2 * cut
+
+
+def test_dirichlet_classes_are_split_independently():
+    labels = np.repeat(np.arange(2), 1000)
+    split = lambda key: partition.dirichlet(labels, 3, 1.0, key=key, min_size=1)
+    pairs = counts_by_key(labels, split, 400)[:, 0]
+    # Correlation of n independent pairs has standard deviation 1 / sqrt(n). A split
+    # that drew one p for all classes would give 1.
+    assert abs(np.corrcoef(pairs.T)[0, 1]) < 5 / np.sqrt(400)
 
 
 def test_dirichlet_limits():
@@ -147,6 +181,17 @@ def test_dirichlet_per_client_has_the_moments_of_the_law(alpha):
     squares = (shares**2).sum(axis=1)
     spread = 5 * squares.std() / np.sqrt(len(shares))
     assert abs(squares.mean() - 5 * (total + mean**2)) < spread
+
+
+def test_dirichlet_per_client_uses_a_class_up_before_it_repeats():
+    labels = np.repeat(np.arange(4), [5, 50, 500, 5000])
+    parts = partition.dirichlet_per_client(
+        labels, 6, 0.5, key=jax.random.key(2), size=700
+    )
+    times = np.bincount(np.concatenate(parts), minlength=len(labels))
+    for k in range(4):
+        assert np.ptp(times[labels == k]) <= 1
+    assert times[labels == 0].min() > 1  # so the pool did start anew
 
 
 def test_shards_are_runs_of_the_sorted_labels():
@@ -255,6 +300,31 @@ def test_all_negatives_and_some_positives_stay():
         assert len(set(ids.tolist())) == len(ids)
         assert set(np.flatnonzero(labels == 0)) <= set(ids.tolist())
         assert np.sum(labels[ids]) == kept
+
+
+def test_positives_are_drawn_at_random_and_shuffled():
+    labels = labels_of(90, 40)
+    share = np.zeros(len(labels))
+    place = []
+    for seed in range(400):
+        ids = imbalance.drop_positives(labels, 0.1, key=jax.random.key(seed))
+        share[ids] += 1 / 400
+        place.extend(np.flatnonzero(labels[ids]))
+    # 10 of 40; five standard deviations of a share of 400 draws, and of a mean place
+    assert np.all(abs(share[labels == 1] - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 400))
+    assert abs(np.mean(place) - 49.5) < 5 * np.sqrt(100**2 / 12 / len(place))
+
+
+def test_the_key_decides():
+    labels = labels_of(90, 90)
+    for draw in (
+        lambda key: imbalance.drop_positives(labels, 0.1, key=key),
+        lambda key: np.concatenate(imbalance.with_ratios(labels, [0.1, 0.3], key=key)),
+    ):
+        np.testing.assert_array_equal(draw(KEY), draw(KEY))
+        assert not np.array_equal(draw(KEY), draw(jax.random.key(1)))
+        with pytest.raises(TypeError, match="typed key"):
+            draw(0)
 
 
 def needed(size, ratios):

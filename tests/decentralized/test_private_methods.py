@@ -104,6 +104,16 @@ def test_calibration_of_noise_on_the_output():
     np.testing.assert_allclose(found.epsilon, by_hand, rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_methods_of_the_same_sampling_get_the_same_multiplier():
+    sampling = Poisson(20, 4)
+    found = [
+        noise_scale_of(calibrate(name, M, 2.0, sampling, steps=3, delta=1e-3))
+        for name in ("dp_sgda", "private_storm")
+    ]
+    assert found[0] == found[1] > 0.5
+
+
 def test_samplings_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="divides by 4, the sampling has batches of 5"):
         calibrate("dp_sgda", M, 1.0, Poisson(20, 5), steps=3, delta=1e-3)

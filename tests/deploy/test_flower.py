@@ -1,7 +1,10 @@
 """Nodes over Flower: a grid in memory, and a SuperLink with SuperNodes as processes."""
 
 import dataclasses
+import importlib
+import sys
 import time
+import tomllib
 
 import jax
 import numpy as np
@@ -31,9 +34,10 @@ from fedjax_muon.runs.flower_engine import engine
 
 needs("flwr.serverapp", "flower")
 
-from fake_grid import RUN as RUN_ID, Echo, FakeGrid, echoes
+from fake_grid import RUN as RUN_ID, Echo, FakeGrid, echoes, failure
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedjax_muon.deploy import flower
@@ -58,8 +62,8 @@ def server_of(clients, number=2):
     return grid, server
 
 
-# with states of clients, with a prologue
-@pytest.mark.parametrize("name", ["fedmuon_correct", "fedmuon"])
+# with states of clients, with a prologue, with messages that the server decodes
+@pytest.mark.parametrize("name", ["fedmuon_correct", "fedmuon", "fedmuon_svd"])
 def test_an_algorithm_has_the_bits_of_a_simulation(tmp_path, name):
     algorithm, made = ALL[name].function(lr=0.1), []
     shared = described(algorithm)
@@ -100,6 +104,21 @@ def test_a_late_answer_is_handed_on_and_is_not_taken_for_the_next():
     grid.held = set()
     assert asked(server, c1=b"c") == [(1, b"b from 1"), (1, b"c from 1")]
     assert asked(server, c1=b"d") == [(1, b"d from 1")]
+
+
+def test_an_expired_request_is_forgotten():
+    grid, server = server_of([0], 1)
+    grid.held = {100}
+    assert asked(server, 0.1, c0=b"a") == []
+    ((name, late),) = grid.waiting.items()
+    assert late.metadata.ttl == 0.1 + flower.SKEW
+    grid.held = set()
+    error = failure(late, ErrorCode.MESSAGE_UNAVAILABLE, "expired")
+    grid.reply, reply = lambda message: error, grid.reply
+    assert list(server._pull({})) == []
+    grid.reply = reply
+    assert asked(server, c0=b"b") == [(0, b"b from 0")]
+    assert name not in grid.pulled[-1]
 
 
 def test_errors_of_an_app_are_refusals_with_their_refusal():
@@ -172,6 +191,22 @@ def test_a_client_that_is_not_there_is_refused():
         assert server.refused == [said]
 
 
+def test_a_node_that_does_not_tell_its_client_is_asked_again_by_the_next_call():
+    def make_node(context):
+        if not ready:
+            raise ValueError("no data")
+        return Echo(0)
+
+    ready, grid = [], FakeGrid({100: flower.client_app(make_node)})
+    server = flower.FlowerServer(grid, 1, patience=0.1)
+    with pytest.warns(UserWarning, match=r"SuperNode 100 is not used: .*no data"):
+        ((_, answer),) = asked(server, c0=b"a")
+    assert refusal(answer) == "no SuperNode has this client"
+    assert len(grid.asked) == 1
+    ready.append(True)
+    assert asked(server, c0=b"b") == [(0, b"b from 0")]
+
+
 def test_a_node_in_place_of_one_that_has_gone_gets_the_request(monkeypatch):
     grid = echoes([0, 0])
     grid.online = {100}
@@ -185,6 +220,26 @@ def test_a_node_in_place_of_one_that_has_gone_gets_the_request(monkeypatch):
     assert not server.refused
 
 
+def test_a_client_without_a_node_is_waited_for_once():
+    server = flower.FlowerServer(echoes([0]), 2, patience=0.3)
+    begin = time.monotonic()
+    _, (client, answer) = asked(server, None, c0=b"a", c1=b"a")
+    assert 0.3 < time.monotonic() - begin < 3
+    assert (client, refusal(answer)) == (1, "no SuperNode has this client")
+    begin = time.monotonic()
+    assert len(asked(server, None, c0=b"b", c1=b"b")) == 2
+    assert time.monotonic() - begin < 0.3
+
+
+def test_without_flower_the_pip_command_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    monkeypatch.delitem(sys.modules, "fedjax_muon.deploy.flower")
+    said = r"a node over Flower needs flwr, which is not installed; run: pip install"
+    with pytest.raises(ImportError, match=said) as error:
+        importlib.import_module("fedjax_muon.deploy.flower")
+    assert "\n" not in str(error.value)
+
+
 def written(place, rounds):
     """An app with files of its clients' examples."""
     run = dataclasses.replace(
@@ -193,6 +248,23 @@ def written(place, rounds):
     dataset, parts, facts = data_of(run)
     flower_app.write_app(place, run, facts, deadline=120.0, patience=30.0)
     return run, facts, flower_app.save_examples(place, dataset, parts)
+
+
+def test_the_written_app_trains(tmp_path, monkeypatch):
+    place = tmp_path / "app"
+    run, _, files = written(place, rounds=2)
+    monkeypatch.syspath_prepend(place)
+    client_app = importlib.import_module("client_app")
+    server_app = importlib.import_module("server_app")
+    configs = {
+        100 + client: {"partition-id": client, "data": str(path)}
+        for client, path in enumerate(files)
+    }
+    grid = FakeGrid(dict.fromkeys(configs, client_app.app), configs.get)
+    project = tomllib.loads((place / "pyproject.toml").read_text())
+    options = project["tool"]["flwr"]["app"]["config"] | {"output": str(tmp_path)}
+    server_app.app(grid, Context(RUN_ID, 1, {}, RecordDict(), options))
+    assert_simulated(run, metrics_csv.read(tmp_path / "metrics.csv"), rounds=2)
 
 
 def test_processes_have_the_bits_of_a_simulation_until_one_is_killed(tmp_path):

@@ -79,6 +79,16 @@ def test_the_interfaces_shown_are_those_of_the_package():
         assert fields == real._fields[: len(fields)]
 
 
+def test_the_files_of_the_map_exist():
+    design = (DOCS / "design.md").read_text()
+    section = design[design.index("## Folders") : design.index("## Verification")]
+    names = re.findall(r"`([\w/]+(?:\.py|/))`", section)
+    assert len(names) > 10
+    for name in names:
+        places = (ROOT / name, ROOT / "fedjax_muon" / name)
+        assert any(place.exists() for place in places), name
+
+
 def test_versions_of_the_project_agree():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == fedjax_muon.__version__
@@ -125,6 +135,16 @@ def test_costs_and_options_are_those_of_the_code(page):
         wanted = [rows[name] for name in methods_of(page)]
         text = "\n".join(method_tables.as_markdown(header, wanted))  # what to put there
         assert table_of(page, header) == wanted, text
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_section_says_when_and_what_departs(page):
+    sections = re.split(r"^## ", TEXTS[page], flags=re.MULTILINE)[1:]
+    with_updates = [s for s in sections if "$$" in s]
+    assert len(with_updates) >= 2
+    for section in with_updates:
+        assert "**When.**" in section, section.splitlines()[0]
+        assert "**Departs from the paper.**" in section, section.splitlines()[0]
 
 
 def test_compressors_send_what_the_table_says():
@@ -205,6 +225,45 @@ def test_the_tables_of_speed_are_those_of_the_results():
     assert f"{fastest} s against {ours} s for ResNet-18" in section
 
 
+# -------------------------------------------------------- the frequent errors
+
+ERROR = re.compile(r"^``` {.text .error}\n(.*)\n```$", re.MULTILINE)
+QUOTED = ERROR.findall((DOCS / "faq.md").read_text())
+ONLY_VALUES = 12  # letters that a message must have beside what it is filled with
+
+
+def pattern_of(node: ast.expr) -> str | None:
+    """What a string of the code matches; its values may be any text."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.escape(node.value)
+    if isinstance(node, ast.JoinedStr):
+        parts = [pattern_of(part) for part in node.values]
+        return "".join("(?:.*)" if part is None else part for part in parts)
+    return None
+
+
+@functools.cache
+def messages() -> list[re.Pattern[str]]:
+    """All strings of the package that are long enough for a message."""
+    found = set()
+    for path in (ROOT / "fedjax_muon").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = pattern_of(node) if isinstance(node, ast.expr) else None
+            if text and len(re.sub(r"\(\?:\.\*\)|\W", "", text)) > ONLY_VALUES:
+                found.add(text)
+    return [re.compile(text) for text in found]
+
+
+def is_in_the_code(quoted: str) -> bool:
+    return any(message.fullmatch(quoted) for message in messages())
+
+
+def test_every_quoted_error_is_in_the_code():
+    assert len(QUOTED) > 12
+    assert [quoted for quoted in QUOTED if not is_in_the_code(quoted)] == []
+    assert not is_in_the_code(QUOTED[0].replace("flips", "turns"))
+
+
 # ---------------------------------------- the tutorial, and the study of workers
 
 STEPS = [DOCS / "getting_started.md", *sorted(DOCS.glob("tutorial/[1-9]*.md"))]
@@ -278,6 +337,23 @@ def lines(code: str) -> list[str]:
     return [line for line in code.splitlines() if line.strip()]
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/how_to/rule.md"])
+def test_a_transformation_of_ones_own_is_federated_in_less_than_20_lines(page):
+    codes = blocks(ROOT / page)
+    assert len(lines(codes[1])) < 20
+    if page == "README.md":
+        assert len(lines(codes[0])) <= 10
+        with contextlib.redirect_stdout(io.StringIO()) as printing:
+            run(*codes, page=page)
+        output = printing.getvalue()
+    else:
+        _, output = executed("how_to/rule.md")
+    found = re.compile(r"^test accuracy after \d+ rounds: (\d\.\d+)$", re.M).findall
+    shown, printed = found((ROOT / page).read_text()), found(output)
+    # equal to the digit on one kind of processor; others round differently
+    assert [*map(float, printed)] == pytest.approx([*map(float, shown)], abs=0.03)
+
+
 def test_the_readme_has_the_verdicts_of_the_claims():
     words = re.search(r"^Of \d+ claims: .*\.$", CLAIMS, re.M)
     assert words is not None
@@ -286,6 +362,13 @@ def test_the_readme_has_the_verdicts_of_the_claims():
         f"Of {total} claims of the papers, {reproduced} are reproduced, {contradicted} "
         f"contradicted and {undecided} undecided"
     ) in README
+
+
+def test_the_readme_and_the_new_algorithm_shown_are_short():
+    assert len(README.splitlines()) <= 125
+    new = blocks(DOCS / "how_to" / "algorithm.md")[1].split("\n\n\n")[1:3]
+    assert len(new) == 2  # its state, and the function
+    assert len("\n\n\n".join(new).splitlines()) <= 45
 
 
 def test_code_shown_is_that_of_the_package_and_of_a_notebook():

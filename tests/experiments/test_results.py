@@ -3,8 +3,12 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
+from experiments import figures, kept
 from experiments.papers import results
 from experiments.papers.claims import (
     NO,
@@ -12,6 +16,7 @@ from experiments.papers.claims import (
     YES,
     Claim,
     Score,
+    above,
     at_edge,
     cheaper,
     costs,
@@ -25,6 +30,7 @@ from experiments.papers.claims import (
     wider,
     within,
 )
+from fedjax_muon.reporting import style
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +98,18 @@ def test_claims_are_judged_by_intervals(judge, verdict, said, tmp_path):
     assert said in found.ours
 
 
+def test_an_auc_for_every_seed_becomes_a_score(tmp_path):
+    path = tmp_path / "runs.csv"
+    rows = ("dataset,panel,value,method,seed,auc", "a8a,agents,5,m,0,0.7")
+    rows += ("a8a,agents,5,m,1,0.8", "a8a,agents,5,n,0,0.5", "")
+    path.write_text("\n".join(rows))
+    found = read(path)
+    t = 12.7062  # of one degree of freedom
+    score = found["a8a, agents 5", "m"]
+    assert score == (75, pytest.approx(t * 5, abs=0.01), pytest.approx((70, 80)), 1, "")
+    assert above(["a8a, agents 5"], "m", "n")(found).verdict == OPEN
+
+
 def test_differences_are_taken_seed_by_seed(tmp_path):
     table = TABLE.replace("A,73.0,0.5,", "A,73.0,9,60 73 86")
     table = table.replace("B,70.0,0.5,", "B,70.0,9,58 70 82")
@@ -121,6 +139,16 @@ def test_uploads_and_losses_are_compared(tmp_path):
     assert "3.0, rank 1 of 4" in first("s", "C")(scores).ours
 
 
+def test_a_best_rate_at_an_edge_decides_nothing(tmp_path):
+    head = "setting,method,score,interval,by_seed,edge\n"
+    rows = "s,A,9,1,,lr\ns,B,1,1,,\ns,C,0,0.5,,\ns,D,9,0,,\n"
+    scores = scores_of(tmp_path, head + rows)
+    found = falling("s", "A", "B")(scores)
+    assert found.verdict == OPEN
+    assert found.why == "best at a grid's edge: A"
+    assert falling("s", "D", "B")(scores)[1:3] == (YES, "")
+
+
 def test_no_comparison_is_counted_twice():
     """The page says so of the kept results."""
     seen = {}
@@ -132,6 +160,26 @@ def test_no_comparison_is_counted_twice():
 
 def test_the_kept_page_follows_from_the_kept_tables():
     assert results.page(RESULTS) == (RESULTS / "claims.md").read_text()
+
+
+def test_a_method_has_one_color_in_all_kept_figures(monkeypatch, tmp_path):
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **how: saved.append(self))
+    for place, draw in (each for found in figures.ALL for each in found(RESULTS)):
+        draw(tmp_path / f"{place.name}.png")
+    assert len(saved) > 20
+    seen = set()
+    for axis in (axis for figure in saved for axis in figure.axes):
+        rows = dict(enumerate(text.get_text() for text in axis.get_yticklabels()))
+        for line in axis.lines:
+            x, y = line.get_data()
+            row = rows.get(round(float(y[0]))) if len(x) == 1 else None
+            name = row if row in style.KNOWN else line.get_label()
+            if name in style.KNOWN:
+                assert to_hex(line.get_color()) == style.line_of(name).color, name
+                seen.add(name)
+    assert len(seen & set(style.MUON)) > 12
+    assert len(seen - set(style.MUON)) > 20
 
 
 def folder(root, name, table=TABLE):
@@ -179,3 +227,20 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         results.main(tmp_path / "runs", place)
     assert "are both of table_1" in capsys.readouterr().err
+
+
+def test_numbers_are_read_as_written(tmp_path):
+    path = tmp_path / "numbers.json"
+    numbers = {
+        "array": np.array([[1.0, 0.123456789]]),
+        "pair": (np.int64(3), np.float32(0.5)),
+        "inf": [np.inf, np.nan],
+        "name": "FedAvg",
+        "none": None,
+        "nested": {2: True},
+    }
+    kept.write(path, numbers)
+    found = kept.read(path)
+    np.testing.assert_array_equal(found.pop("inf"), [np.inf, np.nan])
+    read_back = {"array": [[1, 0.123457]], "pair": [3, 0.5], "nested": {"2": True}}
+    assert found == read_back | {"name": "FedAvg", "none": None}

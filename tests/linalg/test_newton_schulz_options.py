@@ -9,9 +9,10 @@ import optax
 import pytest
 from jaxprs import products
 
+from experiments.studies import newton_schulz_steps
 from experiments.studies.newton_schulz_steps import flops
 from fedjax_muon import decentralized, engine, minimax
-from fedjax_muon.algorithms import ALL
+from fedjax_muon.algorithms import ALL, fedmuon_align
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized.gossip import Iteration
@@ -124,6 +125,26 @@ def test_methods_that_multiply_matrices_are_those_that_take_a_polar():
         assert (len(found) - len(other)) % 15 == 0, name
 
 
+@pytest.mark.slow
+def test_the_momentum_of_the_command_line_reaches_the_rule():
+    def momentum_after_a_round(algorithm):
+        grad = lambda params, batch, key: jax.tree.map(lambda p: p + batch, params)
+        state = engine.init(algorithm, PARAMS, 1)
+        run = engine.make_round(algorithm, Objective(grad), 1, plans.loop)
+        batches = jnp.arange(3.0)[None]
+        return run(state, jnp.arange(1), batches, jnp.ones(1), KEY)[0].server.momentum
+
+    moved = lambda **hyper: momentum_after_a_round(
+        algorithm_of(Run("fedmuon_align", hyper, 0, Config()))
+    )
+    usual, same = moved(), moved(momentum=0.98)
+    jax.tree.map(np.testing.assert_array_equal, usual, same)
+    other = moved(momentum=0.5)
+    want = momentum_after_a_round(fedmuon_align(momentum=0.5))
+    jax.tree.map(np.testing.assert_array_equal, other, want)
+    assert np.abs(jax.tree.leaves(other)[0] - jax.tree.leaves(usual)[0]).max() > 0.1
+
+
 MUON = [name for name in ALL if ALL[name].takes("polar")]
 
 
@@ -144,6 +165,11 @@ def test_options_of_the_command_line_reach_the_kernel(name):
     assert rounded.count(jnp.bfloat16) == 6
 
 
+def test_options_leave_other_algorithms_alone():
+    config = Config(newton_schulz_steps=2, newton_schulz_dtype="bfloat16")
+    assert not types_in_a_round(algorithm_of(Run("fedavg", {}, 0, config)))
+
+
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (40, 6)])
 @pytest.mark.parametrize("steps", [2, 5])
 def test_flops_are_those_of_the_products(shape, steps):
@@ -155,3 +181,34 @@ def test_flops_are_those_of_the_products(shape, steps):
         inner = product.invars[0].aval.shape[left[0]]
         found += 2 * inner * product.outvars[0].aval.size
     assert flops(shape, steps) == found
+
+
+@pytest.mark.slow
+def test_the_study_writes_all_runs_and_a_table_for_every_rate(tmp_path, monkeypatch):
+    def columns(job, task, polar, dataset, config, seeds):
+        assert len(dataset.y_train) == 1437
+        base = 0.8 if "steps" in getattr(polar, "keywords", {}) else 0.9
+        run = lambda lr, seed: {
+            "round": np.array([0, config.rounds]),
+            "test_accuracy": np.array([0.1, base + lr + 0.01 * seed]),
+            **dict.fromkeys(("bytes_up", "bytes_down"), np.array([0, 10**6])),
+            "train_loss": np.array([2.0, 1.0]),
+        }
+        return {(lr, seed): run(lr, seed) for lr in job.rates for seed in seeds}
+
+    monkeypatch.setattr(newton_schulz_steps, "trained", columns)
+    newton_schulz_steps.main("digits", rounds=7, seeds=(0, 2), output=tmp_path)
+    points = (tmp_path / "digits.csv").read_text().splitlines()
+    assert len(points) == 1 + 9 * 3 * 2 * 2
+    assert points[2] == '"Frobenius, 5 steps",0.01,0,7,0.8100'
+    assert len(list(tmp_path.glob("digits.png"))) == 1
+    rows = (tmp_path / "digits.md").read_text().splitlines()[-27:]
+    assert rows[8] == (
+        "| 0.01 | Exact, by SVD |  | 92.0 ± 1.4 | 10.0 ± 0.0 | 51.0 ± 0.7 | 5.0 ± 0.0 |"
+    )
+    # 10 x 64 in the gram form, 2 x 64 x 64 step by step
+    square, last = 6 * 64**3, 4 * 100 * 64
+    share = (2 * 2 * square + last + 2000 * 5) / (
+        2 * 5 * square + 2 * last + 2000 * (5 + 9)
+    )
+    assert rows[12].startswith(f"| 0.03 | Frobenius, 2 steps | {share:.2f} | 84.0")

@@ -127,6 +127,12 @@ def test_float64_is_computed_in_float64(form):
         assert distance(found, exact(x, JORDAN * 5, 2)) <= 1e-11
 
 
+def test_zero_steps_only_normalise():
+    x = jnp.asarray(gaussian((3, 5, 4)), jnp.float32)
+    norms = np.linalg.norm(x, axis=(-2, -1), keepdims=True)
+    np.testing.assert_allclose(orthogonalize(x, steps=0), x / norms, rtol=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(7, 12), (12, 7), (6, 6)])
 def test_polar_equals_scipy(shape):
     x = jnp.asarray(gaussian((2, *shape)), jnp.float32)
@@ -197,6 +203,11 @@ def test_dion_is_optax_preset():
     preset = optax_muon._NS_COEFFS_PRESET_DICT
     assert np.array_equal(DION, preset["dion"])
     assert np.array_equal(JORDAN[0], preset["standard"])
+
+
+def test_dion_brings_singular_values_above_a_hundredth_near_one():
+    range_ = scalar_map(np.linspace(1e-2, 1, 100_001), DION)
+    assert np.abs(range_ - 1).max() < 0.033
 
 
 def minimax_quintic(low, high):
@@ -335,6 +346,45 @@ def test_spectral_is_minus_orthogonalize_and_with_zero_steps_the_euclidean_oracl
 
 
 # ------------------------------------- the theory of inexact orthogonalization
+def matrices():
+    """Random 5 x 8 matrices: all ranks, condition numbers from 1 to 1e6."""
+    rng = np.random.default_rng(0)
+    batch = []
+    for rank in range(1, 6):
+        for decades in (0, 0.5, 2, 6):
+            u = np.linalg.qr(rng.normal(size=(5, 5)))[0][:, :rank]
+            v = np.linalg.qr(rng.normal(size=(8, 8)))[0][:, :rank]
+            s = 10 ** (-decades * rng.uniform(size=rank))
+            batch.append(rng.normal() * (u * s) @ v.T)
+    return np.stack(batch)
+
+
+def nonzero_singular_values(x):
+    s = np.linalg.svd(x, compute_uv=False)
+    return s[s > 1e-12 * s[0]]
+
+
+def exponent(kappa, steps):
+    """p of arXiv:2509.26337, Lemma 12, from kappa = s_min / s_max over non-zero s."""
+    if kappa > 1 - 1e-9:
+        return 1.0
+    return 1 + np.log(1 - (1 - kappa) ** (1.5**steps)) / np.log(kappa)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [0, 1, 2, 4, 8])
+def test_inexact_orthogonalization_is_between_two_schatten_norms(steps):
+    # arXiv:2509.26337, Lemma 12: ||G||_p <= <G, G^(T)> <= ||G||_1, ||G^(T)||_2 <= 1.
+    with jax.enable_x64(True):
+        batch = matrices()
+        results = np.asarray(orthogonalize(batch, coefficients=QUINTIC, steps=steps))
+    for g, result in zip(batch, results, strict=True):
+        s = nonzero_singular_values(g)
+        tolerance = 1e-8 * s.sum()
+        # The Frobenius norm stands in for the spectral one, hence its kappa.
+        lower = np.linalg.norm(s, exponent(s[-1] / np.linalg.norm(s), steps))
+        assert lower - tolerance <= np.sum(g * result) <= s.sum() + tolerance
+        assert np.linalg.norm(result, 2) <= 1 + 1e-12
 
 
 def test_the_quintic_lies_between_the_identity_and_one():

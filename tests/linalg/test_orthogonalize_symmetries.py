@@ -18,6 +18,7 @@ from fedjax_muon.linalg.newton_schulz import (
     CUBIC,
     DION,
     JORDAN,
+    POLAR_EXPRESS,
     QUINTIC,
     frobenius,
     gram,
@@ -89,6 +90,15 @@ def test_padding_with_zeros_changes_nothing(form):
     higher = apply(jnp.pad(x, ((0, 6), (0, 0))))
     assert distance(higher[:24], y) <= 5e-6
     assert not np.any(higher[24:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("normalization", [frobenius, schatten8])
+@pytest.mark.parametrize("steps", [0, 5])
+def test_zero_stays_zero(form, normalization, steps):
+    zeros = jnp.zeros((2, 3, 5))
+    found = orthogonalize(zeros, form=form, normalization=normalization, steps=steps)
+    np.testing.assert_array_equal(found, zeros)
 
 
 # ------------------------------------------------------------------ batches
@@ -194,6 +204,26 @@ def test_the_form_is_chosen_by_shape_and_precision(shape, dtype, form):
     assert products(x, form=plain) != products(x, form=gram)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_schatten8_costs_no_matrix_product(form):
+    def operations(normalization):
+        run = partial(orthogonalize, form=form, normalization=normalization)
+        compiled = jax.jit(run).lower(jnp.ones((64, 192))).compile()
+        return compiled.cost_analysis()["flops"]
+
+    one_product = 2 * 64**3
+    assert operations(schatten8) - operations(frobenius) < one_product / 10
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_stages_are_a_partition_of_the_schedule(dtype):
+    for steps, form in itertools.product(range(12), FORMS):
+        schedule = rows(POLAR_EXPRESS, steps)
+        stages = form(schedule, jnp.dtype(dtype))
+        assert sum(stages, ()) == schedule
+        assert all(stages)
+
+
 @pytest.mark.parametrize(
     ("dtype", "steps", "lengths"),
     [
@@ -258,6 +288,24 @@ def test_devices_share_the_work_and_not_the_result(devices, shape):
     np.testing.assert_allclose(found, orthogonalize(x), atol=2e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"coefficients": QUINTIC, "steps": 8},
+        {"coefficients": CUBIC, "steps": 3},
+        {"coefficients": DION},
+        {"normalization": schatten8},
+        {"steps": 0},
+    ],
+)
+@pytest.mark.parametrize("shape", [(10, 6), (5, 6, 10)])
+def test_options_are_those_of_the_whole(options, shape):
+    x = seeded(shape)
+    expected = orthogonalize(x, **options)
+    np.testing.assert_allclose(over(4, **options)(x), expected, atol=2e-5)
+
+
 def test_zero_and_non_finite_matrices():
     assert not over(4)(jnp.zeros((4, 6))).any()
     found = over(4)(seeded((4, 6)).at[1, 2].set(jnp.inf))
@@ -273,6 +321,20 @@ def test_communication_is_that_of_the_module(shape, sums, gathers):
     names = [equation.primitive.name for equation in jaxprs.equations(traced)]
     assert sum(name.startswith("psum") for name in names) == sums
     assert names.count("all_gather") == gathers
+
+
+@pytest.mark.slow
+def test_operations_are_divided():
+    count = lambda f: f.lower(jnp.ones((64, 256))).compile().cost_analysis()
+    alone = jax.jit(partial(orthogonalize, form=plain))
+    ours, whole = count(over(4))["flops"], count(alone)["flops"]
+    assert ours < 0.27 * whole
+
+
+def test_without_devices_nothing_is_shared():
+    x = seeded((4, 6))
+    found = shared.orthogonalize(x, axis_name=CLIENTS)
+    np.testing.assert_array_equal(found, orthogonalize(x))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from saddle import OBJECTIVE
 from sklearn.metrics import roc_auc_score
 from traces import stack
 
-from fedjax_muon import data, engine, models
+from fedjax_muon import algorithms, data, engine, models
 from fedjax_muon.core import Algorithm, Objective, tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.data import partition
@@ -22,6 +22,7 @@ from fedjax_muon.minimax import ALL, fedmuon_da
 from fedjax_muon.simulation import Simulation, checkpoint, federate
 from fedjax_muon.simulation.rounds import State
 from fedjax_muon.simulation.training import Record, train
+from fedjax_muon.sweeps.sweep import Cell, sweep
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.heavy_tails import alpha_stable, noisy
 
@@ -62,6 +63,11 @@ def test_traffic_is_the_papers():
 
 
 # ------------------------------------------------------------------------- the rows
+def test_rows_are_complete():
+    assert ALL.keys() == COST.keys()
+    assert len({method.label for method in ALL.values()}) == len(ALL)
+    assert not ALL.keys() & algorithms.ALL.keys()
+    assert all(method.paper for method in ALL.values())
 
 
 def test_values_out_of_range_are_refused_by_their_variable():
@@ -81,7 +87,7 @@ def test_values_out_of_range_are_refused_by_their_variable():
 
 # ------------------------------------------------------------------- AUC, in training
 
-REST, _ = data.hold_out(data.load("breast_cancer"), 0.1)
+REST, VALIDATION = data.hold_out(data.load("breast_cancer"), 0.1)
 PARTS = partition.iid(REST.y_train, 4, key=jax.random.key(1))
 MODEL = models.MLP(2, (8,))
 TASK = auc(MODEL, REST.x_train.shape[1:])
@@ -130,6 +136,22 @@ def test_training_raises_the_area_under_the_curve(name):
     assert rows[-1]["test_auc"] == area(state, REST.x_test, REST.y_test)
     assert rows[0]["test_auc"] < 0.5
     assert rows[-1]["test_auc"] > 0.9
+
+
+@SLOW
+def test_a_sweep_is_its_single_runs():
+    _, state, rows = trained("local_sgda")
+    cells = [Cell({"lr": lr}, BEGIN, PARTS) for lr in (0.01, RATES["local_sgda"])]
+    swept = sweep(federation("local_sgda"), cells, validation=VALIDATION, **SPAN)
+    other, outcome = [outcome for group in swept for outcome in group]
+    assert outcome.diverged is None
+    for found, wanted in zip(outcome.rows, rows, strict=True):
+        names = {f"validation_{what}" for what in ("loss", "accuracy", "auc")}
+        assert found.keys() == wanted.keys() | names
+        for column in wanted.keys() - {"seconds"}:
+            assert found[column] == pytest.approx(wanted[column], abs=1e-5), column
+    assert outcome.rows[-1]["validation_auc"] == area(state, *VALIDATION)
+    assert abs(other.rows[-1]["train_loss"] - rows[-1]["train_loss"]) > 1e-3
 
 
 @SLOW

@@ -4,23 +4,26 @@ Facts that a paper proves are Lemmas A.2 and B.1 and the AUC loss (20) of "Feder
 Stochastic Minimax Optimization under Heavy-Tailed Noises" (Zhang & Gao).
 """
 
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import pytest
 from oracles import fedavg as avg, minimax as oracle
 from oracles.auc import auc_grad, auc_loss, auc_optimum
-from oracles.fedmuon import fedmuon
-from oracles.guided import padamfed, scaffold_m
-from oracles.problem import Trace, sub, toy_grad
-from oracles.saddle import saddle_grad, saddle_loss
+from oracles.fedmuon import fedmuon, fedmuon_correct
+from oracles.guided import normalise_whole, padamfed, scaffold_m
+from oracles.problem import Params, Trace, add, each, mean, sub, times, toy_grad
+from oracles.saddle import Saddle, saddle_grad, saddle_loss
 from oracles.saddle_cases import (
     ALONE,
+    COSINE_X,
+    COSINE_Y,
     COSINES,
     FRESH,
     FULL,
     FULL_ONLY,
+    ONE_STEP,
     ORACLES,
     PARTIAL,
     RATES,
@@ -28,11 +31,14 @@ from oracles.saddle_cases import (
     START,
     apart,
     assert_same,
+    flat,
     mirrored,
     norm,
+    recorded,
     separable,
 )
 from oracles.scaffold import scaffold
+from oracles.two_sided import stem
 
 TRACES = pytest.mark.parametrize("trace", [PARTIAL, FULL], ids=["partial", "full"])
 
@@ -116,6 +122,106 @@ def test_separable_momentum_is_fedmuon_without_the_polar_factor(own, trace):
     assert apart(other, expected) > 1e-4
 
 
+def test_separable_storm_is_stem():
+    two, start = separable(FULL)
+    one = Trace(toy_grad, *FULL[1:])
+    runs = [stem(start["x"], one, COSINE_X, 0.3), stem(start["y"], one, COSINE_Y, 0.2)]
+    expected = [{"x": x, "y": y} for x, y in zip(*runs, strict=True)]
+    assert_same(oracle.fedsgda_m(start, two, **COSINES, a_x=0.3, a_y=0.2), expected)
+
+
+def test_separable_polar_steps_are_those_of_bias_corrected_fedmuon():
+    # for one step and fresh gradients alone; its server averages over all N = S
+    two, start = separable(ONE_STEP)
+    one = Trace(toy_grad, *ONE_STEP[1:])
+    runs = [
+        fedmuon_correct(start[v], one, RATES[f"lr_{v}"], 1.0, ratio=2.0) for v in "xy"
+    ]
+    expected = [{"x": x, "y": y} for x, y in zip(*runs, strict=True)]
+    double = lambda leaf: 2.0 * leaf
+    ours = oracle.fedmuon_da(start, two, **RATES, b_x=1.0, b_y=1.0, vector=double)
+    assert_same(ours, expected)
+
+
+# --------------------------------------------------------- both variables, one machine
+def descend_ascend(point, g, lr_x, lr_y):
+    """x - lr_x g_x and y + lr_y g_y."""
+    x, y = times(lr_x, g["x"]), times(lr_y, g["y"])
+    return {"x": sub(point["x"], x), "y": add(point["y"], y)}
+
+
+def mean_gradient(trace, point, batches):
+    """The mean of the gradients at one point, one batch for each client."""
+    seen = [trace.grad(point, batch) for batch in batches]
+    return {v: mean([g[v] for g in seen]) for v in "xy"}
+
+
+def centralised(trace, step, state):
+    """The paths of ``state <- step(state, mean gradient's batches)``, per round."""
+    history = []
+    for _, data in trace.rounds:
+        for batches in zip(*data, strict=True):
+            state = step(state, batches)
+        history.append(state)
+    return history
+
+
+@pytest.mark.parametrize("trace", [ONE_STEP, ALONE], ids=["one step", "one client"])
+def test_one_step_or_one_client_is_centralised_sgda(trace):
+    ahead = lambda at, batches: mean_gradient(trace, at, batches)
+    step = lambda at, batches: descend_ascend(at, ahead(at, batches), **RATES)
+    path = centralised(trace, step, START)
+    for f in (oracle.local_sgda, oracle.fsgda, oracle.sagda):
+        assert_same(f(START, trace, **RATES), path)
+    assert_same(oracle.fess_gda(START, trace, **RATES, rho=0.0), path)
+
+    def alternating(at, batches):
+        x = descend_ascend(at, mean_gradient(trace, at, batches), **RATES)["x"]
+        g = mean_gradient(trace, {"x": x, "y": at["y"]}, batches)
+        return {"x": x, "y": descend_ascend(at, g, **RATES)["y"]}
+
+    assert apart(centralised(trace, alternating, START), path) > 1e-4
+
+
+@pytest.mark.parametrize("trace", [ONE_STEP, ALONE], ids=["one step", "one client"])
+def test_storm_is_centralised(trace):
+    def step(state, batches):
+        at, before, d = state
+        new = mean_gradient(trace, at, batches)
+        old = mean_gradient(trace, before, batches)
+        keep = {"x": 0.7, "y": 0.8}
+        d = {v: add(new[v], times(keep[v], sub(d[v], old[v]))) for v in "xy"}
+        return descend_ascend(at, d, **RATES), at, d
+
+    seen = [[client[j] for client in trace.first] for j in range(2)]
+    halves = [mean_gradient(trace, START, batches) for batches in seen]
+    d = {v: mean([half[v] for half in halves]) for v in "xy"}
+    state = (descend_ascend(START, d, **RATES), START, d)
+    path = [at for at, _, _ in centralised(trace, step, state)]
+    assert_same(oracle.fedsgda_m(START, trace, **RATES, a_x=0.3, a_y=0.2), path)
+
+
+def test_alone_the_guided_methods_have_a_momentum_of_round_means():
+    # g = g_i cancels, and u is constant in a round; K = 4, one client
+    fresh = {"x": 0.3, "y": 0.2}
+    at, path = START, []
+    memory: Saddle = {}
+    for r, (_, data) in enumerate(ALONE.rounds):
+        raw: dict[str, list[Params]] = {"x": [], "y": []}
+        for batch in data[0]:
+            g, d = ALONE.grad(at, batch), {}
+            for v, b in fresh.items():
+                raw[v].append(g[v])
+                old = memory[v] if r else g[v]
+                d[v] = normalise_whole(add(times(b, g[v]), times(1 - b, old)))
+            at = descend_ascend(at, d, **RATES)
+        for v, b in fresh.items():
+            old = memory[v] if r else mean(raw[v])
+            memory[v] = add(times(b, mean(raw[v])), times(1 - b, old))
+        path.append(at)
+    assert_same(oracle.fed_nsgda_m(START, ALONE, **RATES, **FRESH), path)
+
+
 @pytest.mark.parametrize("name", ORACLES)
 def test_identical_clients_are_one_client(name):
     f, hyper = ORACLES[name]
@@ -138,7 +244,101 @@ def test_smoothed_server_reduces_to_local_sgda(trace):
     assert apart(smoothed, two_sided) > 1e-3
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_smoothed_server_descends_on_the_proximal_function(beta):
+    # K = 1, S = N: SGDA on f(x, y) + rho/2 |x - z|^2, z a moving average of x
+    def step(state, batches):
+        at, z = state
+        g = mean_gradient(ONE_STEP, at, batches)
+        g["x"] = add(g["x"], times(2.0, sub(at["x"], z)))
+        at = descend_ascend(at, g, 1.2 * RATES["lr_x"], 0.7 * RATES["lr_y"])
+        return at, add(times(1 - beta, z), times(beta, at["x"]))
+
+    path = [at for at, _ in centralised(ONE_STEP, step, (START, START["x"]))]
+    ours = oracle.fess_gda(START, ONE_STEP, **RATES, **SERVER, rho=2.0, beta=beta)
+    assert_same(ours, path)
+
+
+def test_projection_holds_locally_and_on_the_server():
+    radius = 0.5
+    ball = lambda y: times(min(1.0, radius / norm(y)), y)
+    start = {"x": START["x"], "y": ball(START["y"])}
+    noting, points = recorded(PARTIAL)
+    hyper: dict[str, Any] = {"lr_x": 0.05, "lr_y": 0.5, "server_lr_y": 3.0}
+    inside = oracle.fess_gda(start, noting, **hyper, project=ball)
+    assert max(norm(at["y"]) for at in [*points, *inside]) <= radius + 1e-12
+    assert sum(norm(at["y"]) > radius - 1e-9 for at in points) > 10
+    wide = lambda y: times(min(1.0, 100 / norm(y)), y)
+    free = oracle.fess_gda(start, PARTIAL, **hyper)
+    assert_same(oracle.fess_gda(start, PARTIAL, **hyper, project=wide), free)
+
+
 # ------------------------------------------------------------- the guided methods
+
+# per leaf the norm of its longest polar factor, sqrt of the shorter side
+BY_LEAF = [(("x", "w"), 3**0.5), (("y", "v"), 2**0.5)]
+# a column, whose polar factor is of length 1, and scalars
+BY_LEAF += [(("x", "b"), 1.0), (("x", "s"), 1.0), (("y", "t"), 1.0)]
+
+
+@TRACES
+@pytest.mark.parametrize(
+    ("f", "bounds"),
+    [
+        (oracle.fed_nsgda_m, [(("x", *START["x"]), 1.0), (("y", *START["y"]), 1.0)]),
+        (oracle.fedmuon_da, BY_LEAF),
+    ],
+    ids=["fed_nsgda_m", "fedmuon_da"],
+)
+def test_normalised_methods_move_by_their_rates_at_most(f, bounds, trace):
+    # Lemmas A.2 and B.1: lr times the local step; the server by gamma = K server_lr lr
+    noting, points = recorded(trace)
+    starts = [START, *f(START, noting, **RATES, **FRESH, **SERVER)]
+    cohort = len(trace.rounds[0][0])
+    for (part, *leaves), most in bounds:
+
+        def gap(a, b, part=part, leaves=leaves):
+            return norm({k: a[part][k] - b[part][k] for k in leaves})
+
+        lr = most * RATES[f"lr_{part}"]
+        drift = []
+        for n, point in enumerate(points):
+            i = n % 4
+            drift.append(gap(point, starts[n // (4 * cohort)]))
+            assert drift[-1] <= i * lr + 1e-12
+        assert max(drift) > 1.5 * lr
+        moved = [gap(b, a) for a, b in pairwise(starts)]
+        gamma = 4 * SERVER[f"server_lr_{part}"] * lr
+        assert 0.15 * gamma < max(moved) <= gamma + 1e-12
+
+
+@TRACES
+def test_mean_of_the_local_directions_is_the_servers_momentum(trace):
+    # also under partial participation; and in the first round
+    seen: dict[str, list[Params]] = {"x": [], "y": []}
+
+    def noting(v):
+        def direction(u):
+            seen[v].append(u)
+            return normalise_whole(u)
+
+        return direction
+
+    states = oracle.guided_states(
+        START, trace, **RATES, direction_x=noting("x"), direction_y=noting("y"), **FRESH
+    )
+    per_round = 4 * len(trace.rounds[0][0])
+    for r, s in enumerate(states):
+        for v, momentum in s.momentum.items():
+            local = mean(seen[v][r * per_round : (r + 1) * per_round])
+            assert norm(sub(local, momentum)) < 1e-12
+            assert norm(momentum) > 1e-3
+            assert norm(sub(s.g[v], mean([own[v] for own in s.g_i]))) < 1e-12
+    for (a, b), (ids, _) in zip(pairwise(states), trace.rounds[1:], strict=True):
+        for i in range(5):
+            before, after = flat([a.g_i[i], b.g_i[i]])
+            stays = all(np.array_equal(before[k], after[k]) for k in after)
+            assert stays == (i not in ids)
 
 
 def test_directions_that_need_no_matrix():
@@ -160,6 +360,17 @@ def test_directions_that_need_no_matrix():
     assert_same(oracle.fedsgda_clip(thin, trace, **tiny, tau=1e-9), muon)
     ident = oracle.fedmuon_da(thin, trace, **hyper, scalar=lambda t: t)
     assert apart(ident, muon) > 1e-3
+
+
+@pytest.mark.parametrize("tau", [0.1, 1.0])
+def test_clip_shortens_the_whole_variable(tau):
+    long, short = START["x"], times(0.01, START["x"])
+    assert norm(oracle.clip_whole(long, tau)) == pytest.approx(tau)
+    unit = lambda u: each(lambda leaf: leaf / norm(u), u)
+    clipped = oracle.clip_whole(long, tau)
+    assert norm(sub(unit(clipped), unit(long))) < 1e-12
+    assert norm(sub(oracle.clip_whole(short, tau), short)) == 0
+    assert norm(oracle.clip_whole(times(0.0, short), tau)) == 0
 
 
 # ------------------------------------------------------------------ the AUC loss (20)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shutil
+import struct
 import sys
 from functools import partial
 from pathlib import Path
@@ -364,12 +365,79 @@ def test_files_without_tensors_and_no_files(place, kind):
 
 
 @pytest.mark.parametrize("kind", READ)
+@pytest.mark.parametrize(
+    "value",
+    [
+        *np.float32([np.nan, np.inf, -np.inf]),
+        *(dtype(0) for dtype in (np.int32, np.int8, np.bool_, np.complex64)),
+    ],
+)
+def test_weights_that_are_no_finite_numbers(place, kind, value):
+    name = NAMES[kind]
+    full = lambda tensors: np.full_like(tensors[name], value, dtype=value.dtype)
+    changed(place / kind, lambda tensors: tensors.update({name: full(tensors)}))
+    place_of = name.removeprefix("roberta.")
+    refused(place, kind, f"{place_of} must have finite numbers, got {value.dtype}")
+
+
+@pytest.mark.parametrize("kind", READ)
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3"])
+def test_types_that_numpy_does_not_have(place, kind, dtype):
+    """The parser raises `TypeError` and `AttributeError`."""
+    file = place / kind / "model.safetensors"
+    content = file.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + size])
+    values = content[8 + size :]
+    half = {"BF16": 2, "F8_E4M3": 4}[dtype]
+    for entry in header.values():
+        entry["dtype"] = dtype
+        entry["data_offsets"] = [offset // half for offset in entry["data_offsets"]]
+    text = json.dumps(header).encode()
+    values = values[: len(values) // half]
+    file.write_bytes(struct.pack("<Q", len(text)) + text + values)
+    refused(place, kind, "expected tensors in the format of safetensors")
+
+
+@pytest.mark.parametrize("kind", READ)
 def test_one_tensor_by_two_names(place, kind):
     new = {"roberta": NAMES["roberta"].removeprefix("roberta."), "swin": "head.bias"}
     old = {"roberta": NAMES["roberta"], "swin": "head.fc.bias"}
     copy = lambda tensors: tensors.update({new[kind]: tensors[old[kind]]})
     changed(place / kind, copy)
     refused(place, kind, "a tensor with and without|head.fc.bias by two names")
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_long_and_broken_names(place, kind):
+    changed(place / kind, lambda tensors: tensors.update({"a\nb" * 2000: np.ones(1)}))
+    refused(place, kind, "unexpected")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"hidden_size": size} for size in (2**70, 16.0, "16", True)),
+        *({"num_hidden_layers": depth} for depth in (10**9, 0)),
+        *({"num_attention_heads": heads} for heads in (3, -1)),
+        {"max_position_embeddings": 1},
+        {"pad_token_id": 10**6},
+        {"vocab_size": 1e400},
+        *({"layer_norm_eps": epsilon} for epsilon in (-1, float("nan"))),
+        {"hidden_dropout_prob": 1.5, "attention_probs_dropout_prob": 1.5},
+    ],
+    ids=str,
+)
+def test_sizes_that_no_model_has(place, changes):
+    rewrite(place / "roberta", **changes)
+    message = r"config.json: expected the sizes of a RoBERTa \(.*\); download it again"
+    refused(place, "roberta", message, "config.json")
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, "[]", "null", "3", "\0", "{"])
+def test_other_json_than_settings(place, content):
+    (place / "roberta" / "config.json").write_text(content)
+    refused(place, "roberta", "expected the sizes of a RoBERTa", "config.json")
 
 
 def test_a_depth_that_the_file_does_not_have(place):
@@ -385,6 +453,29 @@ def test_vocabulary_and_settings_of_two_models(place):
     message = "vocab.json has 270 token ids, config.json 269"
     with pytest.raises(ValueError, match=message):
         dataset_of(config)
+
+
+def renamed(old, new):
+    def change(tensors):
+        for name in [name for name in tensors if name.startswith(old)]:
+            tensors[name.replace(old, new)] = tensors.pop(name)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # its depth would be the length of a loop and the power of a side
+        (renamed("layers.1.", "layers.999999999."), "does not match the others"),
+        (renamed("layers.1.", "layers.40."), r"blocks of the stages and numbers \[\(0"),
+        (renamed("layers.0.blocks.1", "layers.0.blocks.7"), "blocks of the stages and"),
+        (renamed("layers.1.", "layers.²."), "does not match the others"),
+    ],
+)
+def test_stages_and_blocks_are_counted(place, change, message):
+    changed(place / "swin", change)
+    refused(place, "swin", message)
 
 
 TABLE = "layers.0.blocks.0.attn.relative_position_bias_table"

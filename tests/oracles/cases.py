@@ -13,7 +13,7 @@ from .fedmuon import (
     local_sgd_align,
 )
 from .outer import diloco, muloco
-from .problem import draw_params, draw_trace, normalise
+from .problem import Trace, draw_params, draw_trace, normalise, toy_grad
 from .proximal import fednova, fedprox
 from .scaffold import scaffold, scaffold_adam, scaffold_momentum
 from .two_sided import fafed, stem
@@ -73,3 +73,25 @@ ORACLES = {
     "local_sgd_align": lambda x, trace: local_sgd_align(x, trace, 0.1),
     "local_adamw_align": lambda x, trace: local_adamw_align(x, trace, 0.02),
 }
+
+
+def identity(v: np.ndarray) -> np.ndarray:
+    """The direction that is no LMO at all."""
+    return v
+
+
+def matrix_only(trace: Trace) -> Trace:
+    """The same trace with w alone as a parameter, the bias held at a constant."""
+    fixed = np.array([0.1, -0.2, 0.3])
+    grad = lambda p, batch: {"w": toy_grad({"w": p["w"], "b": fixed}, batch)["w"]}
+    return trace._replace(grad=grad)
+
+
+def two_parabolas(a: float, rounds: int) -> Trace:
+    """f_1 = x^2/2, f_2 = (x+a)^2/2, exact gradients, K = 1, S = n = 2.
+
+    The functions of Theorem 1 in Takezawa et al. 2025 (appendix D).
+    """
+    batches = [[(np.zeros((1, 1)), np.full((1, 1), s), np.ones(1))] for s in (0.0, a)]
+    grad = lambda p, batch: {"w": p["w"] + batch[1]}
+    return Trace(grad, 2, batches, [([0, 1], batches)] * rounds, [1, 1])

@@ -12,6 +12,7 @@ from .saddle import Saddle, SaddleTrace, draw_saddle, draw_saddle_trace
 START = draw_saddle(0)
 PARTIAL = draw_saddle_trace(1)
 FULL = draw_saddle_trace(2, cohort_size=5)
+ONE_STEP = draw_saddle_trace(3, cohort_size=5, steps=1, rounds=6)
 ALONE = draw_saddle_trace(5, 1, 1, rounds=4, sizes=(9,))
 
 COSINE_X = lambda r: 0.05 * 0.5 * (1 + np.cos(np.pi * r / 6))
@@ -86,3 +87,14 @@ def assert_same(a: list[Saddle], b: list[Saddle], atol=1e-12) -> None:
 def norm(variable: Params) -> float:
     """The Euclidean norm over all leaves."""
     return float(np.sqrt(sum(np.sum(leaf**2) for leaf in variable.values())))
+
+
+def recorded(trace: SaddleTrace) -> tuple[SaddleTrace, list[Saddle]]:
+    """The trace, and the list of the points at which gradients will be asked for."""
+    points: list[Saddle] = []
+
+    def grad(params: Saddle, batch: Batch) -> Saddle:
+        points.append(params)
+        return trace.grad(params, batch)
+
+    return trace._replace(grad=grad), points

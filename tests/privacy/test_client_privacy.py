@@ -315,10 +315,7 @@ def begun(algorithm, batches=FIRST):
     return finished(engine.make_prologue, algorithm, start, batches)[0]
 
 
-FORMS = ("fedavg", "fedmuon", "scaffold_vr", "stem")
-
-
-@pytest.mark.parametrize("name", slow_but(FORMS[:2], FORMS))
+@pytest.mark.parametrize("name", METHODS)
 def test_without_noise_and_binding_limits_nothing_changes(name):
     limit = 1e6 if name == "fedavg" else limits(name, 1e6)
     plain = ALL[name].function()

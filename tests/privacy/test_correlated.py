@@ -10,6 +10,7 @@ import private_worlds
 import pytest
 from cases import slow_but
 from error_lines import refused
+from jax_privacy import matrix_factorization as matrices
 from private_worlds import BUFFERED, Case
 
 from experiments.audits.records import canary_data, canary_task
@@ -33,7 +34,7 @@ from fedjax_muon.privacy.correlated import (
 from fedjax_muon.privacy.gaussian import add_normal
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
 from fedjax_muon.privacy.releases import Correlated, Inside, Release
-from fedjax_muon.privacy.sampling import Cyclic, Poisson
+from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Shuffled
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.batching import cyclic_poisson
 from fedjax_muon.simulation.federated import federate
@@ -80,6 +81,25 @@ def test_the_noise_is_the_inverse_of_c_times_independent_noise(strategy):
     np.testing.assert_allclose(prefix_errors(strategy, steps), errors)
 
 
+@pytest.mark.slow
+def test_found_matrices_have_less_noise():
+    steps, separation = 60, 20
+    few = banded(steps, 8)
+    assert np.linalg.norm(few.coefficients) == pytest.approx(1)
+    assert banded(steps, 1) == Banded((1.0,))
+    mean = lambda s: np.sqrt(np.mean(prefix_errors(s, steps) ** 2))
+    assert mean(few) < 0.75 * mean(Banded((1.0,)))
+    long = buffered(steps, separation)
+    z = 1.0
+    noise = lambda s: z * mean(s) / report_multiplier(s, steps, separation)
+    assert noise(long) < 0.6 * noise(Banded((1.0,)))
+    with jax.numpy_rank_promotion("allow"):
+        column = jnp.asarray(long.column(steps), jnp.float32)
+        squares = matrices.toeplitz.per_query_error(strategy_coef=column)
+    found = prefix_errors(long, steps) ** 2
+    np.testing.assert_allclose(found, np.asarray(squares), rtol=1e-3)
+
+
 # --------------------------------------------------------------------------- accounting
 def report_multiplier(strategy, steps, separation):
     noise = Correlated(1.0, strategy)
@@ -103,6 +123,14 @@ def test_the_worst_record_of_a_cycle(strategy, separation):
     sampling = Cyclic(2 * separation, 2)
     epsilon = report(spec_of(Correlated(3.0, strategy), sampling)).epsilon
     assert epsilon == pytest.approx(gaussian_epsilon(3.0 / worst, 1e-3))
+
+
+def test_samplings_without_a_cycle_count_every_step():
+    strategy = BANDED
+    whole = np.linalg.norm(matrix(strategy, 8) @ np.ones(8))
+    for sampling in (FullBatch(10), Shuffled(10, 2)):
+        epsilon = report(spec_of(Correlated(9.0, strategy), sampling)).epsilon
+        assert epsilon == pytest.approx(gaussian_epsilon(9.0 / whole, 1e-3))
 
 
 def test_groups_amplify_like_a_small_data_set():
@@ -237,11 +265,11 @@ def test_the_noise_continues_after_an_interruption():
 
 @pytest.mark.slow
 def test_the_number_of_bands_has_least_noise():
-    """By the noise that the accounting of a whole run needs, for those around it."""
+    """By the noise that the accounting of a whole run needs, for all numbers."""
     steps, given = 24, {"epsilon": 6.0, "delta": 1e-3}
     found = best_banded(120, 6, steps, **given)
     noise = {}
-    for bands in {1, max(1, found.bands // 2), found.bands, 2 * found.bands}:
+    for bands in (1, 2, 4, 8, 16):
         sampling = Poisson(120, 6, cycle=bands)
         noisy = Correlated(1.0, banded(steps, bands))
         start = spec_of(noisy, sampling, steps, accountant=Pld(1e-2))
@@ -326,3 +354,13 @@ def test_clients_take_turns():
         return jnp.where(joins, ids, -1)
 
     assert_turns(draw, 9, group=3, rate=2 / 3)
+
+
+def test_the_statement_is_of_what_runs():
+    spec = clients_with(BANDED).guarantee.spec
+    assert spec.sampling == Poisson(9, 2, cycle=3)
+    (release,) = spec.releases.values()
+    assert release.noise == Correlated(1.0, BANDED)
+    further = {"cohort_size": 9, "noise_multiplier": None, "epsilon": 4.0}
+    spec = clients_with(BUFFERED, **further).guarantee.spec
+    assert report(spec).epsilon == pytest.approx(4.0, rel=1e-4)

@@ -129,6 +129,14 @@ def test_the_file_belongs_to_its_owner(ledger):
     assert stat.S_IMODE(ledger.path.stat().st_mode) == 0o600
 
 
+def test_folders_are_made_and_links_are_kept(tmp_path):
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "deep" / "down" / "ledger.json")
+    Ledger(link, DATA).charge([entry("a")], DELTA)
+    assert link.is_symlink()
+    assert len(Ledger(link.resolve(), DATA).entries()) == 1
+
+
 CHARGING = f"""
 import sys
 from pathlib import Path

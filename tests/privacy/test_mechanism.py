@@ -1,6 +1,7 @@
 """One mechanism decides sampling, clip and noise; its guarantee is what runs."""
 
 import functools
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from scipy import stats
 
 from fedjax_muon import data, models, partition
-from fedjax_muon.algorithms import fedavg, scaffold
+from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
 from fedjax_muon.core import Hyper, recorded, tree, value_at
 from fedjax_muon.decentralized import ALL, dsgd, gradient_tracking, topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
@@ -171,6 +172,34 @@ def test_a_cohort_is_cut_where_it_costs_nothing():
     assert f"noise multiplier {multipliers[0]:.4g}" in cut.statement()
 
 
+def test_parts_of_messages_that_share_a_clip_are_named():
+    with pytest.warns(UserWarning, match="messages have params, momentum, which share"):
+        clients(algorithm=fedmuon(lr=0.1))
+    split = {"params": 0.5, "momentum": 0.05}
+    clients(replace(CLIENT, clip_norm=split), fedmuon(lr=0.1))  # without a warning
+
+
+@pytest.mark.filterwarnings("ignore:messages have params")
+def test_a_prologue_is_one_more_release():
+    with_prologue = fedmuon(lr=0.1)
+    assert with_prologue.prologue
+    guarantee = clients(algorithm=with_prologue).guarantee
+    assert guarantee.spec.steps == 4
+    assert guarantee.spec.sampling == Poisson(20, 4, 14, first_batch=20)
+    without = usual(clients).guarantee
+    assert guarantee.report().epsilon > without.report().epsilon
+
+
+def test_cohorts_are_poisson_samples():
+    simulation = usual(clients)
+    state = simulation.init(KEY)
+    keys = jax.random.split(state.key, 2000)
+    _, joins = jax.vmap(lambda key: simulation.setup.cohorts(key, 20, 4))(keys)
+    present = joins.sum(1)
+    assert np.std(present) > 1  # a fixed cohort has 0
+    assert np.mean(present) == pytest.approx(4, abs=0.4)
+
+
 # --------------------------------------------------------------- noise that is shared
 def moved_together(simulations):
     """Cosines of what a round adds to copies of one state, with that of the first."""
@@ -232,6 +261,14 @@ def test_the_clean_gradient_does_not_come_back_from_two_epsilons():
 
     assert attack(fixed=True) < 1e-5  # it works on noise from the seed
     assert attack(fixed=False) > 0.1
+
+
+def test_fixed_noise_is_reproducible_and_without_privacy():
+    fixed = agents(replace(AGENT, insecure_fixed_noise=True))
+    np.testing.assert_array_equal(estimates(fixed), estimates(fixed))
+    assert math.isinf(fixed.guarantee.report().epsilon)
+    assert "NO differential privacy" in fixed.guarantee.statement()
+    assert "drawn from the seed" in fixed.guarantee.statement()
 
 
 @pytest.mark.parametrize("make", [agents, clients])
@@ -331,3 +368,17 @@ WRONG = {
 @pytest.mark.parametrize("message", WRONG)
 def test_what_would_make_the_statement_untrue_is_refused(message):
     refused(message, WRONG[message])
+
+
+@pytest.mark.slow
+def test_other_parts_and_epsilons_are_calibrated_anew():
+    simulation = usual(agents)
+    fewer = [part[:40] for part in AGENTS]
+    smaller = simulation.vary(parts=fewer)
+    assert smaller.guarantee.spec.sampling == Cyclic(40, 16)
+    assert smaller.guarantee.report().epsilon == pytest.approx(2.0, rel=1e-3)
+    larger = simulation.vary(privacy=replace(AGENT, epsilon=8.0))
+    noise = [float(s.inputs.numbers["noise_scale"]) for s in (simulation, larger)]
+    assert noise[1] < noise[0]
+    assert larger.guarantee.report().epsilon == pytest.approx(8.0, rel=1e-3)
+    assert larger.programs is simulation.programs

@@ -1,5 +1,6 @@
 """Audits of prepared simulations: every planted fault is found, and nothing else."""
 
+import dataclasses
 import math
 import secrets
 
@@ -14,9 +15,11 @@ from private_worlds import CASES
 from scipy import stats
 
 from experiments.audits import (
+    agents as agent_audits,
+    clients as client_audits,
     findings as profiles,
 )
-from experiments.audits.findings import audited
+from experiments.audits.findings import audited, batch_law
 from experiments.audits.worlds import chunks, run_keys as run_keys_of
 from fedjax_muon import audits
 from fedjax_muon.decentralized.private import PRIVATE
@@ -62,6 +65,19 @@ def test_methods_of_the_command_raise_no_alarm(method):
 @pytest.mark.parametrize("setting", ["usual", *private_worlds.CLIENTS])
 def test_clients_raise_no_alarm(setting):
     check_seeds(private_worlds.clients(**private_worlds.CLIENTS.get(setting, {})))
+
+
+def test_audits_of_clients_that_do_not_fit_are_refused():
+    clients = private_worlds.clients
+    refused("one clip norm for whole messages", clients, clip_norm={"params": 1.0})
+    simulation = clients().simulation
+    adaptive = dataclasses.replace(
+        simulation.setup.privacy, clip_norm=private_worlds.ADAPTIVE
+    )
+    setup = simulation.setup._replace(privacy=adaptive)
+    other = dataclasses.replace(simulation, setup=setup)
+    said = r"use canary_data\(\.\.\., alone=True\)"
+    refused(said, client_audits.client_worlds, other)
 
 
 OTHERS = ("unequal agents", "rare batches", "full batches", "prologue", "two runs")
@@ -171,6 +187,19 @@ def test_laws_and_residuals():
     assert profiles.refuted_energy("rest", 1.2 * values, 1e-3).alarm
     said = "all of them numbers"
     refused(said, profiles.refuted_energy, "rest", [1.0, np.nan], 1e-3)
+
+
+def test_the_law_of_cut_batches():
+    """The mean number of records in a batch, the canary included."""
+    for room in (None, 3, 8):
+        sampling = Poisson(8, 2, room)
+        record = agent_audits.agent_record(spec_of(sampling, Inside(1.0)), 8, steps=5)
+        others, joins = batch_law(record, steps=5)
+        assert others.sum() == pytest.approx(1)
+        kept = np.minimum(np.arange(9), room or 8)
+        mean = kept @ stats.binom.pmf(np.arange(9), 8, 1 / 4)
+        assert others @ np.arange(8) + joins == pytest.approx(mean)
+        assert joins == pytest.approx(mean / 8)
 
 
 def test_a_learned_score_finds_shared_noise():

@@ -39,6 +39,23 @@ def test_one_gaussian(z, epsilon):
     assert gaussian_delta(z, found) == pytest.approx(DELTA, 1e-6)
 
 
+# Reference vectors: dp-accounting 0.6.0 called directly, discretisation 1e-4.
+POISSON = [  # z; epsilon after 100 steps, and after 1000
+    (0.8, [0.511710, 0.991303]),
+    (0.5, [3.771672, 5.791059]),
+    (0.6, [1.945045, 3.061742]),
+    (0.7, [0.974847, 1.690285]),
+    (1.0, [0.201493, 0.509320]),
+    (2.0, [0.051625, 0.171600]),
+]
+
+
+@pytest.mark.parametrize(("z", "epsilons"), slow_but(1, POISSON))
+def test_reference_poisson(z, epsilons):
+    found = [Pld().epsilon(A9A, z, steps, DELTA) for steps in (100, 1000)]
+    assert found == pytest.approx(epsilons, 1e-5)
+
+
 LEVELS = [  # of noise, for epsilon 0.5, 1, 2 and 8
     (100, (0.8039, 0.6963, 0.5959, 0.3861)),
     (1000, (1.0101, 0.7983, 0.6712, 0.4551)),
@@ -57,17 +74,18 @@ def test_reference_calibration(steps, levels):
 ONE, TWO, FIRST = ADD_OR_REMOVE, REPLACE_ONE, Poisson(6512, 20, first_batch=6512)
 MNIST = Poisson(60000, 256)
 FIVE, TEN = Poisson(100, 5), Poisson(100, 10)  # cohorts of clients
-# Reference vectors: dp-accounting 0.6.0 called directly, discretisation 1e-4.
 REFERENCES = [  # sampling, z, steps, adjacency, first z; epsilon
     (FIVE, 1.0, 100, ONE, None, 3.502149),
     (FIVE, 0.5, 100, ONE, None, 18.1938),
     (FIVE, 2.0, 100, ONE, None, 1.097232),
     (TEN, 1.0, 100, ONE, None, 7.046603),
+    (TEN, 2.0, 100, ONE, None, 2.337400),
     (TEN, 1.0, 500, ONE, None, 16.561775),
     (TEN, 2.0, 500, ONE, None, 5.555470),
     (A9A, 0.8, 1000, TWO, None, 1.215861),
     (A9A, 1.6, 1000, TWO, None, 0.426896),
     (Poisson(6512, 20, 40), 0.8, 1000, ONE, None, 1.166190),
+    (Poisson(6512, 20, 48), 0.8, 1000, ONE, None, 0.991473),
     (Poisson(6512, 20, 64), 0.8, 1000, ONE, None, 0.991303),
     (FIRST, 0.8, 1000, ONE, 5.0, 1.192210),
     (MNIST, 1.1, 14040, ONE, None, 2.379644),

@@ -1,5 +1,6 @@
 """Audits: lower bounds of epsilon, the methods as they run, and mistakes in them."""
 
+import csv
 import functools
 import math
 from fractions import Fraction
@@ -373,3 +374,29 @@ def test_scores_are_ratios_of_densities():
     np.testing.assert_allclose(found, mixed.sum(-1), atol=1e-12)
     found = audits.largest_difference([[0.0, 3.0, 1.0], [0.0, 1.0, -4.0]])
     np.testing.assert_array_equal(found, [3, 5])
+
+
+@pytest.mark.slow
+def test_the_report(tmp_path):
+    rows = [
+        study.Row("A", "correct", 3.0, 2.5, 1.0),
+        study.Row("A", "no clip", 3.0, 16.0, 4.0),
+        study.Row("B", "correct", 3.0, 0.0, 3.1),
+        study.Row("B", "reused key", 3.0, 2.0, 3.0),
+    ]
+    both, one = "ALARM: many runs, one run", "ALARM: one run"
+    assert [row.verdict for row in rows] == ["no alarm", both, one, "no alarm"]
+    for words in (
+        "Of 2 correct mechanisms 1 raise an alarm",
+        "Of 2 mistakes many runs find 1, and one run finds 1",
+        "Found by neither: reused key (B).",
+    ):
+        assert words in study.summary(rows)
+    assert f"| A | no clip | 3 | 16.00 | 4.00 | {both} |" in study.table(rows)
+    study.write(rows, ["a", "b"], tmp_path)
+    with (tmp_path / "audit.csv").open() as file:
+        found = list(csv.DictReader(file))
+    assert [float(row["many"]) for row in found] == [2.5, 16.0, 0.0, 2.0]
+    assert found[1]["verdict"] == both
+    assert (tmp_path / "audit.md").read_text() == "a\nb"
+    assert (tmp_path / "audit.png").read_bytes()[1:4] == b"PNG"

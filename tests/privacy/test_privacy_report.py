@@ -118,6 +118,15 @@ def test_noise_inside_without_sampling_counts_participations():
         assert epsilon(Inside(20.0), sampling) == pytest.approx(every, 1e-9)
 
 
+def test_noise_on_the_output_with_other_patterns():
+    full = gaussian_epsilon(0.5 * 6512 / math.sqrt(1000), DELTA)
+    assert epsilon(Output(0.5), FullBatch(6512)) == pytest.approx(full, 1e-9)
+    shuffled = epsilon(Output(9.0), Shuffled(6512, 20))
+    assert epsilon(Output(9.0), CYCLE) < shuffled
+    whole = epsilon(Output(1.0), Cyclic(6512, 20, first_batch=6512))
+    assert whole > epsilon(Output(1.0), CYCLE, steps=999)
+
+
 def test_the_mean_over_agents_hides_more():
     run = spec(Output(1.0), CYCLE)
     mean = dataclasses.replace(run, threat=MeanOnly(5, colluders=1))
@@ -255,6 +264,19 @@ def test_a_prologue_is_one_more_release_of_all_clients():
     # of no fewer than the prologue alone, of no more than everything unsampled
     assert gaussian_epsilon(3.0, 1e-3) < by_hand
     assert by_hand < gaussian_epsilon(joint_multiplier(3.0, 1.0, 1.0, 1.0), 1e-3)
+
+
+def test_the_statement_of_clients():
+    text = report(client_spec(FullBatch(100), **RUN)).statement()
+    for words in (
+        "for one client with all its examples",
+        "the noisy sums of clipped messages",
+        "one record is added or removed",
+        "every model that the server broadcasts is seen; the server and the channels",
+        "the server keeps single messages, and who took part, to itself",
+        "training loss, is not published",
+    ):
+        assert words in text
 
 
 def test_what_cannot_be_accounted_for_is_refused():

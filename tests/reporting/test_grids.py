@@ -5,8 +5,12 @@ import itertools
 import numpy as np
 import pytest
 from grids import BY_HAND, assert_reported, by_hand, table
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from scipy import stats
 
+from experiments import kept
+from experiments.papers import paper_report
 from fedjax_muon.reporting import comparison, plots, style, tables
 from fedjax_muon.reporting.comparison import Point, Summary
 from fedjax_muon.reporting.tables import Cells, latex
@@ -109,6 +113,23 @@ def bars(container):
     return line.get_xydata(), np.ptp(np.array(ends), axis=1) / 2
 
 
+def test_the_ranking_has_a_line_for_every_method(figures, tmp_path):
+    rows = [summary("A", 0.8, 0.1, 5.0), summary("B", 0.7, np.nan, np.nan)]
+    rows.append(summary("C", 0.6, 0.02, 0.5))
+    plots.ranking(rows, tmp_path / "ranking.png", seeds=3)
+    accuracy, traffic = figures[0].axes
+    drawn = map(bars, accuracy.containers)
+    centres, spans = map(np.concatenate, zip(*drawn, strict=True))
+    np.testing.assert_allclose(centres, [[0.8, 0], [0.7, 1], [0.6, 2]])
+    width = stats.t.ppf(0.975, 2) / np.sqrt(3)
+    np.testing.assert_allclose(spans[:, 0], [0.1 * width, 0, 0.02 * width])
+    assert [label.get_text() for label in accuracy.get_yticklabels()] == list("ABC")
+    assert accuracy.yaxis_inverted()  # the first is the highest
+    marks = np.concatenate([line.get_xydata() for line in traffic.lines])
+    np.testing.assert_allclose(marks, [[5, 0], [np.nan, 1], [0.5, 2]])
+    assert traffic.get_xscale() == "log"
+
+
 GRID = {
     "aligned": [
         Point({"lr": lr, "align": align}, [run(0, test=t), run(0, test=t + 0.2)], 0)
@@ -124,6 +145,29 @@ GRID = {
 }
 
 
+def test_grids_have_a_panel_for_each_method_with_a_grid(figures, tmp_path):
+    plots.grids(GRID, tmp_path / "grids.png", title="title")
+    panels = {axis.get_title(): axis for axis in figures[0].axes if axis.get_visible()}
+    assert list(panels) == ["aligned", "fragile", "from nothing"]
+    assert {axis.get_xlabel() for axis in panels.values()} == {"lr"}
+    aligned = panels["aligned"]
+    names = [text.get_text() for text in aligned.get_legend().get_texts()]
+    assert names == ["align=0", "align=1"]
+    for number, container in enumerate(aligned.containers):
+        centres, _ = bars(container)
+        means = [[0.1, 0.6 + 0.1 * number], [1, 0.4 + 0.1 * number]]
+        np.testing.assert_allclose(centres, means)  # in the order of learning rates
+        below, above = container.lines[2][0].get_segments()[0][:, 1]
+        assert (below, above) == (0.0, 1.0)  # possible accuracies
+    crosses = [line for line in panels["fragile"].lines if line.get_marker() == "x"]
+    assert [line.get_xydata().tolist() for line in crosses] == [[[1, 0], [10, 0]]]
+    centres, _ = bars(panels["fragile"].containers[0])
+    np.testing.assert_allclose(centres, [[0.1, 0.3], [1, np.nan], [10, np.nan]])
+    assert panels["fragile"].get_legend() is None
+    scales = [axis.get_xscale() for axis in panels.values()]
+    assert scales == ["log", "log", "linear"]  # zero has no place on the former
+
+
 @pytest.mark.parametrize("methods", [1, 2, 6, 7, 13])
 def test_every_method_has_its_panel_however_many_there_are(figures, tmp_path, methods):
     names = [f"method {number}" for number in range(methods)]
@@ -134,12 +178,64 @@ def test_every_method_has_its_panel_however_many_there_are(figures, tmp_path, me
 
 # ------------------------------------------------- tests of the style of figures
 
+NAMES = ("FedAvg", "FedMuon", "FedMuon(alignment)", "MuLoCo", "SCAFFOLD", "My method")
+
 
 def random_run(seed: int) -> dict[str, np.ndarray]:
     rng, rounds = np.random.default_rng(seed), np.arange(4)
     sent = dict.fromkeys(("bytes_down", "bytes_up"), 1e6 * rounds)
     scores = {"test_accuracy": np.sort(rng.random(4)), "train_loss": rng.random(4)}
     return {"round": rounds, **sent, **scores}
+
+
+def colors_of(axis) -> list[str]:
+    """Colors of the lines of an axis, without that of the target."""
+    lines = [line for line in axis.get_lines() if len(line.get_xdata()) != 2]
+    return [to_hex(line.get_color()) for line in lines]
+
+
+def test_a_method_has_one_color_in_the_figures_of_all_commands(figures, tmp_path):
+    runs = {name: [random_run(i), random_run(i + 9)] for i, name in enumerate(NAMES)}
+    plots.curves(runs, tmp_path / "comparison.png", target=0.5)
+    shown = list(reversed(NAMES))  # the order does not matter
+    rows = [(paper_report.Row("all", name, "", runs[name], 0), "") for name in shown]
+    kept.write(tmp_path / "a.json", paper_report.curves("title", "accuracy", rows))
+    paper_report.draw(tmp_path / "a.json", tmp_path / "a.png")
+    ranked = [Summary(name, 0.5, 0.1, 1, 2.0, 1.0, 1.0) for name in shown]
+    plots.ranking(ranked, tmp_path / "ranking.png")
+    both = [random_run(0), random_run(1)]
+    grid = [Point({"lr": lr}, both, 0) for lr in (0.1, 0.2, 0.3)]
+    plots.grids(dict.fromkeys(NAMES, grid), tmp_path / "grids.png")
+
+    expected = [style.line_of(name).color for name in NAMES]
+    compared, papers, ranking, grids = figures
+    assert colors_of(compared.axes[0]) == colors_of(compared.axes[2]) == expected
+    assert colors_of(papers.axes[0]) == colors_of(papers.axes[1]) == expected[::-1]
+    assert colors_of(ranking.axes[0]) == expected[::-1]
+    panels = [axis for axis in grids.axes if axis.get_visible()]
+    assert [colors_of(panel)[0] for panel in panels] == expected
+
+
+def test_lines_of_a_figure_differ():
+    labels = [*NAMES, "FedMuon, lr=0.1", "FedMuon, lr=0.3"]
+    labels += ["Mz nethod", "T = 0", "T = 1"]
+    drawn = style.styles(labels)
+    assert len({(how["color"], str(how["ls"])) for how in drawn.values()}) == len(drawn)
+    assert drawn["FedMuon, lr=0.3"]["color"] == drawn["FedMuon"]["color"]
+    assert drawn["My method"]["color"] in style.GREYS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["svg", "pdf"])
+def test_the_same_figure_has_the_same_bytes(tmp_path, suffix, monkeypatch):
+    for second in (0, 1):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", str(86_400 * second))
+        path = tmp_path / f"{second}.{suffix}"
+        plots.curves({"FedMuon": [random_run(0)]}, path, target=0.5)
+    first, second = (tmp_path / f"{n}.{suffix}" for n in (0, 1))
+    assert first.read_bytes() == second.read_bytes()
+    if suffix == "svg":  # it is for pages of any color
+        assert "#ffffff" not in first.read_text()
 
 
 def test_a_band_does_not_stretch_a_logarithmic_axis(figures, tmp_path):

@@ -149,6 +149,14 @@ def test_summaries_as_a_file(tmp_path):
         np.testing.assert_array_equal([float(value) for value in rest], numbers)
 
 
+def test_a_loss_that_ends_above_its_start_is_said():
+    losses = lambda *values: {"train_loss": np.array(values)}
+    assert comparison.risen_loss(losses(2.0, 9.0, 1.9)) == ""
+    words = "the training loss rose from 2 to 9; try a lower rate"
+    assert comparison.risen_loss(losses(2.0, 1.0, 9.0)) == words
+    assert "the test loss" in comparison.risen_loss({"test_loss": np.array([1, 2])})
+
+
 def test_runs_of_different_lengths_have_no_mean():
     comparison.check_rounds(METHODS)
     shorter = {name: column[:2] for name, column in FAST[0].items()}
@@ -192,6 +200,30 @@ def test_runs_without_bytes_have_no_axis_of_them(tmp_path, monkeypatch):
         "megabytes sent and received",
         "round",
     ]
+
+
+def test_discs_are_the_counts_of_clients_and_bars_their_sizes(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **how: saved.append(self))
+    plots.label_counts(np.array([[3, 1], [0, 4]]), "ab", tmp_path / "counts.png")
+    sizes, discs = saved[0].axes
+    assert [bar.get_height() for bar in sizes.patches] == [4, 4]
+    (drawn,) = discs.collections
+    assert drawn.get_offsets().tolist() == [[0, 0], [0, 1], [1, 1]]
+    np.testing.assert_allclose(
+        drawn.get_sizes() / drawn.get_sizes()[2], [3 / 4, 1 / 4, 1]
+    )
+    assert [text.get_text() for text in discs.get_yticklabels()] == ["a", "b"]
+
+
+def test_figures_have_the_format_of_their_suffix(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # the date that a file states
+    path, contents = tmp_path / "figure.pdf", []
+    for counts in ([[3, 1]], [[3, 1]], [[1, 3]]):
+        plots.label_counts(np.array(counts), "ab", path)
+        contents.append(path.read_bytes())
+        assert contents[-1].startswith(b"%PDF-")
+    assert contents[0] == contents[1] != contents[2]
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 10])

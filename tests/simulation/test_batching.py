@@ -1,5 +1,8 @@
 """What is drawn: batches, cohorts, and examples that are held out."""
 
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +29,22 @@ def draw_many(sampler, sizes, steps, batch, max_client_size):
     return np.asarray(jax.jit(jax.vmap(draw))(keys, jnp.asarray(sizes)))
 
 
+def frequencies(draws):
+    """How often each row of `draws` [n, length] occurs, by its values."""
+    seen, counts = np.unique(draws, axis=0, return_counts=True)
+    return {tuple(row): int(n) for row, n in zip(seen.tolist(), counts, strict=True)}
+
+
+def assert_uniform(counts, outcomes):
+    """Chi-square: `counts` are of equally likely outcomes, `outcomes` of them."""
+    observed = np.zeros(outcomes)
+    observed[: len(counts)] = counts
+    expected = observed.sum() / outcomes
+    assert expected >= 5  # below, the statistic is not chi-square
+    chi2 = np.sum((observed - expected) ** 2) / expected
+    assert chi2 < stats.chi2.isf(RARE, outcomes - 1)
+
+
 SIZES = np.array([1, 2, 3, 7, 59, 60, 61, 119, 120, 121, 500, 999, 1000], np.int32)
 STEPS, BATCH = 12, 10  # 120 examples: less than, as many as and more than a client's
 
@@ -42,6 +61,33 @@ def test_every_epoch_of_every_client_is_a_permutation():
                 assert len(set(epoch)) == len(epoch)
                 assert epoch[0] >= 0
                 assert epoch[-1] < size
+
+
+EPOCHS, REPLACED = batching.shuffled_epochs, batching.with_replacement
+
+
+# one epoch, and a half that is not looked at; all examples; the first of one epoch
+# only; two epochs; and with replacement
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sampler", "size", "steps", "batch", "max_client_size", "length", "outcomes"),
+    [
+        (EPOCHS, 4, 6, 1, 4, 4, math.perm(4)),
+        (EPOCHS, 5, 5, 1, 8, 5, math.perm(5)),
+        (EPOCHS, 6, 3, 1, 8, 3, math.perm(6, 3)),
+        (EPOCHS, 6, 3, 1, 200, 3, math.perm(6, 3)),
+        (EPOCHS, 3, 3, 2, 4, 6, math.factorial(3) ** 2),
+        (REPLACED, 6, 2, 2, 8, 4, 6**4),
+    ],
+)
+def test_all_orders_of_a_client_are_equally_likely(
+    sampler, size, steps, batch, max_client_size, length, outcomes
+):
+    sizes = np.full(20_000, size, np.int32)
+    draws = draw_many(sampler, sizes, steps, batch, max_client_size)
+    assert draws.shape == (20_000, steps, batch)
+    counts = frequencies(draws.reshape(20_000, -1)[:, :length])
+    assert_uniform(list(counts.values()), outcomes)
 
 
 @pytest.mark.slow
@@ -119,6 +165,19 @@ def test_poisson_is_one_coin_for_every_example_and_batch():
     assert abs(both - chance**2) < 5 * chance / np.sqrt(300 * 9 * size)
 
 
+@pytest.mark.slow
+def test_of_more_than_there_is_room_for_a_uniform_part_is_kept():
+    sampler = batching.poisson(longest_batch=2)
+    draws = draw_many(sampler, np.full(600, 4, np.int32), 5, 2, 4)
+    assert draws.shape == (600, 5, 2)
+    full = draws.reshape(-1, 2)[(draws.reshape(-1, 2) >= 0).all(1)]
+    counts = frequencies(np.sort(full, axis=1))
+    assert_uniform(list(counts.values()), 6)
+    # two or more of four coins of one half: 11 of 16
+    share = len(full) / draws[..., 0].size
+    assert abs(share - 11 / 16) < 5 * np.sqrt(11 / 16 * 5 / 16 / 3000)
+
+
 @pytest.mark.parametrize("sampler", [batching.poisson(4), batching.without_replacement])
 def test_a_small_client_joins_whole(sampler):
     draws = draw_many(sampler, np.int32([2, 4]), 3, 4, 8)
@@ -130,6 +189,18 @@ def test_a_small_client_joins_whole(sampler):
 def test_room_for_less_than_the_expected_batch_is_refused():
     with pytest.raises(ValueError, match="longest_batch must be at least the batch"):
         batching.poisson(3)(jax.random.key(0), jnp.int32(9), 1, 4, 16)
+
+
+@pytest.mark.slow
+def test_subsets_are_uniform_and_fresh():
+    draws = draw_many(batching.without_replacement, np.full(400, 5, np.int32), 4, 3, 8)
+    found = joined(draws, 5)
+    assert (found.sum(1) == 3).all()
+    subsets = list(itertools.combinations(range(5), 3))
+    counts = frequencies(found)
+    assert len(counts) == len(subsets)
+    assert_uniform(list(counts.values()), len(subsets))
+    assert len(np.unique(draws[0], axis=0)) > 1
 
 
 # -------------------------------------------- cohorts, alone and in a simulation
@@ -163,6 +234,18 @@ def test_poisson_coins_are_fair_and_independent():
     apart = np.corrcoef(present, rowvar=False) - np.eye(8)
     assert np.abs(apart).max() < 4 / np.sqrt(count)
     assert drawn(poisson_cohorts(), 4, 4, 50).all()
+
+
+@pytest.mark.slow
+def test_of_too_many_a_uniform_part_is_kept():
+    free, held = drawn(poisson_cohorts(), 8, 3), drawn(poisson_cohorts(4), 8, 3)
+    assert not (held & ~free).any()  # the same coins
+    np.testing.assert_array_equal(held.sum(1), np.minimum(free.sum(1), 4))
+    full = free.sum(1) > 4
+    kept, joined = held[full].sum(0), free[full].sum(0)
+    share = kept.sum() / joined.sum()
+    for k, j in zip(kept, joined, strict=True):
+        assert stats.binomtest(int(k), int(j), share).pvalue > 1e-3
 
 
 def cohort(key, index):

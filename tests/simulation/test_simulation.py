@@ -46,6 +46,23 @@ def test_one_program_for_any_number_of_rounds():
     assert prepared.programs.score._cache_size() == scored
 
 
+@pytest.mark.slow
+def test_repartition_is_the_simulation_of_these_parts(plain):
+    parts = cut([5, 5, 30, 5, 15, 15], seed=3)
+    expected = trained(federation.federation(parts=parts), 3, 4)
+    assert_same_bits(trained(plain.vary(parts=parts), 3, 4), expected)
+    assert plain.vary(parts=cut([1, 1, 1, 1, 1, 33])).clients.max_size >= 33
+
+
+def test_seven_rounds_at_once_are_seven_rounds(plain):
+    vectorized = trained(plain, 4, 7)
+    state = plain.init(jax.random.key(4))
+    for _ in range(7):
+        state, _ = plain.train_round(state)
+    assert state.round == vectorized.round == 7
+    assert_same_bits(state, vectorized)
+
+
 def test_the_seed_decides_everything(plain):
     first = trained(plain, 5, 3)
     assert_same_bits(trained(plain, 5, 3), first)
@@ -308,6 +325,42 @@ def test_a_mistake_is_refused_by_name(message):
     assert "\n" not in str(error.value)
 
 
+def test_what_is_printed_fits_two_lines():
+    assert str(fm.fedmuon()) == "fedmuon(lr=0.01, momentum=0.9, synced=True)"
+    assert str(DSGD).startswith("dsgd(lr=0.1, rule=identity")
+    first, second = str(SIMULATION).splitlines()
+    assert first.startswith("Simulation of fedavg(lr=0.1")
+    assert second.split()[:2] == ["6", "clients"]
+    assert max(len(first), len(second)) < 100
+
+
+@pytest.mark.slow
+def test_examples_in_float64_are_those_in_float32():
+    wide = DATA._replace(x_train=DATA.x_train.astype(float), x_test=np.float64(DATA[2]))
+    ends = []
+    for data in (DATA, wide):
+        simulation = federate(fm.fedavg(rule=optax.identity()), data=data)
+        state, _ = simulation.train_round(simulation.init(jax.random.key(1)))
+        ends.append(state.params)
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+POSTPONED = """
+from __future__ import annotations
+import fedjax_muon as fm
+from fedjax_muon.core import Hyper, recorded
+@recorded
+def mine(lr: Hyper = 0.1, *, other: fm.Hyper = 0.5, steps: int = 3):
+    return fm.fedavg(lr=lr)
+"""
+
+
+def test_hyper_parameters_of_postponed_annotations_are_found():
+    names: dict = {}
+    exec(POSTPONED, names)
+    assert fm.core.numbers_of(names["mine"](lr=0.3)) == {"lr": 0.3, "other": 0.5}
+
+
 # --- training: when it evaluates, what the rows say, going on, messages that overflow
 def ran(prepared, state, **how):
     """The last state and all rows of `evaluations`, up to a total of rounds."""
@@ -419,6 +472,15 @@ def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
         assert row["dropped"] == sum(r >= FIRST for r in there)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
     assert row["dropped"] > 5
+
+
+def test_training_twice_adds_up(plain):
+    state, first = training.train(plain, start(plain), rounds=6, evaluate_every=4)
+    state, second = training.train(plain, state, rounds=6, evaluate_every=4)
+    assert [row["round"] for row in first] == [0, 4, 6]
+    assert [row["round"] for row in second] == [6, 8, 12]
+    expected, _ = plain.train_rounds(start(plain), 12)
+    assert_same_bits(state, expected)
 
 
 def test_callbacks_see_every_record_and_may_end_the_training(plain):
