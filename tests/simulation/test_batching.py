@@ -293,7 +293,7 @@ def test_what_does_not_go_together_is_refused():
     full = private(ALL["stem"].function())
     for name, value, message in (
         ("cohorts", poisson_cohorts(1), "room must be at least 2, got 1"),
-        ("cohorts", poisson_cohorts(7), "the 6 clients, got 7"),
+        ("cohorts", poisson_cohorts(7), "at most 6, the number of clients, got 7"),
         ("cohort_size", 3, r"made for \(clients, cohort_size\) \(6, 2\), got \(6, 3\)"),
         ("parts", PARTS[:5], r"made for .* \(6, 2\), got \(5, 2\)"),
         ("weighting", by_examples, "or bounds every client's part"),
