@@ -124,7 +124,7 @@ def _train(
                 console.print(statement, highlight=False, soft_wrap=True)
         try:
             trackers = log.of_run(run_dir)
-            first = training.train(run, simulation, run_dir, tick, stop, trackers)
+            training.train(run, simulation, run_dir, tick, stop, trackers)
         except NonFiniteError as error:
             bar.stop()
             console.print(str(error), style="red")
@@ -144,8 +144,6 @@ def _train(
     if "own_accuracy_mean" in columns:
         mean = columns["own_accuracy_mean"][-1]
         console.print(f"mean accuracy of clients with their own parameters {mean:.4f}")
-    if first is not None:
-        console.print(f"the first round took {first:.1f} s, compilation included")
 
 
 def compare(args: arguments.Compare) -> None:

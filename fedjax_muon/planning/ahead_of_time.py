@@ -13,7 +13,7 @@ import operator
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,12 +26,9 @@ from fedjax_muon import no_tpu
 from fedjax_muon.engine.plans import Plan, vmapped
 from fedjax_muon.engine.sharding import SHARDED
 from fedjax_muon.planning.memory import (
-    ALLOWANCE,
     EXHAUSTED,
     bytes_text,
-    peak_bytes,
     plans_of,
-    programs_in,
 )
 from fedjax_muon.simulation.federated import setup_with_plan
 from fedjax_muon.simulation.rounds import Setup
@@ -138,13 +135,12 @@ def compile_for(
     traced = _traced(simulation, devices, plan or vmapped)
     began = time.perf_counter()
     try:
-        with _not_kept():
-            compiled = traced.lower().compile()
+        compiled = _compiled(traced)
     except jax.errors.JaxRuntimeError as error:
         if EXHAUSTED not in str(error):
             raise
         reason = str(error).splitlines()[0].partition(": ")[2].rstrip(".")
-        advice = _advice(simulation, topology, devices)
+        advice = _advice(simulation, devices)
         raise ValueError(f"this plan does not fit: {reason}; {advice}") from None
     seconds = time.perf_counter() - began
     text, analysis = compiled.as_text(), compiled.memory_analysis()
@@ -218,25 +214,23 @@ def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
     return programs.rounds.trace(inputs, state, clients, count)
 
 
-@contextlib.contextmanager
-def _not_kept() -> Iterator[None]:
+def _compiled(traced: jax.stages.Traced) -> Any:
     """Keeps programs out of JAX's cache on disk, which can't read them without TPUs."""
     name = "jax_persistent_cache_min_compile_time_secs"
     before = getattr(jax.config, name)
     jax.config.update(name, math.inf)
     try:
-        yield
+        return traced.lower().compile()
     finally:
         jax.config.update(name, before)
 
 
-def _advice(simulation: Simulation, topology: str, devices: Sequence[Any]) -> str:
-    """Names the first plan whose estimated memory fits on a chip."""
-    limit = CHIPS[topology.partition(":")[0]].memory
+def _advice(simulation: Simulation, devices: Sequence[Any]) -> str:
+    """Names the first plan whose program the compiler accepts."""
     for name, plan in plans_of(simulation.setup, len(devices))[1:]:
-        need = peak_bytes(_traced(simulation, devices, plan).jaxpr)
-        if ALLOWANCE * need < limit:
-            return f"{name} is likely to fit"
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            _compiled(_traced(simulation, devices, plan))
+            return f"{name} fits"
     return "take more chips, smaller batches or a smaller model"
 
 
@@ -363,6 +357,19 @@ def _of_branches(
         return max(inner)
     pairs = zip(platforms, inner, strict=True)
     return next(one for names, one in pairs if names is None or platform in names)
+
+
+def programs_in(value: Any) -> list[Jaxpr]:
+    """The programs in the parameters of an operation."""
+    if isinstance(value, ClosedJaxpr):
+        return [value.jaxpr]
+    if isinstance(value, Jaxpr):
+        return [value]
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        return [program for one in value for program in programs_in(one)]
+    return []
 
 
 def _dot_flops(eqn: JaxprEqn) -> float:

@@ -26,7 +26,12 @@ from rich.console import Console
 from fedjax_muon.core import atomic_files, check_count
 from fedjax_muon.engine.plans import vmapped
 from fedjax_muon.engine.processes import broadcast_from_first, is_first
-from fedjax_muon.planning.memory import UnknownMemoryError, limit_of, need_of, plans_of
+from fedjax_muon.planning.memory import (
+    UnknownMemoryError,
+    limit_of,
+    memory_of,
+    plans_of,
+)
 from fedjax_muon.simulation.federated import with_plan
 from fedjax_muon.simulation.simulation import Simulation
 
@@ -141,8 +146,9 @@ def _measured(simulation: Simulation, seconds: float, repeats: int) -> float:
 
 def _fits(simulation: Simulation) -> bool:
     try:
-        need = need_of(simulation)
-        return need is not None and need <= limit_of(simulation.setup.devices)
+        need = memory_of(simulation)
+        limit = limit_of(simulation.setup.devices)
+        return need is not None and need.total <= limit
     except UnknownMemoryError:
         return True  # a program that does not fit stops with JAX's own error
 

@@ -50,7 +50,7 @@ def train(
     tick: Callable[[int], None] = lambda rounds: None,
     stop: Callable[[], bool] = lambda: False,
     trackers: Sequence[Tracker] = (),
-) -> float | None:
+) -> None:
     """Trains a run in its directory, from its newest checkpoint if there is one.
 
     Rows are on disk before the checkpoint that covers them. Of several processes, which
@@ -63,22 +63,18 @@ def train(
         checkpoint is saved.
       trackers: Get all records of the run, those from before its checkpoint first.
 
-    Returns:
-      The seconds of the first round, compilation included, if one was run.
-
     Raises:
       KeyboardInterrupt: After `stop`.
       NonFiniteError: If a message or the training loss is not finite.
     """
     secret = privacy.secret_of(run, directory)
     about = json.loads(to_json(run))
-    first: list[float] = []
     saved = (secret or directory) / CHECKPOINTS
     if secret is not None:
         if is_complete(run, simulation, directory):
             shutil.rmtree(saved, ignore_errors=True)
             tick(run.config.rounds)
-            return None
+            return
         secret.mkdir(mode=0o700, parents=True, exist_ok=True)
     record = _Recorder(run, simulation, directory, secret)
     with (
@@ -90,7 +86,6 @@ def train(
         tick(state.round)
         for row in record.so_far() if trackers else ():
             log(row)
-        since = time.monotonic()
         for step in steps(
             simulation,
             state,
@@ -101,8 +96,6 @@ def train(
             dropped=record.dropped,
             seconds=record.seconds,
         ):
-            if step.rounds and not first:
-                first.append(time.monotonic() - since)
             tick(step.rounds)
             stopped = bool(broadcast_from_first(stop()))
             if step.record is not None:
@@ -115,7 +108,6 @@ def train(
             record.publish(state)
     if secret is not None:
         shutil.rmtree(saved)
-    return first[0] if first else None
 
 
 class _Recorder:

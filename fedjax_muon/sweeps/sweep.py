@@ -71,7 +71,7 @@ def sweep(
         `validation_loss`, `validation_accuracy` and, if the task has one,
         `validation_auc` or `validation_mcc`.
       cells_at_once: Number of cells in a group; by default, as many as fit in half of
-        the memory by estimate, and one with an executor.
+        the memory, and one with an executor.
       over: Execution of the cells of a group: `sequential`, the default on CPUs, or
         `vectorized`, the default on accelerators.
       drop_nonfinite: Whether messages that are not finite are left out of the mean.
@@ -176,6 +176,8 @@ def _cells_that_fit(simulation: Simulation, devices: Sequence[jax.Device] = ()) 
         need, limit = memory_of(simulation), limit_of(devices)
     except UnknownMemoryError as error:
         warnings.warn(f"memory not checked, one cell at a time: {error}", stacklevel=2)
+        return 1
+    if need is None:
         return 1
     cell = need.state + need.work + simulation.clients.order.nbytes
     return max(1, (limit // 2 - need.examples) // cell)

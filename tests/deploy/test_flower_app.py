@@ -101,8 +101,8 @@ def test_a_node_without_what_it_needs_is_refused(app, data):
         flower_app.node_of({"partition-id": 3, "data": str(files[0])}, place)
     for arrays, message in (
         ({"x": np.zeros((3, 5), "f4")}, r"float32 of shape \[n, 8, 8, 1\]"),
-        ({"x": np.array([{}])}, "must be a NumPy archive with x and y"),
-        ({"z": np.zeros(3)}, "must be a NumPy archive with x and y"),
+        ({"x": np.array([{}])}, "expected a NumPy .npz archive of plain arrays"),
+        ({"z": np.zeros(3)}, "expected the arrays x, y, found no x"),
     ):
         np.savez(files[0], y=np.zeros(3, "i4"), **arrays)
         with pytest.raises(ValueError, match=message):

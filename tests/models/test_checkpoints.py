@@ -399,13 +399,11 @@ def test_types_that_numpy_does_not_have(place, kind, dtype):
     refused(place, kind, "expected tensors in the format of safetensors")
 
 
-@pytest.mark.parametrize("kind", READ)
-def test_one_tensor_by_two_names(place, kind):
-    new = {"roberta": NAMES["roberta"].removeprefix("roberta."), "swin": "head.bias"}
-    old = {"roberta": NAMES["roberta"], "swin": "head.fc.bias"}
-    copy = lambda tensors: tensors.update({new[kind]: tensors[old[kind]]})
-    changed(place / kind, copy)
-    refused(place, kind, "a tensor with and without|head.fc.bias by two names")
+def test_one_tensor_by_two_names(place):
+    new = NAMES["roberta"].removeprefix("roberta.")
+    copy = lambda tensors: tensors.update({new: tensors[NAMES["roberta"]]})
+    changed(place / "roberta", copy)
+    refused(place, "roberta", "a tensor with and without")
 
 
 @pytest.mark.parametrize("kind", READ)

@@ -181,7 +181,7 @@ def test_the_lock_of_another_process_is_set_aside(libtpu):
 
 
 @pytest.mark.slow
-def test_a_plan_that_is_likely_to_fit_is_named(libtpu):
+def test_a_plan_that_fits_is_named(libtpu):
     wide = classification(models.MLP(10, (8192, 8192)), DIGITS)
     parts = partition.iid(DIGITS.y_train, 64, key=jax.random.key(0))
     sizes = {"cohort_size": 64, "local_steps": 1, "batch_size": 2}

@@ -15,6 +15,7 @@ from fedjax_muon.decentralized import dsgd, topology
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped, vmapped
 from fedjax_muon.planning import tune, tuning
+from fedjax_muon.planning.memory import Memory
 from fedjax_muon.planning.tuning import signature_of
 from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.runs.directory import read
@@ -89,13 +90,13 @@ def test_the_fastest_plan_is_chosen(monkeypatch, seconds, best):
 
 @pytest.mark.slow
 def test_plans_that_do_not_fit_are_left_out(monkeypatch):
-    needs = iter([2000, None, 500])
-    monkeypatch.setattr(tuning, "need_of", lambda _: next(needs))
+    needs = iter([Memory(0, 0, 2000), None, Memory(0, 0, 500)])
+    monkeypatch.setattr(tuning, "memory_of", lambda _: next(needs))
     monkeypatch.setattr(tuning, "limit_of", lambda _: 1000)
     tuned = tune(federation.federation(**SIX), seconds=0.001, repeats=1)
     assert [math.isinf(s) for s in tuned.seconds.values()] == [True, True, False]
     assert tuned.plan == "mapped"
-    monkeypatch.setattr(tuning, "need_of", lambda _: None)
+    monkeypatch.setattr(tuning, "memory_of", lambda _: None)
     with pytest.raises(ValueError, match="no plan fits in memory; take fewer clients"):
         tune(federation.federation(**SIX))
 
