@@ -7,6 +7,7 @@ metadata, and nothing is checked.
 
 import importlib
 import importlib.util
+import platform
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 PACKAGE = "fedjax-muon"
+COMPUTING = (PACKAGE, "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def _version(name: str) -> str | None:
@@ -26,6 +28,12 @@ def _version(name: str) -> str | None:
 
 
 PACKAGE_VERSION = _version(PACKAGE) or "unknown"
+
+
+def of_computing() -> dict[str, str]:
+    """Versions of everything that decides about bits."""
+    packages = {name: metadata.version(name) for name in COMPUTING}
+    return {"python": platform.python_version(), **packages}
 
 
 def requirements() -> dict[str, Requirement]:

@@ -84,8 +84,6 @@ def from_hf(
 
 
 class _Split(NamedTuple):
-    """A split as it is stored."""
-
     root: Path
     name: str
     table: Any  # datasets.Dataset
@@ -101,8 +99,6 @@ class _Split(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """A split as arrays."""
-
     inputs: np.ndarray | list[str]
     labels: np.ndarray
     owners: np.ndarray | None

@@ -303,7 +303,6 @@ def _shardings(setup: GossipSetup) -> tuple[Any, Any, Any]:
 
 
 def _placed(setup: GossipSetup, arrays: Any) -> Any:
-    """Copies arrays to every device of the simulation."""
     _, replicated = gossip_engine.placements(setup.devices)
     return arrays if replicated is None else jax.device_put(arrays, replicated)
 
@@ -323,7 +322,6 @@ def _mix(setup: GossipSetup, weights: Any) -> tuple[Mixer, float]:
 
 
 def _place(setup: GossipSetup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
-    """The agents' examples, on the devices."""
     if len(parts) != setup.agents:
         raise ValueError(f"there are {setup.agents} agents, got {len(parts)} parts")
     clients = clients_of(x, y, parts)
@@ -335,7 +333,6 @@ def _place(setup: GossipSetup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> C
 
 
 def _evaluate(simulation: Simulation, state: State) -> Evaluation:
-    """Evaluates the agents' mean parameters."""
     task = simulation.inputs.task
     return simulation.programs.score(
         task, state.params, simulation.clients, simulation.test

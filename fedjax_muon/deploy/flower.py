@@ -176,7 +176,7 @@ class FlowerServer:
                 self._gone.pop(client, None)
             elif now - self._gone.setdefault(client, now) > self.patience:
                 del waiting[client]
-                yield client, _refusal(client, "no SuperNode has this client")
+                yield client, messages.refusal(client, "no SuperNode has this client")
 
     def _push(self, waiting: dict[int, bytes], life: float | None) -> dict[str, _Sent]:
         """Sends what waits for a node that is there now."""
@@ -262,13 +262,8 @@ def _answer(client: int, reply: Any) -> bytes:
             raise MessageError(_reason(reply))
         return _unpacked(reply.content)
     except MessageError as error:
-        return _refusal(client, str(error))
+        return messages.refusal(client, str(error))
 
 
 def _reason(reply: Any) -> str:
     return f"Flower: {reply.error.reason} (code {reply.error.code})"
-
-
-def _refusal(client: int, reason: str) -> bytes:
-    """An answer as of a node that refuses a request."""
-    return messages.write(messages.Message({"client": client, "refused": reason}, []))

@@ -41,6 +41,11 @@ def write(message: Message) -> bytes:
     return flax.serialization.msgpack_serialize(content)
 
 
+def refusal(client: int, reason: str) -> bytes:
+    """The answer of a client, or for it, that it can't do what it is asked."""
+    return write(Message({"client": client, "refused": reason}, []))
+
+
 def read(data: bytes) -> Message:
     """Converts bytes from `write`, or refuses any others; the arrays are read-only."""
     try:

@@ -62,7 +62,7 @@ class Node:
                 about[name] = asked.about.get(name)
             sent, finite = self._run(asked)
         except MessageError as error:
-            return messages.write(Message(about | {"refused": str(error)}, []))
+            return messages.refusal(self.client, str(error))
         about |= {"examples": self.examples, "finite": finite}
         return messages.write(Message(about, messages.pack(sent)))
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedjax_muon.deploy import messages
-from fedjax_muon.deploy.messages import Message, MessageError
+from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.deploy.node import Node
 from fedjax_muon.deploy.server import Send
 from fedjax_muon.versions import optional
@@ -75,7 +75,8 @@ def sites(
         for client, request in requests.items():
             name = f"site-{client + 1}" if names is None else names.get(client)
             if name not in known:
-                results.put((client, _refusal(client, f"no site {name} in this job")))
+                reason = f"NVFlare: no site {name} in this job"
+                results.put((client, messages.refusal(client, reason)))
                 continue
             call = getattr(known[name](timeout=deadline), function)
             given = (results, client, call, request)
@@ -102,15 +103,9 @@ def _call(
     try:
         results.put((client, _joined(call(_divided(request)))))
     except (nvflare.CollabCallError, MessageError) as error:
-        results.put((client, _refusal(client, str(error))))
+        results.put((client, messages.refusal(client, f"NVFlare: {error}")))
     except Exception as error:  # `send` raises it
         results.put((client, error))
-
-
-def _refusal(client: int, reason: str) -> bytes:
-    """An answer as of a node that refuses a request."""
-    about = {"client": client, "refused": f"NVFlare: {reason}"}
-    return messages.write(Message(about, []))
 
 
 def _left(begin: float, deadline: float | None) -> float | None:

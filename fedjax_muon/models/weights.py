@@ -139,7 +139,6 @@ def _shown(leaf: Any) -> str:
 
 
 def _named(nested: Any) -> dict[str, Any]:
-    """Leaves by names with dots."""
     if not isinstance(nested, dict):
         raise ValueError(f"parameters by name, got {type(nested).__name__}")
     named = {".".join(place): leaf for place, leaf in flatten_dict(nested).items()}

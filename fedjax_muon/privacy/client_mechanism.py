@@ -162,7 +162,6 @@ def _private_server(state: Any, clip: Any, noise: Any) -> PrivateServer:
 
 
 def _inner(server: PrivateServer) -> Any:
-    """The state of the algorithm."""
     return server.inner._replace(params=server.params)
 
 

@@ -195,7 +195,6 @@ class ClientPrivacy:
         return calibrated(spec, self.epsilon)
 
     def _assumptions(self, noise_multiplier: float) -> tuple[str, ...]:
-        """What the statement says of the clip norm."""
         if not isinstance(self.clip_norm, AdaptiveClip):
             return ()
         noise = self.clip_norm.noise(noise_multiplier, self.cohort_size)

@@ -404,7 +404,6 @@ class Ledger:
         )
 
     def _write(self, entries: Sequence[Entry]) -> None:
-        """Replaces the file; it is on disk when this returns."""
         record: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -423,7 +422,6 @@ def _composed(entries: Sequence[Entry], delta: float) -> float:
 
 
 def _digest(record: Mapping[str, Any]) -> str:
-    """Of all but itself."""
     rest = {name: value for name, value in record.items() if name != "sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -261,7 +261,6 @@ def report(
 def _by_epsilon(
     job: Comparison, runs: Mapping[str, list[History]]
 ) -> dict[str, dict[float, list[float]]]:
-    """The last test scores of every method, by epsilon."""
     by_method: dict[str, dict[float, list[float]]] = {}
     for first, *_ in job.rows:
         if first.label in runs:

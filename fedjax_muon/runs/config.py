@@ -16,12 +16,7 @@ from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_count, check_range, recipe
 from fedjax_muon.data.loading import NAMES, TFDS
 from fedjax_muon.runs import own_code, private_agents
-from fedjax_muon.runs.lists import (
-    Epsilons,
-    NameOrFunction,
-    check_name,
-    check_widths,
-)
+from fedjax_muon.runs.lists import Epsilons, NameOrFunction, check_name
 
 MOST_STEPS = 100  # of Newton-Schulz; each is compiled, and ten are exact
 LARGEST = 2**31 - 1  # of an integer in a compiled program
@@ -295,7 +290,10 @@ class Config:
             if not own_code.is_own(getattr(self, name)):
                 check_name(name, getattr(self, name), known)
         for name in ("hidden", "rnn"):
-            check_widths(name, getattr(self, name))
+            if min(getattr(self, name), default=1) < 1:
+                raise ValueError(
+                    f"{name} widths must be at least 1, got {getattr(self, name)}"
+                )
         for name in () if self.private else OF_PRIVACY:
             if getattr(self, name) != getattr(Config, name):
                 raise ValueError(f"{name} is an option of private runs; add --epsilon")

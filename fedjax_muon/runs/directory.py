@@ -35,6 +35,7 @@ from fedjax_muon.runs.config import Comparison, Config, Job, Run, Sweep
 from fedjax_muon.runs.errors import logged, refusing
 from fedjax_muon.runs.own_code import file_name, is_own
 from fedjax_muon.simulation import checkpoint
+from fedjax_muon.versions import of_computing
 
 KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep}
 
@@ -92,15 +93,6 @@ CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"
 CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"  # held by the process that works in a directory
-PACKAGES = (
-    "fedjax-muon",
-    "jax",
-    "jaxlib",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "numpy",
-)
 
 
 def create(output: Path | None, job: Job, name: str = "run") -> Path:
@@ -140,7 +132,6 @@ def own_code_of(job: Job) -> dict[str, list[str]]:
 
 
 def _naming(code: Mapping[str, Sequence[str]]) -> list[str]:
-    """Arguments that name code."""
     return [word for k, v in code.items() for word in (f"--{k}", ",".join(v))]
 
 
@@ -236,10 +227,9 @@ def read(directory: Path) -> Job:
 
 def versions() -> dict[str, str]:
     """Of Python, of the packages that compute, of the source, and the device."""
-    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {
-        "python": platform.python_version(),
-        **packages,
+        **of_computing(),
+        "orbax-checkpoint": importlib.metadata.version("orbax-checkpoint"),
         "git_revision": _git_revision(),
         "device": jax.devices()[0].device_kind,
         "machine": platform.platform(),

@@ -117,7 +117,6 @@ def with_rounds(run_dir: Path, rounds: int) -> Run | Comparison:
 
 
 def _comparison_of(run_dir: Path) -> Path | None:
-    """The directory of the comparison that has a run."""
     above = run_dir.absolute().parent.parent
     try:
         job = directory.read(above)

@@ -170,7 +170,6 @@ class _Record:
 
 
 def _keep_before(path: Path, round: int) -> None:
-    """Removes the rows of later rounds."""
     if not path.exists():
         return
     with path.open(newline="") as file:

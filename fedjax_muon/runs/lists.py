@@ -38,11 +38,6 @@ NameOrFunction = Annotated[
 ]
 
 
-def check_widths(name: str, widths: tuple[int, ...]) -> None:
-    if any(width < 1 for width in widths):
-        raise ValueError(f"{name} widths must be at least 1, got {widths}")
-
-
 def check_name(option: str, name: str, known: Sequence[str]) -> None:
     """Raises `ValueError` if a name is not among those that are known."""
     if name in known:

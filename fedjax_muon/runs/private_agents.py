@@ -22,7 +22,6 @@ class PrivateAgents(NamedTuple):
 
 
 def _method(name: str, rate: float) -> Method:
-    """A private method without memory."""
 
     def function(lr: Hyper = rate) -> PrivateAgents:
         return PrivateAgents(PRIVATE[name].base(lr=lr), PRIVATE[name], beta=1.0)

@@ -160,7 +160,6 @@ def _results_in(place: Path, job: Any, missing: list[str]) -> Iterator[Result]:
 
 
 def _best(place: Path, job: Sweep, missing: list[str]) -> Iterator[Result]:
-    """The best point of every method in a sweep."""
     versions = _versions_of(place, missing)
     for name in job.algorithms:
         label = sweeps.label(job, name)

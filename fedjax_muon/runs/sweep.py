@@ -203,7 +203,6 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
 
 
 def _groups(job: Sweep, name: str, todo, held_out, tick, pause):
-    """Trains cells in this process."""
     train, validation = held_out
     return sweep(
         _common(job, name, train),
@@ -244,7 +243,6 @@ def _on(executor: Executor, job: Sweep, todo, held_out, stop):
 
 
 def _held_out(job: Sweep) -> tuple[data.Dataset, Examples]:
-    """The training data and the validation examples of a sweep."""
     return data.hold_out(dataset_of(job.config), job.validation)
 
 

@@ -114,8 +114,6 @@ class _Stacked(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """Inputs that cells share."""
-
     x: jax.Array
     y: jax.Array
     test: Examples

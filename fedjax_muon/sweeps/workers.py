@@ -19,17 +19,17 @@ from concurrent.futures import (
     Future,
     wait,
 )
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 
+from fedjax_muon.versions import of_computing
+
 T = TypeVar("T")
 ATTEMPTS = 3  # of a task whose workers end
 SECONDS_BETWEEN_LOOKS = 0.1
 NAMED = 5  # tasks in a message
-PACKAGES = ("fedjax-muon", "jax", "jaxlib", "flax", "optax", "numpy")
 KEPT = 2  # sweeps whose programs a worker keeps
 _LOCK = threading.Lock()
 _PREPARED: dict[str, Any] = {}
@@ -131,16 +131,9 @@ def prepared(key: str, prepare: Callable[[], T]) -> T:
         return _PREPARED[key]
 
 
-def versions() -> dict[str, str]:
-    """Versions of everything that decides about bits."""
-    return {"Python": platform.python_version()} | {
-        name: version(name) for name in PACKAGES
-    }
-
-
 def perform(path: str, arguments: tuple[Any, ...], wanted: dict[str, str]) -> Answer:
     """Runs a task in a worker, if its packages have the versions of the asker's."""
-    here = versions()
+    here = of_computing()
     for name, asked in wanted.items():
         if here[name] != asked:
             where = platform.node()
@@ -180,7 +173,7 @@ def run_tasks(
 
     def submit(number: int) -> None:
         attempts[number] += 1
-        asked = (path_of(function), tasks[number].arguments, versions())
+        asked = (path_of(function), tasks[number].arguments, of_computing())
         waiting[executor.submit(perform, *asked)] = number
 
     try:

@@ -184,6 +184,24 @@ def test_what_dask_gives_up_and_errors_of_tasks_are_raised_at_once():
     assert "in refuse" in str(found.value.__cause__)
 
 
+def test_workers_of_other_versions_are_refused(monkeypatch):
+    real = remote.of_computing()
+    answers = iter([real | {"jax": "0.1"}, real])
+    monkeypatch.setattr(remote, "of_computing", lambda: next(answers))
+    with pytest.raises(ValueError, match=r"task 0: jax is .* on the worker .* and 0.1"):
+        list(run_tasks(Here(), echo, tasks_of((1,))))
+
+
+def test_devices_of_several_kinds_are_reported(monkeypatch):
+    kinds = iter(["A", "A", "B", "B"])
+    whole = remote.perform
+    perform = lambda *given: whole(*given)._replace(device=next(kinds))
+    monkeypatch.setattr(remote, "perform", perform)
+    with pytest.warns(UserWarning, match="kinds of devices: A, B") as seen:
+        list(run_tasks(Here(), echo, tasks_of((1,), (2,), (3,), (4,))))
+    assert len(seen) == 1
+
+
 @pytest.mark.slow
 def test_a_pool_that_is_broken_is_named(tmp_path):
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
