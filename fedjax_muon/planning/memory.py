@@ -39,19 +39,33 @@ class Memory(NamedTuple):
         return sum(self)
 
 
+def held_by(simulation: Simulation) -> Memory:
+    """Computes the memory of the state, which is not allocated, and of the examples."""
+    state, _ = _begin(simulation).out_info
+    divided = tree.nbytes(state.divided)
+    own = divided // max(1, len(simulation.setup.devices))
+    held = (simulation.inputs, simulation.clients, simulation.test)
+    examples = {id(x): _on_one_device(x) for x in jax.tree.leaves(held)}
+    return Memory(tree.nbytes(state) - divided + own, sum(examples.values()), 0)
+
+
+def _begin(simulation: Simulation) -> jax.stages.Traced:
+    created = jax.eval_shape(simulation.programs.create, jax.random.key(0))
+    return simulation.programs.begin.trace(
+        simulation.inputs, created, simulation.clients
+    )
+
+
 def memory_of(simulation: Simulation) -> Memory | None:
-    """Computes the memory that a simulation needs, whose state is not allocated.
+    """Computes the memory that a simulation needs.
 
     Its programs are compiled, and used again when it runs. None if the compiler finds
     that a device has too little memory for one of them.
     """
     setup, programs = simulation.setup, simulation.programs
     inputs, clients = simulation.inputs, simulation.clients
-    created = jax.eval_shape(programs.create, jax.random.key(0))
-    begin = programs.begin.trace(inputs, created, clients)
+    begin, held = _begin(simulation), held_by(simulation)
     state, _ = begin.out_info
-    divided = tree.nbytes(state.divided)
-    held = tree.nbytes(state) - divided + divided // max(1, len(setup.devices))
     rounds = programs.rounds.trace(inputs, state, clients, 1)
     scored = [inputs.task, state.params, clients, simulation.test]
     if isinstance(setup, Setup):  # clients may have tests of their own
@@ -59,15 +73,13 @@ def memory_of(simulation: Simulation) -> Memory | None:
     # whatever the devices are, one of them evaluates
     score = programs.score.trace(*jax.eval_shape(lambda *shapes: shapes, *scored))
     try:
-        begun = _work(begin) - held  # its result is the state
+        begun = _work(begin) - held.state  # which is its result
         work = max(begun, _work(rounds), _work(score))
     except jax.errors.JaxRuntimeError as error:
         if EXHAUSTED in str(error):
             return None
         raise
-    arrays = jax.tree.leaves((inputs, clients, simulation.test))
-    examples = sum({id(x): _on_one_device(x) for x in arrays}.values())
-    return Memory(held, examples, work)
+    return held._replace(work=work)
 
 
 def _work(program: jax.stages.Traced) -> int:

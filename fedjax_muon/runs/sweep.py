@@ -63,36 +63,44 @@ from fedjax_muon.sweeps.workers import RemoteCall, path_of, run_tasks
 
 
 class Suspended:
-    """The group of cells that an interrupt left unfinished, which only its owner reads.
+    """The group of cells that an interrupt left unfinished, a `Pause` of `sweep`.
 
-    It is a checkpoint in a directory of its own, and is deleted when the sweep is done.
-    A killed process leaves none: its group begins anew.
+    It is a checkpoint in a directory of its own, which only its owner reads, and is
+    deleted when the sweep is done. A killed process leaves none: its group begins anew.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, asked: Callable[[], bool], settings: Any):
+        self.path, self.asked, self.settings = path, asked, settings
 
-    def save(self, part: Any, state: Any, notes: Mapping[str, Any]) -> None:
-        """Keeps the state and notes of a part, in place of another one."""
-        self.clear()
-        mark = checkpoint.fingerprint({"part": part}, state)
+    def save(self, cells: Sequence[Cell], state: Any, notes: dict[str, Any]) -> None:
+        """Keeps the state and notes of a group, in place of another one."""
+        clear(self.path)
+        mark = self._mark(cells, state)
         self.path.mkdir(mode=0o700, parents=True)  # private runs have secret noise
         with checkpoint.open_checkpoints(self.path / mark[:16]) as checkpoints:
             checkpoint.save(checkpoints, 0, state, mark, notes)
 
-    def restore(self, part: Any, template: Any) -> tuple[Any, dict[str, Any]] | None:
-        """Reads the state and notes of a part; None if another was kept, or none."""
-        mark = checkpoint.fingerprint({"part": part}, template)
+    def restore(
+        self, cells: Sequence[Cell], state: Any
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """Reads the state and notes of a group; None if another was kept, or none."""
+        mark = self._mark(cells, state)
         path = self.path / mark[:16]
         if not path.is_dir():
             return None
         with checkpoint.open_checkpoints(path) as checkpoints:
-            return checkpoint.restore(checkpoints, template, mark)
+            return checkpoint.restore(checkpoints, state, mark)
 
-    def clear(self) -> None:
-        """Deletes what is kept."""
-        if self.path.exists():
-            shutil.rmtree(self.path)
+    def _mark(self, cells: Sequence[Cell], state: Any) -> str:
+        seeds = [jax.random.key_data(cell.key).tolist() for cell in cells]
+        part = [self.settings, [dict(cell.hyper) for cell in cells], seeds]
+        return checkpoint.fingerprint({"part": part}, state)
+
+
+def clear(path: Path) -> None:
+    """Deletes a directory, if it is there."""
+    if path.exists():
+        shutil.rmtree(path)
 
 
 Values = tuple[dict[str, Any], int]  # hyper-parameters and seed of a cell
@@ -184,7 +192,7 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
         tick = functools.partial(bar.advance, everything)
         tick((total - sum(map(len, todo.values()))) * job.config.rounds)
         describe = functools.partial(bar.update, everything)
-        suspended = Suspended(run_dir / "suspended")
+        place = run_dir / "suspended"
         if executor:
             describe(description=executor.partition(":")[0])
             with executor_named(executor, run_dir / "jobs") as workers:
@@ -194,11 +202,11 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
         else:
             for name in (name for name in todo if todo[name]):
                 describe(description=label_of(name))
-                pause = _Pause(stop, suspended, rows[name].settings)
+                pause = Suspended(place, stop, rows[name].settings)
                 waiting = iter(todo[name])
                 for group in _groups(job, name, todo[name], held_out, tick, pause):
                     _record(rows[name], itertools.islice(waiting, len(group)), group)
-        suspended.clear()
+        clear(place)
         describe(description="done")
 
 
@@ -306,23 +314,6 @@ def _record(
 ) -> None:
     ended = zip(cells, outcomes, strict=True)
     rows.extend([row for cell, outcome in ended for row in _rows(cell, outcome)])
-
-
-class _Pause:
-    """Interrupts of the command, and the group of cells that one leaves unfinished."""
-
-    def __init__(self, stop: Callable[[], bool], suspended: Suspended, settings: Any):
-        self.asked, self.suspended, self.settings = stop, suspended, settings
-
-    def save(self, cells: Sequence[Cell], state: Any, notes: dict[str, Any]) -> None:
-        self.suspended.save(self._part(cells), state, notes)
-
-    def restore(self, cells: Sequence[Cell], state: Any):
-        return self.suspended.restore(self._part(cells), state)
-
-    def _part(self, cells: Sequence[Cell]) -> Any:
-        seeds = [jax.random.key_data(cell.key).tolist() for cell in cells]
-        return [self.settings, [dict(cell.hyper) for cell in cells], seeds]
 
 
 def rows_of(job: Sweep, name: str, run_dir: Path) -> CheckedRows:

@@ -157,6 +157,7 @@ class Groups:
         shared = _Shared(clients.x, clients.y, simulation.test, validation, task)
         self.devices = devices
         self.shared = self._on_devices(shared, REPLICATED)
+        self.over = over
         self.programs = make_programs(simulation.setup, over, max_client_size, devices)
         self.rounds, self.evaluate_every = rounds, evaluate_every
 

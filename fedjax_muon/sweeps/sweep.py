@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import check_count, with_numbers
-from fedjax_muon.planning.memory import UnknownMemoryError, limit_of, memory_of
+from fedjax_muon.planning.memory import UnknownMemoryError, held_by, limit_of, memory_of
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.sweeps.groups import Cell, Groups, Outcome, Over, Pause
+from fedjax_muon.sweeps.groups import Cell, Groups, Outcome, Over, Pause, sequential
 from fedjax_muon.sweeps.workers import (
     RemoteCall,
     WorkerTask,
@@ -119,7 +119,8 @@ def sweep(
     settings |= {"validation": validation, "over": over, "devices": devices}
     groups = Groups(simulation, **settings)
     number = max(1, len(devices))
-    largest = cells_at_once or number * _cells_that_fit(simulation, devices)
+    in_turn = groups.over is sequential
+    largest = cells_at_once or number * _cells_that_fit(simulation, devices, in_turn)
     size = group_size(len(cells), largest, number)
     for first in range(0, len(cells), size):
         yield groups.run(cells[first : first + size], size, tick, pause)
@@ -170,10 +171,14 @@ def _check(
         with_numbers(simulation.setup.algorithm, cell.hyper)  # may raise
 
 
-def _cells_that_fit(simulation: Simulation, devices: Sequence[jax.Device] = ()) -> int:
-    """Estimates how many cells run in parallel in half of the memory of a device."""
+def _cells_that_fit(
+    simulation: Simulation, devices: Sequence[jax.Device], in_turn: bool
+) -> int:
+    """How many cells fit in half of the memory of a device, where all are at work, or
+    one at a time."""
     try:
-        need, limit = memory_of(simulation), limit_of(devices)
+        need = held_by(simulation) if in_turn else memory_of(simulation)
+        limit = limit_of(devices)
     except UnknownMemoryError as error:
         warnings.warn(f"memory not checked, one cell at a time: {error}", stacklevel=2)
         return 1

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 
+import jax
 import jax.numpy as jnp
 import pytest
 from command import SMALL, assert_same_but_for_seconds, refused, run
@@ -220,21 +221,26 @@ def test_a_damaged_part_is_refused_and_may_be_deleted(tmp_path, capsys, heard):
         if path.is_file() and path.stat().st_size > 100:
             path.write_bytes(b"garbage")
     assert "is damaged; delete it" in refused(capsys, "resume", place)
-    Suspended(place / "suspended").clear()
+    shutil.rmtree(place / "suspended")
     run("resume", place)
     assert (place / "summary.csv").exists()
 
 
 def test_another_part_is_not_taken(tmp_path):
-    suspended, state = Suspended(tmp_path / "suspended"), {"w": jnp.arange(3.0)}
-    suspended.save(["a", 1], state, {"rows": []})
-    assert suspended.restore(["a", 2], state) is None
-    assert suspended.restore(["a", 1], {"w": jnp.zeros(4)}) is None
-    found, notes = suspended.restore(["a", 1], state)
+    suspended = Suspended(tmp_path / "suspended", lambda: False, {})
+    state, (one, other) = {"w": jnp.arange(3.0)}, jax.random.split(jax.random.key(0))
+    first, second, third = (
+        [Cell({"lr": lr}, key, [])] for lr, key in ((1, one), (1, other), (2, one))
+    )
+    suspended.save(first, state, {"rows": []})
+    assert suspended.restore(second, state) is None
+    assert suspended.restore(third, state) is None
+    assert suspended.restore(first, {"w": jnp.zeros(4)}) is None
+    found, notes = suspended.restore(first, state)
     assert (found["w"] == state["w"]).all()
     assert notes == {"rows": []}
-    suspended.save(["b"], state, {})
-    assert suspended.restore(["a", 1], state) is None
+    suspended.save(second, state, {})
+    assert suspended.restore(first, state) is None
 
 
 # --------------- a cell has the same numbers to the bit, whichever command runs it

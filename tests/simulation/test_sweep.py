@@ -14,7 +14,7 @@ from fedjax_muon import simulation
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.core import Hyper, recorded
 from fedjax_muon.engine import plans
-from fedjax_muon.planning.memory import UnknownMemoryError, memory_of
+from fedjax_muon.planning.memory import UnknownMemoryError, held_by, memory_of
 from fedjax_muon.simulation import training
 from fedjax_muon.sweeps import groups, sweep
 from fedjax_muon.sweeps.groups import sequential, vectorized
@@ -242,16 +242,16 @@ def test_what_is_no_sweep_is_refused_before_it_is_compiled(message, monkeypatch)
 
 def test_groups_take_half_the_memory_and_one_cell_where_it_is_unknown(monkeypatch):
     prepared = federation.federation(fedavg())
-    need = memory_of(prepared)
-    one = need.state + need.work + 4 * 75  # and the order of 75 examples
-    three = 2 * (need.examples + 3 * one)
-    for memory, cells in ((three, 3), (three - 2, 2), (2, 1)):
-        monkeypatch.setattr(sweep, "limit_of", lambda devices, memory=memory: memory)
-        assert sweep._cells_that_fit(prepared) == cells
+    for in_turn, need in ((False, memory_of(prepared)), (True, held_by(prepared))):
+        one = need.state + need.work + 4 * 75  # and the order of 75 examples
+        three = 2 * (need.examples + 3 * one)
+        for memory, cells in ((three, 3), (three - 2, 2), (2, 1)):
+            monkeypatch.setattr(sweep, "limit_of", lambda _, memory=memory: memory)
+            assert sweep._cells_that_fit(prepared, (), in_turn) == cells
 
     def unknown(devices):
         raise UnknownMemoryError("no device says")
 
     monkeypatch.setattr(sweep, "limit_of", unknown)
     with pytest.warns(UserWarning, match="memory not checked, one cell .*: no device"):
-        assert sweep._cells_that_fit(prepared) == 1
+        assert sweep._cells_that_fit(prepared, (), True) == 1
