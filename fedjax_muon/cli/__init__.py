@@ -70,8 +70,9 @@ def _given(name: str, argv: list[str]) -> Any:
         options = parsing.options(kind, how.get("default"))
         options = config_files.with_defaults(options, file.for_algorithm(argv))
     parsed = parsing.parse(parsing.grouped(options, kind.__doc__), argv, prog)
-    with errors.refusing():  # values that are out of range
-        return config_files.command(kind, options, parsed, file)
+    # values that are out of range
+    with errors.refusing(), file.blamed_for(kind, options):
+        return parsing.command(kind, options, parsed)
 
 
 RUNNERS = {  # module and function of a command

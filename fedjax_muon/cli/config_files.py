@@ -74,6 +74,22 @@ class File(NamedTuple):
                 raise ValueError(f"{self.path}: {error}") from error
             raise
 
+    @contextlib.contextmanager
+    def blamed_for(self, kind: type, options: Sequence[Option]) -> Iterator[None]:
+        """Names the file in an error that its own values would raise too."""
+        try:
+            yield
+        except ValueError as error:
+            if self.path is None:
+                raise
+            try:
+                defaults = {option.name: option.default for option in options}
+                parsing.from_values(kind, options, defaults)
+            except ValueError as same:
+                if str(same) == str(error):
+                    raise ValueError(f"{self.path}: {error}") from error
+            raise
+
     @property
     def deciding(self) -> list[str]:
         """Arguments with those of its values that other defaults depend on."""
@@ -214,19 +230,3 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
 def _short(value: Any) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def command(kind: type, options: Sequence[Option], parsed: Any, file: File) -> Any:
-    """The command of parsed arguments; an error about a value of the file names it."""
-    try:
-        return parsing.command(kind, options, parsed)
-    except ValueError as error:
-        if file.path is None:
-            raise
-        try:
-            defaults = {option.name: option.default for option in options}
-            parsing.from_values(kind, options, defaults)
-        except ValueError as same:
-            if str(same) == str(error):
-                raise ValueError(f"{file.path}: {error}") from error
-        raise

@@ -50,6 +50,8 @@ def read_npz(paths: Sequence[Path], *, num_classes: int) -> Dataset:
 
 def check(paths: Sequence[Path]) -> None:
     """Checks the archive's directory, which is at its end: truncated files lack it."""
+    if not paths[0].is_file():
+        raise FileNotFoundError(f"there is no file {paths[0]}")
     if not zipfile.is_zipfile(paths[0]):
         raise ValueError(
             f"{paths[0]}: expected a NumPy .npz archive, found another or a truncated "

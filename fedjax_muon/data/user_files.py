@@ -95,7 +95,7 @@ def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
     `classes`, with the meaning of the arguments of `from_arrays`. An `x` in int32 with
     two axes has token ids.
     """
-    path = _existing(path)
+    path = Path(path).expanduser()
     others = ("owner", "x_test", "y_test", "classes")
     arrays = arrays_of(path, ("x", "y"), others)
     if ("x_test" in arrays) != ("y_test" in arrays):
@@ -129,7 +129,9 @@ def from_csv(
 
     All columns that are not named here are features, and have numbers.
     """
-    path = _existing(path)
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
     table = _read(path)
     roles = {"label": label, "owner": owner, "split": split}
     features = features_of(path, [*table.columns], roles, exclude)
@@ -345,13 +347,6 @@ def _check_filled(path: Path, table: Table, name: str) -> None:
                 f"{path}, line {line}: column {name!r} is empty; fill it in, or leave "
                 "the line out"
             )
-
-
-def _existing(path: Place) -> Path:
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    return path
 
 
 @contextlib.contextmanager
