@@ -1,4 +1,4 @@
-"""Dot plots: a row for every method, a panel for every measure, 95 % intervals."""
+"""Dot plots: a row for every method, a panel for every measure, 95% intervals."""
 
 import textwrap
 from collections.abc import Sequence

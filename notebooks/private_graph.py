@@ -163,7 +163,7 @@ def world(weight, noise, key):
 # %% [markdown]
 # From the parameters and the weights of the graph, the adversary computes the releases
 # of agent 0, compares them with the trace of the canary, and decides by a threshold.
-# The error rates bound epsilon from below, with a confidence of 95 %. The *correct*
+# The error rates bound epsilon from below, with a confidence of 95%. The *correct*
 # mechanism has the calibrated noise. The *mistaken* one has the noise that would
 # suffice if the adversary saw only the mean of the agents, which a graph does not
 # guarantee.

@@ -1,7 +1,7 @@
 """Criteria for the papers' claims, applied to our runs.
 
 A claim is judged by the tables that `experiments.papers.results` has collected. It
-needs differences that are positive. Each is judged by its 95 % interval over seeds: a
+needs differences that are positive. Each is judged by its 95% interval over seeds: a
 claim is reproduced if all intervals are above 0, and contradicted if one of them is
 below 0. Otherwise it is undecided. A claim is also undecided if the best rate of a
 compared method is at an edge of its grid, or if a compared method diverged at all

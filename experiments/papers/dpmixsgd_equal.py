@@ -234,7 +234,7 @@ def label(name: str) -> str:
 
 
 def difference(ours: list[float], others: list[float]) -> str:
-    """Returns the mean difference of paired runs and its 95 % interval, in points."""
+    """Returns the mean difference of paired runs and its 95% interval, in points."""
     pairs = 100 * (np.array(ours) - np.array(others))
     return f"{pairs.mean():+.1f} ± {intervals.half_width(pairs):.1f}"
 
@@ -290,7 +290,7 @@ def report(run_dir: Path, seeds: int) -> str:
         f"on random graphs at delta {DELTA:g}; `{command}` on "
         f"{about['cores']} cores of {about['cpu']}, jax {about['jax']}. Leads are "
         f"those of {label(OURS)} over a method, in points of AUC: the mean of paired "
-        "differences and its 95 % interval.",
+        "differences and its 95% interval.",
     ]
     lines += ["", "![test AUC against epsilon, a panel for each data set](equal.png)"]
     for dataset, runs in found.items():

@@ -50,7 +50,7 @@ HEADS = (
     "hyper-parameters",
     "seeds",
     "{score}, %",
-    "± 95 %",
+    "± 95%",
     "published",
     "train loss",
     "published",
@@ -295,7 +295,7 @@ def draw(json_path: Path, path: Path) -> None:
     """Draws kept curves: test scores and training losses.
 
     There is one row of panels for every setting. Curves are means over seeds; bands are
-    their 95 % intervals.
+    their 95% intervals.
     """
     shown = kept.read(json_path)
     settings = shown["settings"]

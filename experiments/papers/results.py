@@ -35,7 +35,7 @@ HEAD = """# The papers' claims and our results
 [papers](papers/README.md) and of [theory](theory/theory.md). Claims without a run are
 left out.
 
-A claim needs differences that are positive, each with its 95 % interval over seeds.
+A claim needs differences that are positive, each with its 95% interval over seeds.
 Differences are taken seed by seed; the interval of a score is that of the score itself.
 
 - **reproduced**: all intervals are above 0.

@@ -6,7 +6,7 @@
 releases of agent 0: the best test of the claimed mechanism; the first release alone,
 which may lack noise; and the largest difference of consecutive releases, which shows
 reused noise. The result is the largest of the three bounds. The confidence of each is
-chosen such that the result holds with 95 %.
+chosen such that the result holds with 95%.
 """
 
 import csv
@@ -169,7 +169,7 @@ def text(rows: list[Row], worlds: int, canaries: int, about, seconds) -> list[st
     return [
         "# Audits of privacy",
         "",
-        f"Lower bounds of epsilon at delta {DELTA:g}, each with a confidence of 95 %, "
+        f"Lower bounds of epsilon at delta {DELTA:g}, each with a confidence of 95%, "
         f"from attacks on agent 0 of a ring of {AGENTS} agents in {STEPS} iterations. "
         + summary(rows),
         "",

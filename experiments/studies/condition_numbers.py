@@ -146,7 +146,7 @@ def write(results: dict[str, list[Result]], config: Config, run_dir: Path) -> No
         "# fedmuon_004, figure_4: condition numbers of matrices, and costs",
         "",
         f"{config.model} on {config.dataset}, Dirichlet({config.alpha:g}), after "
-        f"{config.rounds} rounds; mean ± 95 % interval over {seeds} seeds.",
+        f"{config.rounds} rounds; mean ± 95% interval over {seeds} seeds.",
         "",
         f"| method | hyper-parameters | {' | '.join(MEASURES.values())} |",
         f"|---|---|{'---:|' * len(MEASURES)}",

@@ -224,7 +224,7 @@ def page(name: str, problem: Problem, rows: Sequence[Mapping[str, Any]]) -> str:
     assert owners is not None
     return (
         f"# {TITLES[name]}\n\n{len(np.unique(owners))} clients, "
-        f"{problem.cohort_size} a round, {len(owners)} training examples, "
+        f"{problem.cohort_size} per round, {len(owners)} training examples, "
         f"{len(problem.dataset.y_test)} test examples, {problem.rounds} rounds of "
         f"{problem.local_steps} steps with batches of {problem.batch_size}. Accuracies "
         f"are means ± standard deviations over {len(problem.seeds)} seeds. Rates are "

@@ -210,8 +210,8 @@ def section(runs: Runs, name: str, federation: Federation) -> list[str]:
     lines = [
         f"## {federation.title}",
         "",
-        f"{clients} clients, {problem.cohort_size} a round, {problem.rounds} rounds of "
-        f"{problem.local_steps} steps with batches of {problem.batch_size}, delta "
+        f"{clients} clients, {problem.cohort_size} per round, {problem.rounds} rounds "
+        f"of {problem.local_steps} steps with batches of {problem.batch_size}, delta "
         f"{federation.delta:g}, {len(problem.seeds)} seeds.",
         "",
         *accuracies(runs, name, federation, "accuracy"),

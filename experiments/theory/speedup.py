@@ -155,7 +155,7 @@ def at_edges(where, size: Size) -> int:
 
 
 class Slope(NamedTuple):
-    """The slope of log norm against log N, with its 95 % confidence interval."""
+    """The slope of log norm against log N, with its 95% confidence interval."""
 
     value: float
     low: float
@@ -179,7 +179,7 @@ def finding(claim: str, source: str, predicted: float, slope: Slope) -> Finding:
     return Finding(
         claim,
         source,
-        "the 95 % interval of the slope is below 0 and reaches down to the predicted "
+        "the 95% interval of the slope is below 0 and reaches down to the predicted "
         "one or beyond; undecided otherwise",
         f"slope {slope.value:.3f} [{slope.low:.3f}, {slope.high:.3f}], predicted "
         f"{predicted:.3f}",

@@ -1,4 +1,4 @@
-"""95 % confidence intervals of means over seeds: their widths, and bands of figures.
+"""95% confidence intervals of means over seeds: their widths, and bands of figures.
 
 The intervals are Student's: those of independent seeds whose scores are normally
 distributed. They are wide for few seeds, for example 2.5 standard deviations for three.
@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 LEVEL = 0.95
-WORDS = "95 % intervals"
+WORDS = "95% intervals"
 
 
 def factor(seeds: int) -> float:
@@ -77,6 +77,6 @@ def note(seeds: int) -> str:
 
     Example:
       >>> note(3)
-      'lines: means of 3 seeds; bands: 95 % intervals'
+      'lines: means of 3 seeds; bands: 95% intervals'
     """
     return f"lines: means of {seeds} seeds; bands: {WORDS}" if seeds > 1 else ""

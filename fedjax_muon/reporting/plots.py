@@ -50,7 +50,7 @@ def curves(
 ) -> None:
     """Draws test scores against rounds and against megabytes, and the training loss.
 
-    Lines are means over seeds; bands are their 95 % intervals. A horizontal line is at
+    Lines are means over seeds; bands are their 95% intervals. A horizontal line is at
     the target. If one of the runs is private, the test loss is in place of the training
     loss. If one is deployed, there are no bytes and no axis of them.
     """
@@ -110,7 +110,7 @@ def ranking(
 ) -> None:
     """Draws the last test score and the megabytes to the target of every method.
 
-    Error bars are 95 % intervals of the mean over seeds. Methods that did not reach the
+    Error bars are 95% intervals of the mean over seeds. Methods that did not reach the
     target have no mark on the right.
     """
     size = (9, 1.4 + 0.2 * len(summaries))
@@ -144,7 +144,7 @@ def grids(
     """Draws the last test score against the first hyper-parameter of each grid.
 
     There is a panel for every method with a grid, and a line for every combination of
-    its other hyper-parameters. Error bars are 95 % intervals of the mean over seeds.
+    its other hyper-parameters. Error bars are 95% intervals of the mean over seeds.
     Diverged points are crosses at the bottom. Nothing is drawn if no method has more
     than one point.
     """
@@ -291,7 +291,7 @@ def utility(
 ) -> None:
     """Draws a test score against epsilon.
 
-    Lines are means over seeds; error bars are their 95 % intervals. Methods without
+    Lines are means over seeds; error bars are their 95% intervals. Methods without
     privacy are horizontal lines.
 
     Args:

@@ -19,7 +19,7 @@ class Cells(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-NUMBERS = ("rounds to target", "MB to target", "kB a round")
+NUMBERS = ("rounds to target", "MB to target", "kB per round")
 VALIDATION = "validation, %"
 EDGE_MARK = "(edge)"
 EDGE = "(edge): the smallest or largest value of its grid, so that others may be better"
@@ -59,7 +59,7 @@ def compared(
         (method, rates[method], f"diverged ({where})", *empty)
         for method, where in diverged.items()
     ]
-    columns = ("algorithm", "lr", f"{score}, %", *NUMBERS, "s a run")
+    columns = ("algorithm", "lr", f"{score}, %", *NUMBERS, "s per run")
     caption = _caption(target, seeds, score)
     if any(rate.endswith(EDGE_MARK) for rate in rates.values()):
         caption += f"; {EDGE}"

@@ -268,7 +268,7 @@ class Config:
         number = "" if self.partition == "by_owner" else f"{self.num_clients} "
         members = f"{number}{'agents' if self.graph else 'clients'}"
         return f"{Path(self.dataset).name}, {members} by {divided}{alpha}{share}, " + (
-            self.graph or f"{self.cohort_size} a round, {self.work}"
+            self.graph or f"{self.cohort_size} per round, {self.work}"
         )
 
     def __post_init__(self):

@@ -88,7 +88,7 @@ def save_report(
 ) -> list[str]:
     """Writes an interactive report of runs, one HTML file that needs no network.
 
-    Runs of one method whose options differ in the seed alone are one curve, with 95 %
+    Runs of one method whose options differ in the seed alone are one curve, with 95%
     intervals. Requires the extra `report`.
 
     Args:
@@ -332,7 +332,7 @@ def _page(title: str, curves: Sequence[Curve], missing: Sequence[str]) -> str:
     items = "".join(f"<li>{html.escape(words)}</li>\n" for words in missing)
     parts = [
         f"{HEAD}<title>{title}</title>\n<h1>{title}</h1>",
-        f"<p>{about}; means over seeds, with 95 % intervals of Student's t</p>",
+        f"<p>{about}; means over seeds, with 95% intervals of Student's t</p>",
         f"<section><h2>Not shown</h2><ul>{items}</ul></section>" if missing else "",
         _figure(curves),
         *(_last(curves), _clients(curves), _cost(curves)),
@@ -363,7 +363,7 @@ def _last(curves: Sequence[Curve]) -> str:
         rounds = "/".join(sorted({str(run["round"][-1]) for run in curve.runs}))
         words = (column.replace("_", " "), score, loss, rounds)
         rows.append((curve.name, *words, str(len(curve.runs))))
-    columns = ("run", "score", "%, ± 95 %", "training loss", "rounds", "seeds")
+    columns = ("run", "score", "%, ± 95%", "training loss", "rounds", "seeds")
     return _table("Results after the last round", columns, rows)
 
 
@@ -386,7 +386,7 @@ def _cost(curves: Sequence[Curve]) -> str:
         each = f"{1e3 * seconds / rounds:,.1f}" if rounds else "-"
         costs = (f"{value:,.1f}" for value in (down / 1e6, up / 1e6, seconds))
         rows.append((curve.name, *costs, each))
-    columns = ("run", "MB down", "MB up", "seconds", "ms a round")
+    columns = ("run", "MB down", "MB up", "seconds", "ms per round")
     return _table("Cost of a run", columns, rows)
 
 

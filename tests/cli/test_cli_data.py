@@ -152,7 +152,7 @@ def test_owners_of_a_table_are_the_clients(table, tmp_path, monkeypatch, capsys)
     assert "test accuracy" in capsys.readouterr().out
     config = read(place).config
     assert config.dataset == str(table)  # wherever the run is resumed
-    assert config.title.startswith("table.csv, clients by owner, 2 a round")
+    assert config.title.startswith("table.csv, clients by owner, 2 per round")
     dataset = dataset_of(config)
     sizes = [len(part) for part in parts_of(config, dataset, 0)]
     assert sizes == np.bincount(dataset.owners).tolist()

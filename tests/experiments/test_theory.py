@@ -130,7 +130,7 @@ def test_slopes_are_fitted_with_their_confidence():
         noisy = clean * np.exp(0.1 * rng.standard_normal((3, 5)))
         fitted = speedup.fit(noisy, counts)
         inside += fitted.low <= -0.25 <= fitted.high
-    assert 180 <= inside <= 199  # 95 % of 200, plus or minus 3 standard deviations
+    assert 180 <= inside <= 199  # 95% of 200, plus or minus 3 standard deviations
 
 
 def test_clients_that_share_their_noise_bring_no_speed_up():

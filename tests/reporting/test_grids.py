@@ -86,7 +86,7 @@ def test_the_table_of_a_sweep_by_hand():
     assert tables.markdown(table) == (
         "# heading\n\n"
         "| algorithm | best of its grid | validation, % | accuracy, % | "
-        "rounds to target | MB to target | kB a round |\n"
+        "rounds to target | MB to target | kB per round |\n"
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n"
         "| A | lr=0.1 (edge) | 75.00 | 75.00 ± 1.20 | 4 | 3.0 | 1,235 |\n"
         "| B | lr=0.2; 2 of 6 diverged | 40.00 | 50.00 ± - | - | - | 1,235 |\n"
