@@ -4,8 +4,8 @@
 
 Every figure is written as .png, for pages with a white background, and as .svg, which
 has none. Nothing is trained. Figures whose numbers are not among the kept results are
-not drawn: comparison.png, those of theory, the curves of sweeps, reconstructions and
-the utility of private methods. Where the curves of a paper's item are not kept, its
+not drawn: those of theory, the curves of sweeps, reconstructions and the utility of
+private methods. Where the curves of a paper's item are not kept, its
 figure shows scores and losses after the last round.
 """
 
@@ -21,7 +21,7 @@ import tyro
 from PIL import Image
 
 from benchmarks import figure, table
-from experiments import dots
+from experiments import dots, kept
 from experiments.dots import Dot
 from experiments.papers import dpmixsgd_equal, paper_report
 from experiments.studies import (
@@ -30,7 +30,7 @@ from experiments.studies import (
     newton_schulz_steps,
     private_images,
 )
-from fedjax_muon.reporting import plots
+from fedjax_muon.reporting import plots, style
 from fedjax_muon.reporting.comparison import Point, Summary
 
 Figure = tuple[Path, Callable[[Path], None]]  # without a suffix, and what draws it
@@ -173,7 +173,36 @@ def papers(results: Path) -> Iterator[Figure]:
         yield path.with_suffix(""), draw
 
 
-ALL = (sweeps, speed, dpmixsgd, privacy, newton_schulz, tails, papers)
+def front(results: Path) -> Iterator[Figure]:
+    """Accuracy of the default comparison, on the first page."""
+    place = results / "comparison"
+    methods = kept.read(place.with_suffix(".json"))["methods"]
+    yield place, functools.partial(draw_front, methods)
+
+
+def draw_front(methods: kept.Curves, path: Path) -> None:
+    """Draws mean accuracies against megabytes and rounds; baselines are thin."""
+    drawn = style.styles(methods)
+    with style.drawing(path, (8.5, 3.2)) as drawing:
+        axes = drawing.subplots(1, 2, sharey=True)
+        ends = []
+        for name, seeds in methods.items():
+            first = {column: np.array(row) for column, row in seeds[0].items()}
+            accuracy = np.mean([run["test_accuracy"] for run in seeds], 0)
+            sent = (first["bytes_down"] + first["bytes_up"]) / 1e6
+            width = 1.0 if drawn[name]["color"] in style.GREYS else 2.0
+            for axis, x in zip(axes, (sent, first["round"]), strict=True):
+                axis.plot(x, 100 * accuracy, label=name, lw=width, **drawn[name])
+            end = first["round"][-1], 100 * accuracy[-1]
+            ends.append(style.Label(name, *end, drawn[name]["color"]))
+        axes[0].set_ylim(80, 100)
+        axes[0].set_ylabel("test accuracy, %")
+        axes[0].set_xlabel("megabytes sent and received")
+        axes[1].set_xlabel("rounds")
+        style.label_ends(axes[1], ends, 2.4)
+
+
+ALL = (front, sweeps, speed, dpmixsgd, privacy, newton_schulz, tails, papers)
 
 
 def main(results: Annotated[Path, tyro.conf.Positional] = Path("results")) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from fedjax_muon.reporting import comparison, plots
+from fedjax_muon.reporting import comparison
 from fedjax_muon.reporting.comparison import History
 from fedjax_muon.runs import compare, directory, sweep
 from fedjax_muon.runs.config import Comparison, Sweep
@@ -25,6 +25,7 @@ from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import write as write_text
 
 Runs = Mapping[str, Sequence[History]]
+Curves = Mapping[str, Sequence[Mapping[str, Sequence[float]]]]  # runs as they are kept
 DRAWN = ("round", "bytes_down", "bytes_up", "train_loss")  # and a score
 
 
@@ -76,20 +77,6 @@ def curves(runs: Runs, title: str, target: float | None = None) -> dict[str, Any
     }
 
 
-def draw_curves(path: Path) -> None:
-    """Draws the figure of kept curves, next to their file."""
-    numbers = read(path)
-    methods = {
-        name: [
-            {column: np.array(values) for column, values in run.items()}
-            for run in seeds
-        ]
-        for name, seeds in numbers["methods"].items()
-    }
-    figure = path.with_suffix(".png")
-    plots.curves(methods, figure, title=numbers["title"], target=numbers["target"])
-
-
 def best_curves(job: Sweep, run_dir: Path) -> dict[str, Sequence[History]]:
     """Returns the runs of the best point of every method, as many as are drawn."""
     best = {name: sweep.best_of(job, name, run_dir) for name in job.algorithms}
@@ -103,11 +90,11 @@ def main(
     run: Annotated[Path, tyro.conf.Positional],
     output: Annotated[Path, tyro.conf.Positional],
 ) -> None:
-    """Keeps the curves of a finished run, and draws them.
+    """Keeps the curves of a finished run.
 
     Args:
       run: Directory of `fedjax-muon compare` or `fedjax-muon sweep`.
-      output: File to write, such as results/comparison.json; the figure is next to it.
+      output: File to write, such as results/comparison.json.
     """
     with refusing():
         job = directory.read(run)
@@ -119,7 +106,6 @@ def main(
         else:
             raise ValueError(f"{run} is not of compare or sweep")
         write(output, curves(runs, title, comparison.target_score(runs)))
-    draw_curves(output)
 
 
 if __name__ == "__main__":
