@@ -40,13 +40,13 @@ of their own; their noise follows from the privacy that is asked for.
 
 Takezawa et al. is arXiv:2509.26337, Liu et al. is arXiv:2510.27403, and "Zhang and Gao,
 Muon" and "Zhang and Gao, minimax" are arXiv:2510.03866 and arXiv:2511.04456. Other
-papers are those of [all methods](methods.md).
+papers are listed in [all methods](methods.md).
 """
 EXPERIMENTS = """
 ## Settings of the papers' experiments
 
 Numbers that belong to a run and not to a preset. [The papers' tables](../papers.md)
-have those of `--scale full` as printed, and say what is smaller on a CPU.
+list the numbers of `--scale full` as printed, and say what is smaller on a CPU.
 
 | paper | setting | there | here |
 | --- | --- | --- | --- |

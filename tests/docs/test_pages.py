@@ -386,3 +386,21 @@ def test_the_minimax_task_shown_is_trained():
         simulated = executed(f"algorithms/{page}.md")[0][name]
         state, _ = simulated.train_rounds(simulated.init(jax.random.key(0)), rounds)
         assert float(simulated.evaluate(state)["test_auc"]) > 0.9
+
+
+# ------------------------------------------------------------------- the language
+AWKWARD = (  # found by a review; what to write instead is in docs of optax and flax
+    r"that of|those of|beside|in place of|to the bit|same bits|goes on|go on|at hand|"
+    r"an own|data sets?|hyper-parameters?|normalisation|realised|kB a round|"
+    r"seconds a round"
+)
+
+
+def test_no_awkward_phrase_is_in_the_documentation():
+    phrase = re.compile(rf"\b({AWKWARD})\b|\d %", re.IGNORECASE)
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in (ROOT / "README.md", *DOCS.rglob("*.md"))
+        for match in phrase.finditer(" ".join(path.read_text().split()))
+    ]
+    assert not found, "\n".join(found)
