@@ -106,6 +106,18 @@ def test_every_page_is_built_with_its_formulas(site):
     assert "$" not in re.sub(r"<script.*?</script>", "", muon, flags=re.DOTALL)
 
 
+def test_methods_lead_to_functions_updates_and_papers(site):
+    html = page_of(site, "algorithms/methods")
+    cells = re.findall(r"<td>(.*?)</td>\s*<td>(.*?)</td>\s*<td>(.*?)</td>", html, re.S)
+    assert len(cells) > 60
+    for name, label, paper in cells:
+        assert re.match(r'<a href="\.\./\w+/#(?!cost|options)', label), name
+        assert ("arXiv:" in paper) == ("https://arxiv.org/abs/" in paper), name
+    for name in ("fedmuon", "scaffold", "fedmuon_da", "gradient_tracking"):
+        linked = rf'<a [^>]*href="\.\./\.\./reference/[^"]*\.{name}"><code>{name}<'
+        assert re.search(linked, html), name
+
+
 def test_files_of_the_repository_have_pages(site):
     """Links out of the documentation lead to pages that were made for them."""
     shown = "source/experiments/papers/dpmixsgd_jobs.py"
