@@ -4,8 +4,7 @@ import functools
 import itertools
 import os
 import signal
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import federation
@@ -200,15 +199,6 @@ def test_devices_of_several_kinds_are_reported(monkeypatch):
     with pytest.warns(UserWarning, match="kinds of devices: A, B") as seen:
         list(run_tasks(Here(), echo, tasks_of((1,), (2,), (3,), (4,))))
     assert len(seen) == 1
-
-
-@pytest.mark.slow
-def test_a_pool_that_is_broken_is_named(tmp_path):
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        a, b, _ = paths(tmp_path)
-        tasks = tasks_of((a, 9), (b, 0))
-        with pytest.raises(WorkerError, match=r"^task 0; task 1: the executor"):
-            list(run_tasks(pool, end, tasks))
 
 
 @pytest.mark.slow
