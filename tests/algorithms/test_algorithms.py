@@ -335,8 +335,7 @@ def test_a_round_can_be_differentiated_by_its_learning_rate():
 
 
 # ------------------------------------------------------------------ default rates
-FRAGILE = ("scaffold", "scaffold_momentum", "fafed", "stem", "fedadagrad")
-FRAGILE += ("fedavg_vr", "scaffold_vr")
+FRAGILE = ("scaffold_vr", "stem", "fedadagrad")  # of clients, of both, of the server
 
 
 @functools.cache
@@ -356,7 +355,7 @@ def test_default_rates_train_lenet_on_clients_that_differ(name):
     """Of methods that ten times their rate makes diverge there."""
     algorithm = ALL[name].function()
     cohort = 16 if algorithm.full_participation else 8
-    sizes = {"cohort_size": cohort, "local_steps": 5, "batch_size": 32}
+    sizes = {"cohort_size": cohort, "local_steps": 5, "batch_size": 8}
     simulation = federate(algorithm, *images(), **sizes)
     state = simulation.init(jax.random.key(0))
     begin = simulation.evaluate(state)["train_loss"]

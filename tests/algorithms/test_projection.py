@@ -124,7 +124,7 @@ def test_without_a_projection_they_leave_it(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "stem"])
+@pytest.mark.parametrize("name", ["scaffold", "stem"])
 def test_wrappers_do_not_leave_the_set(name):
     sparse = compress(METHODS[name].function(lr=0.1), compression.top_k(0.5))
     assert_stays(sparse)

@@ -169,10 +169,20 @@ def test_items_run_small(paper, item, tmp_path, capsys):
                 assert printed[panel.setting, label] == want
 
 
-def test_an_interrupted_item_resumes(tmp_path, monkeypatch, capsys):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    words = ("table_2", "--scale", "smoke")
-    command(monkeypatch, "fedmuon_004", *words, "--output", whole)
+TABLE_2 = ("table_2", "--scale", "smoke")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished table; copy it before changing it."""
+    place = tmp_path_factory.mktemp("papers") / "table_2-smoke"
+    with pytest.MonkeyPatch.context() as patch:
+        command(patch, "fedmuon_004", *TABLE_2, "--output", place)
+    return place
+
+
+def test_an_interrupted_item_resumes(whole, tmp_path, monkeypatch, capsys):
+    cut, words = tmp_path / "cut", TABLE_2
     first, second = panels("fedmuon_004", "table_2", "smoke")
     command(monkeypatch, "fedmuon_004", *words, "--output", cut, "--panels", second)
     assert f"they have not run yet: {first}\n" in capsys.readouterr().out
@@ -217,10 +227,9 @@ def test_a_kept_table_is_repeated(tmp_path, monkeypatch, capsys):
     assert "has no column 'setting'" in capsys.readouterr().err
 
 
-def test_runs_of_other_items_are_reused(tmp_path, monkeypatch):
+def test_runs_of_other_items_are_reused(whole, tmp_path):
     there, here = tmp_path / "table_2-smoke", tmp_path / "table_7-smoke" / "a"
-    words = ("table_2", "--scale", "smoke", "--output", there)
-    command(monkeypatch, "fedmuon_004", *words)
+    shutil.copytree(whole, there)
     panel = panels("fedmuon_004", "table_2", "smoke")["resnet18_dir0.1"]
     more = {**panel.sweep.grids, "fedavg": {"lr": (0.1,)}}
     wanted = dataclasses.replace(panel.sweep, algorithms=tuple(more), grids=more)

@@ -28,7 +28,7 @@ from fedjax_muon.privacy.guarantees import PrivacySpec, report
 from fedjax_muon.privacy.releases import Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
 
-SEEDS, WORLDS = 20, 200  # one chunk of worlds
+SEEDS, WORLDS = 10, 200  # one chunk of worlds
 QUICK = ("no clip", "one release less", "clip after the mean")  # of the faults
 # faults that take all of their worlds to be found
 SUBTLE = {"twice the clip", "one release less", "memory forgotten"}
