@@ -10,7 +10,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from command import assert_same_but_for_seconds, refused, run
+from command import refused, run
 
 from fedjax_muon import data
 from fedjax_muon.privacy import ClientPrivacy
@@ -233,18 +233,15 @@ def test_a_budget_is_kept_and_a_damaged_ledger_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_noise_from_the_seed_is_reproducible_and_not_private(tmp_path, capsys):
-    for name in ("a", "b"):
-        fixed = ("--insecure-fixed-noise", "--output", tmp_path / name)
-        run(*ONE, 1, *fixed, "--ledger", tmp_path / "ledger.json")
-    assert_same_but_for_seconds(*(tmp_path / name / "metrics.csv" for name in "ab"))
+def test_noise_from_the_seed_is_not_private(tmp_path, capsys):
+    ledger = ("--ledger", tmp_path / "ledger.json")
+    run(*ONE, 1, "--insecure-fixed-noise", *ledger, "--output", tmp_path / "a")
     text = (tmp_path / "a" / "privacy.txt").read_text()
     assert "NO differential privacy" in text
     assert "NO differential privacy together" in text
-    ledger = ("--ledger", tmp_path / "ledger.json")
     run(*ONE, 1, *ledger, "--output", tmp_path / "later")
     text = (tmp_path / "later" / "privacy.txt").read_text()
-    assert "no guarantee: of 2 of them, the noise was drawn from the seed" in text
+    assert "no guarantee: of 1 of them, the noise was drawn from the seed" in text
     said = refused(capsys, *ONE, 1, *ledger, "--budget", 9, "--output", tmp_path / "no")
     assert "has, or would have, runs without a guarantee" in said
 
