@@ -1,5 +1,7 @@
 """Simulations, and what is measured of them, against loops in NumPy."""
 
+import dataclasses
+import re
 from functools import partial
 
 import federation
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from command import refused, run
 from federation import DATA, PARTS, TASK, Linear, as_float64, cut
 from sklearn.metrics import accuracy_score, log_loss
 
@@ -17,6 +20,7 @@ from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.data import client_tests, partition
 from fedjax_muon.linalg import newton_schulz as orthogonalize
 from fedjax_muon.personalization import ditto, keep_own, params_of_clients
+from fedjax_muon.runs import config, directory
 from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.batching import full_batch
 from fedjax_muon.simulation.gradient_noise import noise_norms
@@ -311,3 +315,51 @@ def test_norms_by_hand(sampler):
         expected = np.linalg.norm(gradients - np.mean(gradients, axis=0), axis=1)
         np.testing.assert_allclose(found[client], expected, atol=1e-5)
         assert (expected > 1e-3).any() == (sampler is not full_batch)
+
+
+SMALL = ("--num-clients", 4, "--cohort-size", 2, "--rounds", 2, "--hidden", 4)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, capsys):
+    place, figure = tmp_path / "run", tmp_path / "noise.png"
+    words = ("train", "--algorithm", "fedavg", *SMALL, "--output", place)
+    run(*words)
+    capsys.readouterr()
+    draw = ("noise", place, "--batches", 50, "--output", figure)
+    run(*draw, "--tail", 0.1)
+    said = capsys.readouterr().out
+    index, error = map(float, re.findall(r"[\d.]+", said)[:2])
+    assert "from the 20 largest of 200 norms" in said
+    assert index > 2
+    assert error == pytest.approx(index / 20**0.5, abs=0.006)
+    assert figure.stat().st_size > 1000
+    run(*draw, "--tail", 0.1)
+    assert capsys.readouterr().out == said
+    run(*draw, "--tail", 0.1, "--seed", 1)
+    assert capsys.readouterr().out != said
+    figure.unlink()
+    for tail in (0, 1):
+        message = refused(capsys, *draw, "--tail", tail)
+        assert message == f"tail must lie in (0, 1), got {float(tail)}"
+    assert "batches must be at least 2" in refused(capsys, *draw, "--batches", 1)
+    few = refused(capsys, *draw, "--batches", 2)
+    assert few.startswith("the tail would have 0 norms; take more --batches or")
+    unnamed = refused(capsys, *draw, "--output", tmp_path / "noise")
+    assert unnamed.startswith("a figure's name must end in .png, .pdf, .svg, got")
+    assert not figure.exists()
+
+
+@pytest.mark.slow
+def test_runs_that_cannot_be_measured_are_refused(tmp_path, capsys):
+    given = config.Config()
+    private = dataclasses.replace(given, epsilon=(8.0,), delta=0.01)
+    full = dataclasses.replace(given, sampler="full_batch")
+    for message, what in {
+        "has no checkpoint yet; train": config.Run("fedavg", {}, 0, given),
+        "is private; noise would show": config.Run("fedavg", {}, 0, private),
+        "are all of a client's examples": config.Run("fedavg", {}, 0, full),
+        "holds several runs": config.Comparison(("fedavg",), {}, {}, (0,), given),
+    }.items():
+        place = directory.create(tmp_path / message[:6], what)
+        assert message in refused(capsys, "noise", place)
