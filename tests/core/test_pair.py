@@ -9,6 +9,7 @@ import pytest
 from fedjax_muon.core import (
     Round,
     check_range,
+    mean_direction,
     tree,
     value_at,
 )
@@ -122,6 +123,14 @@ def test_one_value_or_pairs_of_schedules():
     assert value_at(value, in_round(2)) == Pair(0.25, 3.0)
     assert value_at(0.7, in_round(2)) == 0.7
     assert value_at(Pair(1.0, 2.0), in_round(5)) == Pair(1.0, 2.0)
+
+
+def test_the_mean_direction_of_two_learning_rates():
+    found = mean_direction(Pair(0.1, lambda index: 0.5 + index), in_round(1), ONE)
+    parts = [mean_direction(0.1, in_round(1), ONE.x)]
+    parts.append(mean_direction(1.5, in_round(1), ONE.y))
+    assert_same(found, Pair(*parts))
+    np.testing.assert_allclose(found.y[0], -ONE.y[0] / (3 * 1.5), rtol=1e-6)
 
 
 def test_ranges_hold_for_the_parts():

@@ -2,10 +2,12 @@
 
 import json
 import math
+from operator import sub
 
 import chex
 import federation
 import jax
+import jax.numpy as jnp
 import pytest
 from command import SMALL, run
 
@@ -19,7 +21,7 @@ from fedjax_muon.planning.memory import Memory
 from fedjax_muon.planning.tuning import signature_of
 from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.runs.directory import read
-from fedjax_muon.simulation import with_plan
+from fedjax_muon.simulation import with_plan, with_task
 
 PLANS = ("vmapped", "chunked with chunk_size 3", "mapped")
 SIX = {"cohort_size": 6}
@@ -59,6 +61,20 @@ def test_simulations_are_compared_with_one_another(monkeypatch):
     assert tuned.simulation.setup.task is other.setup.task
     named = [f"{name}, {plan}" for name in ("float32", "half") for plan in PLANS]
     assert list(tuned.seconds) == named
+
+
+@pytest.mark.slow
+def test_another_task_has_the_same_clients_and_numbers():
+    one = federation.federation(**SIX)
+    other = with_task(one, federation.TASK)
+    assert other.clients is one.clients
+    found = params_after(one, 2)
+    chex.assert_trees_all_equal(found, params_after(other, 2))
+    grad = lambda *given: jax.tree.map(lambda g: 2 * g, federation.TASK.grad(*given))
+    moved = params_after(with_task(one, federation.TASK._replace(grad=grad)), 2)
+    assert any(map(jnp.any, jax.tree.leaves(jax.tree.map(sub, moved, found))))
+    with pytest.raises(TypeError):
+        with_task(one, federation.DATA)
 
 
 @pytest.mark.slow

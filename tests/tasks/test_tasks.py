@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from federation import Dropping
 from jax.tree_util import Partial
-from sklearn.metrics import accuracy_score, log_loss
+from sklearn.metrics import accuracy_score, log_loss, matthews_corrcoef
 
 from fedjax_muon import models, simulation, tasks
 from fedjax_muon.algorithms import stem
 from fedjax_muon.data import Dataset
 from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run
+from fedjax_muon.simulation import evaluation
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip, draw as draw_crops
 
 KEY = jax.random.key(0)
@@ -123,6 +124,18 @@ def test_scores_equal_scikit_learn():
         expected = log_loss([label], [p], labels=[0, 1, 2])
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
         assert correct == accuracy_score([label], [p.argmax()])
+
+
+def test_predictions_of_two_classes():
+    """From what is correct, in a whole evaluation and alone."""
+    task, params, batch = small(classes=2)
+    task = tasks.by_matthews(task)
+    scores = task.evaluate(params, batch.x, batch.y)
+    logits = models.MLP(2, (5,)).apply({"params": params}, batch.x)
+    np.testing.assert_array_equal(scores["predicted"], np.argmax(logits, axis=1))
+    found = evaluation.measure(task, params, jnp.asarray(batch.x), jnp.asarray(batch.y))
+    expected = matthews_corrcoef(batch.y, scores["predicted"])
+    np.testing.assert_allclose(found["mcc"], expected, atol=1e-6)
 
 
 def test_dropout_takes_the_key_of_the_gradient():

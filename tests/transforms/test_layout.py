@@ -27,6 +27,7 @@ from fedjax_muon.transforms.layout import (
     as_matrices,
     fans,
     in_stacks,
+    leaf_axes,
     map_matrices,
 )
 
@@ -181,6 +182,15 @@ def test_axes_are_taken_in_the_order_given():
     assert seen[0].shape == (6, 5)
     for k, l in np.ndindex(2, 3):
         np.testing.assert_array_equal(seen[0][2 * l + k], x[k, :, l])
+
+
+def test_fans_and_axes():
+    x = jnp.zeros((2, 3, 4, 5))
+    numbers = MuonDimensionNumbers((-1, 0), -2)
+    assert leaf_axes(numbers, x) == ((1,), (3, 0), (2,))
+    assert fans(numbers, x) == (10, 4)
+    # A grouped convolution has in / groups inputs.
+    assert fans(CONV, jnp.zeros((3, 3, 64, 128))) == (576, 128)
 
 
 ABSENT = ((0, 2), (-3, 1), ((0, 5), 1))
