@@ -36,7 +36,8 @@ def sign_of_average(decay=0.9):
 
 
 digits = fm.data.load("digits")
-clients = fm.partition.dirichlet(digits.y_train, 16, alpha=0.1, key=jax.random.key(0))
+key = jax.random.key(0)
+clients = fm.partition.dirichlet(digits.y_train, 16, alpha=0.1, key=key)
 task = fm.tasks.classification(fm.models.MLP(classes=10), digits)
 algorithm = fm.fedavg(lr=0.001, rule=sign_of_average())
 sizes = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
@@ -126,6 +127,8 @@ plt.rcParams.update(STYLE)
 figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
 for name, (rounds, accuracy) in curves.items():
     axis.plot(rounds, accuracy, label=name)
-axis.set(xlabel="round", ylabel="test accuracy", title="digits, 16 clients, 8 a round")
+axis.set(
+    xlabel="round", ylabel="test accuracy", title="digits, 16 clients, 8 per round"
+)
 axis.legend()
 plt.show()

@@ -16,7 +16,7 @@ from printed import ROOT, all_commands, blocks
 
 from benchmarks import __main__ as benchmarks
 from fedjax_muon import cli, data
-from fedjax_muon.cli import config_files
+from fedjax_muon.cli import parsing as cli_parsing
 from fedjax_muon.runs.config import Config, Run, method_of
 from fedjax_muon.runs.directory import to_json
 
@@ -60,7 +60,7 @@ def files(tmp_path, monkeypatch):
 def parsing(monkeypatch, files):
     """Programs end as soon as they have parsed their arguments."""
     cli_of_tyro, parse_args = tyro.cli, argparse.ArgumentParser.parse_args
-    command = config_files.command
+    command = cli_parsing.command
 
     def parsed(program, **how):
         if inspect.isfunction(program):  # which would be called; its likeness is
@@ -77,7 +77,7 @@ def parsing(monkeypatch, files):
         raise ParsedError(parse_args(parser, *given))
 
     monkeypatch.setattr(tyro, "cli", parsed)
-    monkeypatch.setattr(config_files, "command", made)
+    monkeypatch.setattr(cli_parsing, "command", made)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed_args)
     return monkeypatch
 
