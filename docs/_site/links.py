@@ -4,7 +4,8 @@ The site has the pages of docs/ and what programs wrote into results/. They link
 other files too, such as an experiment. On the site a notebook becomes its page; any
 other file gets a page that shows it.
 CHANGELOG.md, CONTRIBUTING.md, SECURITY.md and notebooks/README.md are pages too. A
-figure links to its file, since it is small on a phone.
+figure is its .svg where there is one, and links to its file, since it is small on a
+phone.
 """
 
 import logging
@@ -17,7 +18,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "results"
-FIGURE = re.compile(r'(<img [^>]*src="([^"]+\.png)"[^>]*>)(?!\s*</a>)')
+FIGURE = re.compile(r'(<img [^>]*src="([^"]+\.(?:png|svg))"[^>]*>)(?!\s*</a>)')
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 ROOT_PAGES = {
     "CHANGELOG.md": "changelog.md",
@@ -96,6 +97,8 @@ def on_page_markdown(markdown, page, config, files):
         path = (folder / match[2]).resolve()
         if not is_relative(match[2]) or not path.is_relative_to(ROOT):
             return match[0]
+        if path.suffix == ".png" and path.with_suffix(".svg").is_file():
+            path = path.with_suffix(".svg")  # sharp, and without a background
         uri = place_of(path)
         if uri is None:
             log.warning("%s links to %s, which is no file", page.file.src_uri, match[2])
