@@ -3,11 +3,12 @@
 What is there is shown, what is missing is named.
 """
 
+import base64
 import dataclasses
 import html
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from fedjax_muon.core.atomic_files import write
 from fedjax_muon.reporting import fairness, metrics_csv
 from fedjax_muon.reporting.comparison import History, score_column
 from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.reporting.plots import NAMES
 from fedjax_muon.reporting.style import Line, another, line_of
 from fedjax_muon.reporting.tables import percent
 from fedjax_muon.runs import directory as directories, sweep as sweeps
@@ -48,6 +50,7 @@ table { border-collapse: collapse; font-size: .9rem; }
 th, td { padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #d9dee4;
   text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
+@media (max-width: 30em) { td:first-child { white-space: normal; } }
 section { border-left: 4px solid #d98324; padding: .1rem 1rem; }
 </style>
 """
@@ -232,11 +235,11 @@ def _figure(curves: Sequence[Curve]) -> str:
     for trace in traces:
         x, y = trace.x["round"], trace.y["linear"]
         figure.add_trace(Scatter(x=x, y=y, visible=trace.metric == first, **trace.look))
-    words = {name: html.escape(name.replace("_", " ")) for name in metrics}
+    words = {name: html.escape(_words(name)) for name in metrics}
     metric = {
         words[name]: [
             {"visible": [trace.metric == name for trace in traces]},
-            {"yaxis.title.text": words[name]},
+            {"yaxis.title.text": words[name], "yaxis.autorange": True},
         ]
         for name in metrics
     }
@@ -245,7 +248,10 @@ def _figure(curves: Sequence[Curve]) -> str:
         for name, title in AXES.items()
     }
     scale = {
-        name: [{"y": [t.y[name] for t in traces]}, {"yaxis.type": name}]
+        name: [
+            {"y": [t.y[name] for t in traces]},
+            {"yaxis.type": name, "yaxis.autorange": True},
+        ]
         for name in SCALES
     }
     menus = [_menu(0.0, metric, metrics.index(first)), _menu(0.4, axis)]
@@ -255,13 +261,58 @@ def _figure(curves: Sequence[Curve]) -> str:
         margin={"l": 10, "r": 10, "t": 60, "b": 10},
         hovermode="x unified",
         xaxis={"title": {"text": AXES["round"]}, "automargin": True},
-        yaxis={"title": {"text": words[first]}, "automargin": True},
+        yaxis={
+            "title": {"text": words[first]},
+            "automargin": True,
+            "range": _later(traces, first),
+        },
         legend={"orientation": "h", "y": -0.2},
         showlegend=True,
         updatemenus=[*menus, _menu(0.8, scale)],
     )
-    config = {"displayModeBar": False}
+    picture = {"format": "png", "scale": 2, "filename": "curves"}
+    config = {
+        "displaylogo": False,
+        "modeBarButtons": [["toImage"]],
+        "toImageButtonOptions": picture,
+    }
     return figure.to_html(config, include_plotlyjs=True, full_html=False)
+
+
+def _later(traces: Sequence[Trace], metric: str) -> tuple[float, float]:
+    """Limits in which the lines of a metric are from half of training on.
+
+    A double click shows the whole lines.
+    """
+    lines = [
+        t.y["linear"] for t in traces if t.metric == metric and "fill" not in t.look
+    ]
+    values = np.concatenate([line[len(line) // 2 :] for line in lines])
+    low, high = np.nanmin(values), np.nanmax(values)
+    margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
+    return float(low - margin), float(high + margin)
+
+
+def _words(metric: str) -> str:
+    """The name of a metric as people say it."""
+    part = metric.removeprefix(fairness.PREFIX)
+    if part != metric and part in fairness.COLUMNS:
+        return f"clients: {fairness.COLUMNS[part].removesuffix(', %')}"
+    return NAMES.get(metric, metric.replace("_", " "))
+
+
+def _download(curves: Sequence[Curve]) -> str:
+    """A link to the means of all curves, as a CSV file."""
+    lines = ["run,metric,round,mean"]
+    for curve in curves:
+        name = '"' + curve.name.replace('"', '""') + '"'
+        for trace in _traces(curve):
+            if "fill" not in trace.look:
+                pairs = zip(trace.x["round"], trace.y["linear"], strict=True)
+                lines += [f"{name},{trace.metric},{x:g},{y:.6g}" for x, y in pairs]
+    data = base64.b64encode("\n".join([*lines, ""]).encode()).decode()
+    link = f'<a download="curves.csv" href="data:text/csv;base64,{data}">CSV</a>'
+    return f"<p>Download the means as {link}; the button in the figure saves a PNG.</p>"
 
 
 def _menu(x: float, buttons: Mapping[str, Any], active: int = 0) -> dict[str, Any]:
@@ -335,6 +386,7 @@ def _page(title: str, curves: Sequence[Curve], missing: Sequence[str]) -> str:
         f"<p>{about}; means over seeds, with 95% intervals of Student's t</p>",
         f"<section><h2>Not shown</h2><ul>{items}</ul></section>" if missing else "",
         _figure(curves),
+        _download(curves),
         *(_last(curves), _clients(curves), _cost(curves)),
         _compared("Options", curves, [curve.options for curve in curves]),
         _compared("Versions and machine", curves, [one.versions for one in curves]),
@@ -342,29 +394,52 @@ def _page(title: str, curves: Sequence[Curve], missing: Sequence[str]) -> str:
     return "\n".join([*parts, "</html>\n"])
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that scrolls within itself, below a heading."""
-    cell = lambda kind, words: f"<{kind}>{html.escape(words)}</{kind}>"
-    line = lambda kind, words: f"<tr>{''.join(cell(kind, w) for w in words)}</tr>"
-    lines = "\n".join([line("th", columns), *(line("td", row) for row in rows)])
+def _table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    best: Collection[tuple[int, int]] = (),
+) -> str:
+    """A table that scrolls within itself, below a heading.
+
+    Args:
+      best: Rows and columns of cells in bold.
+    """
+    bold = lambda at, words: f"<strong>{words}</strong>" if at in best else words
+    cell = lambda kind, at, words: f"<{kind}>{bold(at, html.escape(words))}</{kind}>"
+
+    def line(kind: str, i: int, words: Sequence[str]) -> str:
+        cells = (cell(kind, (i, j), word) for j, word in enumerate(words))
+        return f"<tr>{''.join(cells)}</tr>"
+
+    shown = [line("td", i, row) for i, row in enumerate(rows)]
+    lines = "\n".join([line("th", -1, columns), *shown])
     heading = f"<h2>{title}</h2>\n" if title else ""
     return f'{heading}<div class="wide"><table>{lines}</table></div>'
 
 
 def _last(curves: Sequence[Curve]) -> str:
-    rows = []
+    """The best run comes first; its score and the smallest loss are in bold."""
+    rows, scores, losses = [], [], []
     for curve in curves:
         column = score_column(curve.runs[0])
         last = np.array([run[column][-1] for run in curve.runs])
-        score = percent(float(last.mean()), float(half_width(last)))
         # private runs have no training loss
-        losses = [run["train_loss"][-1] for run in curve.runs if "train_loss" in run]
-        loss = f"{np.mean(losses):.4g}" if losses else "-"
+        each = [run["train_loss"][-1] for run in curve.runs if "train_loss" in run]
+        scores.append(float(last.mean()))
+        losses.append(float(np.mean(each)) if each else np.nan)
+        score = percent(scores[-1], float(half_width(last)))
+        loss = f"{losses[-1]:.4g}" if each else "-"
         rounds = "/".join(sorted({str(run["round"][-1]) for run in curve.runs}))
-        words = (column.replace("_", " "), score, loss, rounds)
-        rows.append((curve.name, *words, str(len(curve.runs))))
-    columns = ("run", "score", "%, ± 95%", "training loss", "rounds", "seeds")
-    return _table("Results after the last round", columns, rows)
+        seeds = str(len(curve.runs))
+        rows.append((curve.name, score, loss, rounds, seeds, _words(column)))
+    order = np.argsort(-np.array(scores), kind="stable")
+    best = {(0, 1)} if np.isfinite(max(scores)) else set()
+    if np.isfinite(losses).any():
+        best.add((int(np.nanargmin(np.array(losses)[order])), 2))
+    columns = ("run", "%, ± 95%", "training loss", "rounds", "seeds", "score")
+    ranked = [rows[i] for i in order]
+    return _table("Results after the last round", columns, ranked, best)
 
 
 def _clients(curves: Sequence[Curve]) -> str:

@@ -1,5 +1,6 @@
 """Run directories that are read: in Python, to export parameters, for a report."""
 
+import base64
 import dataclasses
 import html
 import json
@@ -222,7 +223,7 @@ class Page(HTMLParser):
         tag = self.stack[-1][0] if self.stack else ""
         if tag == "script":
             self.scripts.append(data)
-        elif tag == "td":
+        elif tag in ("td", "strong"):  # bold cells
             self.cells.append(data)
         else:
             self.text += data
@@ -243,7 +244,7 @@ def data_of(path) -> list[dict]:
 
 def seeds_of(path) -> list[str]:
     cells = Page(path).cells
-    return [cells[i + 4] for i, cell in enumerate(cells) if cell == "test accuracy"]
+    return [cells[i - 1] for i, cell in enumerate(cells) if cell == "test accuracy"]
 
 
 def rows(seed: int):
@@ -290,7 +291,7 @@ def test_curves_are_means_with_intervals_of_students_t(compared, path):
         words = metric.replace("_", " ")
         (button,) = (one for one in metrics if one["label"] == words)
         (shown, title) = button["args"]
-        assert title == {"yaxis.title.text": words}
+        assert title == {"yaxis.title.text": words, "yaxis.autorange": True}
         places = np.flatnonzero(shown["visible"])
         assert [traces[i]["name"] for i in places] == 2 * ["FedAvg"] + 2 * ["FedMuon"]
         for number, (band, line) in enumerate(places.reshape(2, 2)):
@@ -314,8 +315,19 @@ def test_curves_are_means_with_intervals_of_students_t(compared, path):
     page = Page(path)
     assert any(f"{100 * np.mean(last):.2f} ± " in cell for cell in page.cells)
     assert {"0.3", "fedavg", "fedmuon"} <= set(page.cells)  # what differs
+    strong = re.findall("<strong>(.*?)</strong>", path.read_text())
+    means = [float(cell.split(" ± ")[0]) for cell in page.cells if " ± " in cell]
+    assert means == sorted(means, reverse=True)
+    assert strong[0].startswith(f"{means[0]:.2f} ± ")
+    low, high = layout["yaxis"]["range"]  # of the later half
+    later = np.array([t["y"][1:] for t in traces if t["visible"] and len(t["y"]) == 3])
+    assert 0 < later.min() - low < 0.2
+    assert 0 < high - later.max() < 0.2
+    (data,) = [a for a in page.addresses if a.startswith("data:")]
+    lines = base64.b64decode(data.partition(",")[2]).decode().splitlines()
+    assert len(lines) == 1 + 2 * len(SCORES) * 3
     # no other host is asked for anything
-    assert page.addresses == []
+    assert [a for a in page.addresses if not a.startswith("data:")] == []
     assert "default-src 'none'" in path.read_text()
     assert max(map(len, page.scripts)) > 10**6  # plotly's code
 
