@@ -280,7 +280,7 @@ DAMAGE = {
     "not finite": "not finite",
     "schema": "it has another schema",
     "shape": "it has another schema: array 0",
-    "cut": "it was cut or extended",
+    "cut": "are no message",
     "replayed": "an answer to another request",
     "of another client": "an answer of client",
     "of another run": "an answer to another request",
