@@ -1,10 +1,12 @@
 """Messages between the server and the nodes: plain values and arrays, as bytes.
 
 They are in flax's form of msgpack. A message is read without running anything that it
-contains, and arrays are used only if they have the schema that is expected.
+contains. Its values are those of JSON, and arrays are used only if they have the schema
+that is expected.
 """
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -52,6 +54,7 @@ def read(data: bytes) -> Message:
         content = flax.serialization.msgpack_restore(data)
         about, numbered = content["about"], content["arrays"]
         arrays = [numbered[str(i)] for i in range(len(numbered))]
+        json.dumps(about)  # may raise: an array has no truth value, say
     except Exception as error:  # whatever the bytes are; msgpack has no common type
         raise MessageError(
             f"these bytes are no message of fedjax_muon ({type(error).__name__})"

@@ -279,16 +279,19 @@ def _figure(curves: Sequence[Curve]) -> str:
     return figure.to_html(config, include_plotlyjs=True, full_html=False)
 
 
-def _later(traces: Sequence[Trace], metric: str) -> tuple[float, float]:
+def _later(traces: Sequence[Trace], metric: str) -> tuple[float, float] | None:
     """Limits in which the lines of a metric are from half of training on.
 
-    A double click shows the whole lines.
+    A double click shows the whole lines. None if all of them diverged before.
     """
     lines = [
         t.y["linear"] for t in traces if t.metric == metric and "fill" not in t.look
     ]
     values = np.concatenate([line[len(line) // 2 :] for line in lines])
-    low, high = np.nanmin(values), np.nanmax(values)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return None
+    low, high = values.min(), values.max()
     margin = 0.1 * (high - low) or 0.05 * abs(high) or 1.0
     return float(low - margin), float(high + margin)
 
@@ -434,7 +437,7 @@ def _last(curves: Sequence[Curve]) -> str:
         seeds = str(len(curve.runs))
         rows.append((curve.name, score, loss, rounds, seeds, _words(column)))
     order = np.argsort(-np.array(scores), kind="stable")
-    best = {(0, 1)} if np.isfinite(max(scores)) else set()
+    best = {(0, 1)} if np.isfinite(scores[order[0]]) else set()
     if np.isfinite(losses).any():
         best.add((int(np.nanargmin(np.array(losses)[order])), 2))
     columns = ("run", "%, ± 95%", "training loss", "rounds", "seeds", "score")

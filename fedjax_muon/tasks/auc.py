@@ -72,7 +72,8 @@ def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> 
 
     def objective(params: Pair, batch: Batch, key: jax.Array) -> jax.Array:
         h = jax.nn.softmax(logits_of(model, params.x.model, batch.x, key))[:, 1]
-        p = batch.shares[1] if share is None else share  # type: ignore[index]
+        shares: Any = batch.shares  # which batches of clients have
+        p = shares[1] if share is None else share
         positive = batch.y.astype(h.dtype)
         negative, (_, w1, w2), w3 = 1 - positive, params.x, params.y
         losses = (

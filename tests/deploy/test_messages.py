@@ -42,6 +42,8 @@ def test_trees_with_keys_and_bfloat16_survive_to_the_bit():
 NO_ARRAYS = [3, None, {"1": np.zeros(2)}, {"0": [1.0]}, {"0": np.float32(1)}]
 CONTENTS = [3, [], {"about": {}}, {"about": 3, "arrays": {}}]
 CONTENTS += [{"about": {}, "arrays": arrays} for arrays in NO_ARRAYS]
+NO_VALUES = [np.ones(2), np.float32(1), b"3", 3j]  # of JSON
+CONTENTS += [{"about": {"client": value}, "arrays": {}} for value in NO_VALUES]
 
 
 @pytest.mark.parametrize("content", CONTENTS)

@@ -333,6 +333,26 @@ def test_curves_are_means_with_intervals_of_students_t(compared, path):
 
 
 @pytest.mark.slow
+def test_runs_that_diverged_are_last_and_do_not_scale_the_figure(tmp_path, path):
+    gone, kept = (
+        create(tmp_path / n, {"lr": r}, 0) for n, r in (("a", 9.0), ("b", 1.0))
+    )
+    metrics = gone / "metrics.csv"
+    header, first, *rest = metrics.read_text().splitlines()
+    score = header.split(",").index("test_accuracy")
+    lost = [",".join(["nan" if i == score else w for i, w in enumerate(row.split(","))])
+            for row in rest]  # fmt: skip
+    metrics.write_text("\n".join([header, first, *lost, ""]))
+    save_report([gone, kept], path)
+    assert figure_of(path)[1]["yaxis"]["range"]
+    strong = re.findall("<strong>(.*?)</strong>", path.read_text())
+    assert len(strong) == 2
+    assert "nan" not in strong[0]
+    save_report([gone], path, overwrite=True)
+    assert "range" not in figure_of(path)[1]["yaxis"]
+
+
+@pytest.mark.slow
 def test_hostile_names_are_text(tmp_path, path):
     name = "<img src=x onerror=alert(1)>"
     hyper = {"lr": 0.1, "</script><b>": 1.0}
