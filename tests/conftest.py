@@ -36,10 +36,14 @@ gc.set_threshold(200_000, 50, 100)
 LEDGERS = tempfile.TemporaryDirectory()
 os.environ["XDG_DATA_HOME"] = LEDGERS.name
 
-# Many tests compile the same programs. The cache belongs to this process alone, since
-# tests must not write to the user's cache, and processes may read incomplete files.
+# Many tests compile the same programs, in workers and in processes that they start. All
+# of them share one cache, which is not the user's. JAX locks it only if it has a size.
 PROGRAMS = tempfile.TemporaryDirectory()
-jax.config.update("jax_compilation_cache_dir", PROGRAMS.name)
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", PROGRAMS.name)
+os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**33)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_compilation_cache_max_size", 2**33)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 

@@ -27,7 +27,7 @@ torch_vmap = needs("benchmarks.peers.torch_vmap")
 
 ROOT = Path(__file__).parents[2]
 FIRST = {"first_call_seconds", "repeats", "wall_seconds", "wall_seconds_min"}
-FIELDS = FIRST | {"cpu_seconds", "cpu_seconds_min"}
+FIELDS = FIRST | {"cpu_seconds", "cpu_seconds_min", "load"}
 
 
 @functools.cache

@@ -5,17 +5,11 @@ import random
 import signal
 
 import pytest
-from swept import share_programs
 
 from . import damage, environments, fuzz, kills, outcome
 
 # The command prints warnings; it does not raise them.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
-
-
-@pytest.fixture(autouse=True)
-def programs(tmp_path_factory, monkeypatch):
-    share_programs(tmp_path_factory, monkeypatch)
 
 
 @pytest.fixture(scope="module")

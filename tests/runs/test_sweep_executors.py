@@ -36,11 +36,6 @@ def alone(tmp_path_factory) -> Path:
     return place
 
 
-@pytest.fixture(autouse=True)
-def programs(tmp_path_factory, monkeypatch):
-    swept.share_programs(tmp_path_factory, monkeypatch)
-
-
 @pytest.fixture
 def submitted(monkeypatch) -> list[str]:
     """The names of the tasks that are handed to `run_tasks`."""

@@ -60,13 +60,6 @@ def is_worker(process: psutil.Process) -> bool:
         return False
 
 
-def share_programs(tmp_path_factory, monkeypatch) -> None:
-    """Workers share the programs that they compile, and leave the user's alone."""
-    place = tmp_path_factory.getbasetemp() / "programs"
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(place))
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-
-
 def meanwhile(condition: Callable[[], bool], act: Callable[[], None]):
     """Acts as soon as a condition holds, in a thread."""
 
