@@ -167,13 +167,18 @@ def _lanes(request: Row, algorithms, peers: Sequence[str], limits: Limits):
 
 
 def summary(rounds: Sequence[Row]) -> Row:
-    """Returns the time of the first round, and medians and minima of the others."""
+    """Returns the time of the first round, and medians and minima of the others.
+
+    `load` is the number of cores that other processes kept busy meanwhile.
+    """
     first, *others = rounds
     row = {"first_call_seconds": round(first["wall"], 3), "repeats": len(others)}
     for kind in ("wall", "cpu"):
         times = [one[kind] for one in others]
         row[f"{kind}_seconds"] = round(statistics.median(times), 5)
         row[f"{kind}_seconds_min"] = round(min(times), 5)
+    used = sum(max(0.0, one["busy"] - one["cpu"]) for one in others)
+    row["load"] = round(used / sum(one["wall"] for one in others), 2)  # by others
     return row
 
 

@@ -1,6 +1,6 @@
 """Rounds compiled for TPUs without a TPU: seconds, memory and communication.
 
-    python -m benchmarks.topologies                   # all groups: hours
+    python -m benchmarks.topologies                   # all groups: up to an hour
     python -m benchmarks.topologies methods plans
     python -m benchmarks.topologies --list
 
@@ -182,7 +182,7 @@ def arguments() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}")
     add("--list", action="store_true", help="print the cases, and stop")
-    add("--minutes", type=float, default=10.0, help="limit of a case")
+    add("--minutes", type=float, default=3.0, help="limit of a case")
     add("--again", action="store_true", help="compile cases that were refused again")
     add("--output", type=Path, default=Path("runs/topologies"), metavar="DIR")
     return parser

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.papers import fedmuon_001, fedmuon_003, fedmuon_004, minimax_000
+from experiments.papers import fedmuon_004
 from fedjax_muon import algorithms, decentralized, minimax, models, tasks
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.data import NAMES, Dataset
@@ -32,21 +32,9 @@ from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.tasks.lora import lora_classification
 
 CHIP, SQUARE, POD = "v5e:1x1", "v5e:2x2", "v5e:16x16"
-CHIPS = [f"{kind}:{n}x{n}" for kind in ("v5e", "v6e") for n in (1, 2, 4, 16)]
 MANY_CLIENTS = 256  # one for each chip of a pod
-TOKENS, LENGTH = 8192, 48  # of texts for the recurrent network
-ROBERTA = (50_265, 128)
-ITEMS = {
-    "fedmuon_001": (fedmuon_001.ITEMS, "fedmuon_correct"),
-    "fedmuon_003": (fedmuon_003.ITEMS, "fedmuon"),
-    "fedmuon_004": (fedmuon_004.ITEMS, "fedmuon_align"),
-    "minimax_000": (minimax_000.ITEMS, "fedmuon_da"),
-}
+ROBERTA = (50_265, 128)  # tokens, and length of a text
 DESCENT = ("dsgd", "dsgd_muon", "gradient_tracking", "gradient_tracking_muon")
-UNKNOWN_SIZES = {  # training examples of sets that tensorflow-datasets prepares
-    "tfds:sentiment140": 16_000,
-    "tfds:yelp_polarity_reviews": 560_000,
-}
 
 
 class Case(NamedTuple):
@@ -98,24 +86,16 @@ MODELS = {  # with the sizes of the papers that have them
         augmentation="none",
     ),
 }
-CHOSEN = (
-    "fedavg",
-    "fedmuon",
-    "fedmuon_correct",
-    "fedmuon_align",
-    "scaffold",
-    "local_adamw",
-)
+CHOSEN = "fedavg", "fedmuon", "scaffold"
 
 
 def methods() -> Iterator[Case]:
-    """Yields every method of the registries on one chip and on 256."""
-    for name in CHIP, POD:
-        for algorithm in algorithms.ALL:
-            yield Case("methods", algorithm, MLP, name)
-        for algorithm in (*minimax.ALL, *decentralized.ALL):
-            config = MLP if algorithm in DESCENT else AUC
-            yield Case("methods", algorithm, config, name)
+    """Yields the methods that have code of their own, on one chip and on 256."""
+    registries = algorithms.ALL | minimax.ALL | decentralized.ALL
+    for chips, (name, row) in itertools.product((CHIP, POD), registries.items()):
+        if row.preset is None:
+            plain = name in algorithms.ALL or name in DESCENT
+            yield Case("methods", name, MLP if plain else AUC, chips)
 
 
 def large_models() -> Iterator[Case]:
@@ -125,49 +105,24 @@ def large_models() -> Iterator[Case]:
 
 
 def plans() -> Iterator[Case]:
-    """Yields plans, types and chips for two methods."""
-    kinds = ("mapped", "vmapped", "chunked")
-    for chips, algorithm in itertools.product(CHIPS, ("fedavg", "fedmuon")):
-        for plan, dtype in itertools.product(kinds, ("float32", "bfloat16")):
-            changes: dict[str, Any] = {
-                "plan": plan,
-                "compute_dtype": dtype,
-                "chunk_size": 2,
-            }
-            yield Case("plans", algorithm, dataclasses.replace(MLP, **changes), chips)
+    """Yields plans and types for two methods."""
+    kinds, types = ("mapped", "vmapped", "chunked"), ("float32", "bfloat16")
+    for algorithm, plan, dtype in itertools.product(CHOSEN[:2], kinds, types):
+        how: dict[str, Any] = {"plan": plan, "compute_dtype": dtype, "chunk_size": 2}
+        yield Case("plans", algorithm, dataclasses.replace(MLP, **how), SQUARE)
 
 
 def scaling() -> Iterator[Case]:
     """Yields rounds of 1,000 and of 100,000 clients on 1 to 256 chips."""
-    for count, algorithm in itertools.product((1_000, 100_000), ("fedavg", "scaffold")):
-        sizes: dict[str, Any] = {
-            "num_clients": count,
-            "cohort_size": count,
-            "batch_size": 1,
-        }
-        how: dict[str, Any] = {
-            "plan": "chunked",
-            "chunk_size": 50,
-            "split_examples": True,
-        }
-        config = dataclasses.replace(MLP, hidden=(64,), **sizes, **how)
-        for side in (1, 2, 4, 8, 16):
-            yield Case("scaling", algorithm, config, f"v5e:{side}x{side}")
-
-
-def papers() -> Iterator[Case]:
-    """Yields the program of every setting of the papers' experiments in full size.
-
-    Settings that differ in values only, such as the partition, have one program.
-    """
-    for paper, (items, algorithm) in ITEMS.items():
-        found: dict[str, Case] = {}
-        for item in items.values():
-            for panel in item.panels("full").values():
-                config = dataclasses.replace(panel.sweep.config, plan="vmapped")
-                case = Case(paper, algorithm, config, SQUARE)
-                found.setdefault(case.name, case)
-        yield from found.values()
+    counts, sides = (1_000, 100_000), (1, 4, 16)
+    for count, algorithm, side in itertools.product(
+        counts, ("fedavg", "scaffold"), sides
+    ):
+        sizes: dict[str, Any] = {"num_clients": count, "cohort_size": count}
+        how: dict[str, Any] = {"plan": "chunked", "chunk_size": 50, "batch_size": 1}
+        how |= {"hidden": (64,), "split_examples": True}
+        config = dataclasses.replace(MLP, **sizes, **how)
+        yield Case("scaling", algorithm, config, f"v5e:{side}x{side}")
 
 
 GROUPS = {
@@ -175,24 +130,18 @@ GROUPS = {
     "models": large_models,
     "plans": plans,
     "scaling": scaling,
-    "papers": papers,
 }
 
 
 def dataset_of(config: Config) -> Dataset:
     """Returns zeros in the shape of a dataset, which take no memory, random labels."""
-    known = NAMES.get(config.dataset)
-    count, classes = UNKNOWN_SIZES.get(config.dataset, 0), 2
-    if known is not None:
-        assert known.examples is not None
-        count, classes = max(known.examples[0], config.num_clients), known.classes
-    tokens, sizes, zero = 0, [LENGTH], np.zeros((), np.int32)
+    known = NAMES[config.dataset]
+    assert known.examples is not None
+    count, classes = max(known.examples[0], config.num_clients), known.classes
+    tokens, sizes, zero = 0, [ROBERTA[1]], np.zeros((), np.int32)
     if config.model == "roberta":
-        tokens, sizes = ROBERTA[0], [ROBERTA[1]]
-    elif config.model == "rnn":
-        tokens = TOKENS
+        tokens = ROBERTA[0]
     else:
-        assert known is not None
         words = known.example.removesuffix(" numbers").split(" x ")
         sizes, zero = list(map(int, words)), np.zeros((), np.float32)
     x = np.broadcast_to(zero, (count, *sizes))

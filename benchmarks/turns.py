@@ -44,6 +44,15 @@ def descendants_seconds() -> float:
     return total
 
 
+def busy_seconds() -> float:
+    """Returns the CPU time of all processes of this machine; 0 without /proc."""
+    if not (PROC / "stat").exists():
+        return 0.0
+    fields = (PROC / "stat").read_text().partition("\n")[0].split()[1:]
+    user, nice, system, _, _, irq, softirq, *_ = map(int, fields)  # not idle, iowait
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 def peak_megabytes() -> float:
     """Returns the sum of the peak memory of this process and of its descendants."""
     total = 0
@@ -61,23 +70,29 @@ class Turns:
 
     def __init__(self, requests: IO[str], answers: IO[str]):
         self._requests, self._answers = requests, answers
-        self._began = 0.0, 0.0, 0.0
+        self._began = 0.0, 0.0, 0.0, 0.0
 
     def start(self) -> bool:
         """Waits until a round is requested; returns False after the last one."""
         if not self._requests.readline().strip():
             return False
         others = descendants_seconds()  # first, because reading it takes time too
-        self._began = time.perf_counter(), time.process_time(), others
+        busy = busy_seconds()
+        self._began = time.perf_counter(), time.process_time(), others, busy
         return True
 
     def stop(self) -> None:
-        """Answers with the times of the round that has just ended."""
-        now = time.perf_counter(), time.process_time(), descendants_seconds()
-        wall, own, others = (
+        """Answers with the times of the round that has just ended.
+
+        `busy` is the CPU time of all processes meanwhile. What it exceeds `cpu` by was
+        used by others.
+        """
+        clocks = time.perf_counter(), time.process_time()
+        now = *clocks, descendants_seconds(), busy_seconds()
+        wall, own, others, busy = (
             end - start for end, start in zip(now, self._began, strict=True)
         )
-        self.send(wall=wall, cpu=own + others)
+        self.send(wall=wall, cpu=own + others, busy=busy)
 
     def finish(self, losses: list[float], device_bytes: int | None = None) -> None:
         """Sends the losses of all algorithms and the peak memory after all rounds."""
