@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from optax.contrib import MuonDimensionNumbers
 
 from fedjax_muon.core import Params
@@ -151,7 +152,7 @@ def as_matrices(
     return from_matrices(numbers, function(to_matrices(numbers, leaf)), leaf)
 
 
-def _is_numbers(node: Any) -> bool:
+def is_numbers(node: Any) -> bool:
     return node is None or isinstance(node, MuonDimensionNumbers)
 
 
@@ -160,7 +161,51 @@ def map_matrices(
 ) -> Any:
     """Applies a function to every matrix of a pytree; other leaves pass unchanged."""
     one = lambda n, leaf: leaf if n is None else function(n, leaf)
-    return jax.tree.map(one, numbers, updates, is_leaf=_is_numbers)
+    return jax.tree.map(one, numbers, updates, is_leaf=is_numbers)
+
+
+def of_matrices(
+    function: Callable[[jax.Array], jax.Array], layout: Layout
+) -> optax.GradientTransformation:
+    """A transformation of every matrix alone, computed in float32 or wider.
+
+    Other leaves pass unchanged.
+
+    Args:
+      function: Function of an array [..., fan_in, fan_out] that keeps its shape.
+    """
+
+    def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:
+        del params
+
+        def one(numbers: MuonDimensionNumbers, leaf: jax.Array) -> jax.Array:
+            wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+            return as_matrices(function, numbers, wide).astype(leaf.dtype)
+
+        return map_matrices(one, layout(updates), updates)
+
+    return optax.stateless(update)
+
+
+def map_leaves(
+    function: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Maps (numbers or None, leaf, leaf of another tree) over pytrees of one form."""
+    return partial(jax.tree.map, function, is_leaf=is_numbers)
+
+
+def squared_norms(matrices: jax.Array, side: str) -> jax.Array:
+    """Squared norms of the vectors of output units, or of inputs.
+
+    Args:
+      matrices: [..., fan_in, fan_out].
+      side: "out" for sums over fan_in, "in" for sums over fan_out.
+
+    Returns:
+      [..., 1, fan_out] or [..., fan_in, 1].
+    """
+    axis = {"out": -2, "in": -1}[side]
+    return jnp.sum(matrices * matrices, axis, keepdims=True)
 
 
 def map_stacks(
@@ -176,7 +221,7 @@ def map_stacks(
         treats every matrix alike.
     """
     tree: Any  # its methods are not typed
-    known, tree = jax.tree.flatten(numbers, is_leaf=_is_numbers)
+    known, tree = jax.tree.flatten(numbers, is_leaf=is_numbers)
     leaves = tree.flatten_up_to(updates)
     places = [i for i, n in enumerate(known) if n is not None]
 

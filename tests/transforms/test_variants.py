@@ -1,0 +1,372 @@
+"""Variants of Muon, Scion and SOAP against literal loops over the papers' matrices.
+
+The transcriptions have a row for every output unit, as the papers; kernels of the
+library are their transposes.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_muon as fm
+from fedjax_muon import transforms
+from fedjax_muon.linalg.newton_schulz import polar
+from fedjax_muon.transforms import jordan, moonlight, spectral
+
+SHAPES = {"tall": (3, 7), "wide": (6, 4), "square": (4, 4)}  # fan_in, fan_out
+STEPS = 5
+
+
+def gradients():
+    rng = np.random.default_rng(5)  # its first signs are no singular matrices
+    draw = lambda shape: {"kernel": rng.normal(size=shape), "bias": rng.normal(size=3)}
+    return [{k: draw(shape) for k, shape in SHAPES.items()} for _ in range(STEPS)]
+
+
+def updates(rule, given):
+    """Kernels as the papers' matrices, and biases, of every step in float64."""
+    with jax.enable_x64(True):
+        given = jax.tree.map(jnp.asarray, given)
+        state, update, found = rule.init(given[0]), jax.jit(rule.update), []
+        for g in given:
+            u, state = update(g, state, g)
+            found.append(jax.tree.map(np.asarray, u))
+    return found
+
+
+def orth(x):
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    return (u * (s > 1e-12)) @ vt
+
+
+def norm(x):
+    return np.sqrt(np.sum(np.square(x)))
+
+
+def nesterov(given, beta):
+    """Momenta (1 - beta) g + beta m of exponential averages from zero."""
+    m, found = np.zeros_like(given[0]), []
+    for g in given:
+        m = beta * m + (1 - beta) * g
+        found.append((1 - beta) * g + beta * m)
+    return found
+
+
+def normuon(given, beta=0.95, beta2=0.95):
+    o, i = given[0].shape
+    v = np.zeros(o)
+    for n in nesterov(given, beta):
+        O, hat = orth(n), np.zeros((o, i))
+        for p in range(o):
+            v[p] = beta2 * v[p] + (1 - beta2) * np.mean(O[p] ** 2)
+            hat[p] = O[p] / (np.sqrt(v[p]) + 1e-10)
+        yield math.sqrt(max(1, o / i)) * hat * norm(O) / (norm(hat) + 1e-10)
+
+
+def muon_plus(given, order):
+    o, i = given[0].shape
+    for n in nesterov(given, 0.95):
+        O = orth(n)
+        for side in order:
+            for p in range(o if side == "out" else i):
+                line = np.s_[p] if side == "out" else np.s_[:, p]
+                O[line] = O[line] / np.sqrt(np.sum(O[line] ** 2) + 1e-7)
+        yield math.sqrt(o / i) * O
+
+
+def muon_eq(given, order):
+    o, i = given[0].shape
+    for g in np.cumsum([0.9**-t * g for t, g in enumerate(given)], 0):
+        n = g.copy()  # of heavy ball; its scale matters through 1e-8 alone
+        factor = np.ones((o, i))
+        for p in range(o):
+            for q in range(i):
+                if "out" in order:
+                    factor[p, q] /= np.sqrt(np.sum(n[p] ** 2) + 1e-8)
+                if "in" in order:
+                    factor[p, q] /= np.sqrt(np.sum(n[:, q] ** 2) + 1e-8)
+        yield 0.2 * math.sqrt(max(o, i)) * orth(n * factor)
+
+
+def adamuon(given, beta=0.95):
+    v = np.zeros_like(given[0])
+    for n in nesterov(given, beta):
+        O = orth(np.sign(n))
+        v = beta * v + (1 - beta) * O**2
+        hat = O / (np.sqrt(v) + 1e-8)
+        yield 0.2 * math.sqrt(v.size) * hat / (norm(hat) + 1e-8)
+
+
+def muon_squared(given, beta=0.95, beta2=0.9):
+    (o, i), v = given[0].shape, np.zeros_like(given[0])
+    for n, g in zip(nesterov(given, beta), given, strict=True):
+        v = beta2 * v + (1 - beta2) * g**2
+        yield math.sqrt(max(1, o / i)) * orth(n / (np.sqrt(v) + 1e-10))
+
+
+def mars_m(given, beta=0.95, gamma=0.025):
+    (o, i), m, last = given[0].shape, np.zeros_like(given[0]), given[0]
+    for g in given:
+        c = g + gamma * beta / (1 - beta) * (g - last)
+        c = c / max(1, norm(c))
+        m, last = beta * m + (1 - beta) * c, g
+        yield 0.2 * math.sqrt(max(o, i)) * orth(m)
+
+
+def scion(direction):
+    def steps(given, beta=0.9, radius=3.0):
+        d = np.zeros_like(given[0])
+        for g in given:
+            d = beta * d + (1 - beta) * g
+            yield radius * direction(d)
+
+    return steps
+
+
+def col_norm(d):
+    o, i = d.shape
+    lines = [d[:, q] / (norm(d[:, q]) / np.sqrt(o) + 1e-8) / i for q in range(i)]
+    return np.stack(lines, 1)
+
+
+def row_norm(d):
+    o, i = d.shape
+    return np.stack([d[p] / (norm(d[p]) * np.sqrt(i) + 1e-8) for p in range(o)])
+
+
+def soap(given, b1=0.95, b2=0.9, every=2, longest=5):
+    """Of long sides the averages are singular, and their bases not unique."""
+    o, i = given[0].shape
+    L, R, QL, QR = np.zeros((o, o)), np.zeros((i, i)), np.eye(o), np.eye(i)
+    m, v = np.zeros((o, i)), np.zeros((o, i))  # m in the original coordinates
+    for t, g in enumerate(given):
+        if t:
+            turned = QL.T @ g @ QR
+            m = b1 * m + (1 - b1) * g
+            v = b2 * v + (1 - b2) * turned**2
+            u = QL @ (QL.T @ m @ QR / (np.sqrt(v) + 1e-8)) @ QR.T
+            yield u * np.sqrt(1 - b2**t) / (1 - b1**t)
+        else:
+            yield np.zeros((o, i))
+        L, R = b2 * L + (1 - b2) * g @ g.T, b2 * R + (1 - b2) * g.T @ g
+        if o <= longest and t % every == 0:
+            rows = np.argsort(-np.diag(QL.T @ L @ QL), kind="stable")
+            v = v[rows] if t else v
+            QL = np.linalg.qr(L @ QL[:, rows])[0] if t else first_basis(L)
+        if i <= longest and t % every == 0:
+            columns = np.argsort(-np.diag(QR.T @ R @ QR), kind="stable")
+            v = v[:, columns] if t else v
+            QR = np.linalg.qr(R @ QR[:, columns])[0] if t else first_basis(R)
+
+
+def first_basis(gram):
+    return np.linalg.eigh(gram)[1][:, ::-1]
+
+
+def muon_with(*middle, scale, decay=0.95, before=()):
+    shaped = transforms.scale_by_shape(scale)
+    trace = optax.trace(decay, nesterov=True)
+    return optax.chain(trace, *before, transforms.orthogonalize(polar), *middle, shaped)
+
+
+def heavy(*before):
+    """Without Nesterov, and with a momentum of 0.9."""
+    orthogonal = transforms.orthogonalize(polar)
+    scale = transforms.scale_by_shape(moonlight)
+    return optax.chain(optax.trace(0.9), *before, orthogonal, scale)
+
+
+def plus(*order):
+    rule = muon_with(transforms.normalize_axes(*order), scale=spectral)
+    return rule, lambda given: muon_plus(given, order)
+
+
+def equal(*order):
+    return heavy(transforms.equilibrate(*order)), lambda g: muon_eq(g, order)
+
+
+def in_norm(direction, literal):
+    return transforms.scale_by_scion(0.9, direction, radius=3.0), scion(literal)
+
+
+by_spectral = transforms.spectral_direction(polar)
+spectral_of = lambda d: math.sqrt(d.shape[0] / d.shape[1]) * orth(d)
+CASES = {
+    "NorMuon": (transforms.scale_by_normuon(polar=polar), normuon),
+    "Muon+, row": plus("out"),
+    "Muon+, col": plus("in"),
+    "Muon+, row_col": plus("out", "in"),
+    "Muon+, col_row": plus("in", "out"),
+    "MuonEq, R": equal("out"),
+    "MuonEq, C": equal("in"),
+    "MuonEq, RC": equal("out", "in"),
+    "AdaMuon": (transforms.scale_by_adamuon(polar=polar), adamuon),
+    "Muon^2": (transforms.scale_by_muon2(b2=0.9, polar=polar), muon_squared),
+    "MARS-M": (
+        optax.chain(
+            transforms.scale_by_mars(),
+            optax.trace(0.95),
+            transforms.orthogonalize(polar),
+            transforms.scale_by_shape(moonlight),
+        ),
+        mars_m,
+    ),
+    "Scion, Spectral": in_norm(by_spectral, spectral_of),
+    "Scion, ColNorm": in_norm(transforms.input_direction(), col_norm),
+    "Scion, RowNorm": in_norm(transforms.output_direction(), row_norm),
+    "Scion, Sign": in_norm(
+        transforms.sign_direction(), lambda d: np.sign(d) / d.shape[1]
+    ),
+    "SOAP": (transforms.scale_by_soap(b2=0.9, every=2, longest=5), soap),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_those_of_the_paper(name):
+    rule, literal = CASES[name]
+    given = gradients()
+    found = updates(rule, given)
+    for shape in SHAPES:
+        steps = literal([g[shape]["kernel"].T for g in given])
+        for u, expected in zip(found, steps, strict=True):
+            kernel = u[shape]["kernel"].T
+            np.testing.assert_allclose(kernel, expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_zero_stays_zero_and_types_stay(name):
+    rule, _ = CASES[name]
+    zeros = {"kernel": jnp.zeros((3, 5), jnp.bfloat16), "bias": jnp.zeros(3)}
+    state = rule.init(zeros)
+    for _ in range(3):
+        kinds = jax.tree.map(lambda x: (x.shape, x.dtype), state)
+        found, state = rule.update(zeros, state, zeros)
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), state) == kinds
+        for name, leaf in found.items():
+            assert leaf.dtype == zeros[name].dtype
+            assert not np.any(np.asarray(leaf, np.float32))
+
+
+def test_equivalences_that_papers_imply():
+    given = gradients()
+    muon = updates(transforms.scale_by_muon(0.95, nesterov=True, polar=polar), given)
+    of_units = updates(transforms.scale_by_normuon(polar=polar, b2=0.6), given)
+    rows = updates(muon_with(transforms.normalize_axes("out"), scale=jordan), given)
+    signs = updates(transforms.scale_by_adamuon(polar=polar), given)
+    for m, u, r in zip(muon, of_units, rows, strict=True):
+        # fewer output units than inputs: rows of O are orthonormal already
+        np.testing.assert_allclose(u["wide"]["kernel"], m["wide"]["kernel"], rtol=1e-7)
+        np.testing.assert_allclose(r["wide"]["kernel"], m["wide"]["kernel"], rtol=1e-6)
+        length = math.sqrt(7 / 3) * norm(m["tall"]["kernel"])
+        assert norm(u["tall"]["kernel"]) == pytest.approx(length)
+    assert np.std(norm_of_columns(of_units[-1])) > 1e-3
+    first = np.abs(signs[0]["tall"]["kernel"])
+    np.testing.assert_allclose(first, 0.2, rtol=1e-6)
+    no_memory = updates(transforms.scale_by_normuon(polar=polar, b2=0.0), given)
+    # b2 = 0: steps of all output units have one length
+    expected = math.sqrt(3 / 7) * math.sqrt(7 / 3)
+    np.testing.assert_allclose(norm_of_columns(no_memory[-1]), expected, rtol=1e-7)
+
+
+def norm_of_columns(update):
+    return np.linalg.norm(update["tall"]["kernel"], axis=0)
+
+
+def test_leaves_that_are_no_matrices_pass_their_momentum():
+    given = gradients()
+    biases = [g["tall"]["bias"] for g in given]
+    m = np.zeros(3)
+    for g, u in zip(biases, updates(CASES["NorMuon"][0], given), strict=True):
+        m = g + 0.95 * m
+        np.testing.assert_allclose(u["tall"]["bias"], g + 0.95 * m)
+
+
+def test_soap_of_vectors_is_adam_that_begins_one_call_late():
+    given = gradients()
+    found = updates(transforms.scale_by_soap(b1=0.9, b2=0.8), given)
+    m, v = np.zeros(3), np.zeros(3)
+    assert not np.any(found[0]["tall"]["bias"])
+    for t, g in enumerate([g["tall"]["bias"] for g in given[1:]], 1):
+        m, v = 0.9 * m + 0.1 * g, 0.8 * v + 0.2 * g**2
+        expected = m / (np.sqrt(v) + 1e-8) * np.sqrt(1 - 0.8**t) / (1 - 0.9**t)
+        np.testing.assert_allclose(found[t]["tall"]["bias"], expected, rtol=1e-9)
+
+
+def test_clipped_scion_is_scion_or_steepest_descent():
+    given, average = gradients(), optax.ema(0.9, debias=False)
+    clipped = lambda largest: optax.chain(
+        average,
+        transforms.clip_by_dual_norm(
+            transforms.by_rank(by_spectral, transforms.rms_direction()), largest
+        ),
+    )
+    small, large = updates(clipped(1e-3), given), updates(clipped(1e9), given)
+    d = jax.tree.map(np.zeros_like, given[0])
+    for step, g in enumerate(given):
+        d = jax.tree.map(lambda d, g: 0.9 * d + 0.1 * g, d, g)
+        v = {
+            shape: {
+                "kernel": spectral_of(leaves["kernel"].T).T,
+                "bias": leaves["bias"] / np.sqrt(np.mean(leaves["bias"] ** 2)),
+            }
+            for shape, leaves in d.items()
+        }
+        dual = sum(
+            np.sum(a * b)
+            for a, b in zip(jax.tree.leaves(d), jax.tree.leaves(v), strict=True)
+        )
+        for found, length in ((small, 1e-3), (large, dual)):
+            for a, b in zip(
+                jax.tree.leaves(found[step]), jax.tree.leaves(v), strict=True
+            ):
+                np.testing.assert_allclose(a, length * b, rtol=1e-6, atol=1e-9)
+
+
+def test_constrained_scion_stays_in_its_ball():
+    """Of the radius, in the spectral norm scaled by sqrt(fan_in / fan_out)."""
+    rule = transforms.scale_by_scion(0.9, by_spectral, radius=2.0)
+    rule = optax.chain(rule, optax.add_decayed_weights(1.0))
+    with jax.enable_x64(True):
+        x, rng = {"w": jnp.zeros((3, 7))}, np.random.default_rng(0)
+        state = rule.init(x)
+        for _ in range(30):
+            u, state = rule.update(
+                {"w": jnp.asarray(rng.normal(size=(3, 7)))}, state, x
+            )
+            x = {"w": x["w"] - 0.3 * u["w"]}
+            size = np.linalg.norm(x["w"], 2) * math.sqrt(3 / 7)
+            assert size <= 2.0 + 1e-9
+    assert size > 0.5
+
+
+@pytest.mark.parametrize("given", [(), ("out", "out"), ("rows",)])
+def test_other_sides_are_refused(given):
+    said = r"the sides must be 'out' \(output units\), 'in' or both, got"
+    with pytest.raises(ValueError, match=said):
+        transforms.normalize_axes(*given)
+    if given:
+        with pytest.raises(ValueError, match=said):
+            transforms.equilibrate(*given)
+
+
+def test_rules_train_clients():
+    """As local rules, and as a rule of the server."""
+    digits = fm.data.load("digits")
+    parts = fm.partition.iid(digits.y_train, 4, key=jax.random.key(0))
+    task = fm.tasks.classification(fm.models.MLP(10, (16,)), digits)
+    sizes = {"cohort_size": 2, "local_steps": 3, "batch_size": 16}
+    rule = transforms.by_rank(transforms.scale_by_normuon(), optax.scale_by_adam())
+    for algorithm in (
+        fm.fedavg(lr=0.02, rule=rule),
+        fm.diloco(lr=0.02, rule=rule),
+        fm.scaffold(lr=0.02, rule=rule),
+    ):
+        simulation = fm.federate(algorithm, task, digits, parts, **sizes)
+        state = simulation.init(jax.random.key(0))
+        begin = simulation.evaluate(state)["train_loss"]
+        state, _ = simulation.train_rounds(state, 5)
+        assert simulation.evaluate(state)["train_loss"] < 0.8 * begin
