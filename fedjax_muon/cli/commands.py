@@ -84,17 +84,17 @@ def train(args) -> None:
             )
             plain_console().print(ahead_of_time.table(compiled))
             return
+        if simulation.guarantee is not None:
+            if jax.process_count() > 1:
+                raise ValueError("private runs run in one process; leave out epsilon")
+            private = privacy.Private(run, simulation.guarantee)
+            privacy.check_budget([private], dataset)
         if not is_of_agents(run) and plan_record.is_tuned(run.config, args.tune):
             forms = plan_record.forms_of(run.config, simulation, dataset)
             config, simulation = plan_record.fastest(forms)
             run = dataclasses.replace(run, config=config)
         else:
             check_memory(simulation)
-        if simulation.guarantee is not None:
-            if jax.process_count() > 1:
-                raise ValueError("private runs run in one process; leave out epsilon")
-            private = privacy.Private(run, simulation.guarantee)
-            privacy.check_budget([private], dataset)
         run_dir = directory.create(args.output, run, run.algorithm)
         log = logs.begin(run_dir, args.log)
     _train(run, simulation, dataset, run_dir, log)
@@ -403,13 +403,13 @@ def noise(args: arguments.Noise) -> None:
         launch.begin(launch.Launch(), run.config.devices)
         dataset = dataset_of(run.config)
         simulation = simulation_of(run, dataset)
-        check_memory(simulation)
         tail = round(args.tail * args.batches * run.config.num_clients)
         if args.batches > 1 and tail < FEWEST:
             raise ValueError(
                 f"the tail would have {tail} norms; take more --batches or a larger "
                 f"--tail, for {FEWEST} at least"
             )
+        check_memory(simulation)
         params = training.last_params(run, simulation, args.directory)
         key = start_key(args.seed)
         norms = noise_norms(simulation, params, key, batches=args.batches)

@@ -68,19 +68,20 @@ def check(job: Comparison, run_dir: Path | None = None) -> Checked:
             f"{agents} protects an example of an agent, and {clients} a client; do not "
             "compare them"
         )
+    firsts = [simulation_of(row[0], dataset) for row in job.rows]
     private: list[privacy.Private] = []
-    for row in job.rows:
-        first = simulation_of(row[0], dataset)
-        check_memory(first)
+    for first, row in zip(firsts, job.rows, strict=True):
         private += _guaranteed(first, row, dataset)
-    if job.grids:
-        sweeps.check(_tuning_of(job))
     for seed in job.seeds[1:]:
         parts_of(job.config, dataset, seed)
     if run_dir is None:
         privacy.check_budget(private, dataset)
     else:
         privacy.check_budget(_cells_of(private, run_dir), dataset)
+    if job.grids:
+        sweeps.check(_tuning_of(job))
+    for first in firsts:  # last, since it compiles
+        check_memory(first)
     return Checked(dataset, private)
 
 

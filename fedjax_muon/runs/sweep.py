@@ -108,7 +108,7 @@ DRAWN = 10  # methods whose curves are drawn, the best
 
 
 def check(job: Sweep, executor: str | None = None) -> None:
-    """Raises `ValueError` for what can't be swept, before anything is compiled."""
+    """Raises `ValueError` for what can't be swept; only then are programs compiled."""
     if job.config.split_examples:
         raise ValueError(
             "a sweep has a copy of the examples on each device; leave out "
@@ -135,9 +135,10 @@ def check(job: Sweep, executor: str | None = None) -> None:
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     train, _ = _held_out(job)
+    commons = {}
     for name in job.algorithms:
         try:
-            check_memory(_common(job, name, train))
+            commons[name] = _common(job, name, train)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     for name in job.algorithms:
@@ -162,6 +163,11 @@ def check(job: Sweep, executor: str | None = None) -> None:
                 raise ValueError(f"the grid of {name}: {error}") from error
     for seed in job.seeds:
         parts_of(job.config, train, seed)
+    for name, common in commons.items():  # last, since it compiles
+        try:
+            check_memory(common)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
 
 
 def with_owners_counted(config: Config) -> Config:
