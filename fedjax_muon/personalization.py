@@ -191,12 +191,12 @@ def _check(params: Params, names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             raise ValueError(
-                f"no parameter has {name!r} in its path; there are "
+                f"no parameter has {name!r} in its path; the names are "
                 f"{', '.join(sorted(known))}"
             )
     if len(_paths(params, names)) == len(leaves):
         raise ValueError(
-            f"{', '.join(names)} are all parameters; a client must share some of them"
+            f"{', '.join(names)} cover all parameters; clients must share some of them"
         )
 
 

@@ -49,11 +49,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dictionary. Raises `ValueError` if a key is there twice."""
+    """A dictionary. Raises `ValueError` if a key occurs twice."""
     values: dict[Any, Any] = {}
     for key, value in pairs:
         if key in values:
-            raise ValueError(f"{key!r} is there twice")
+            raise ValueError(f"{key!r} occurs twice")
         values[key] = value
     return values
 
@@ -122,7 +122,10 @@ def find(command: str, argv: Sequence[str]) -> File:
 def _read(path: Path, command: str) -> dict[str, Any]:
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
-        raise ValueError(f"a config file ends in {', '.join(KINDS)}, got {str(path)!r}")
+        raise ValueError(
+            f"the name of a config file must end in {', '.join(KINDS)}, got "
+            f"{str(path)!r}"
+        )
     check_size(path, LIMIT)
     with reading(path, f"a file in {kind}", "correct it", found="", errors=ERRORS):
         text = path.read_text(encoding="utf-8")
@@ -154,7 +157,7 @@ def _of_job(path: Path, text: str, command: str) -> dict[str, Any]:
     if command not in commands:
         raise ValueError(
             f"{path} is the config of `{' and '.join(commands)}`, not of `{command}`; "
-            f"repeat it by: fedjax-muon {commands[0]} --config {path}"
+            f"repeat it with: fedjax-muon {commands[0]} --config {path}"
         )
     return _flat(job)
 

@@ -82,8 +82,8 @@ def check_size(path: Path, limit: int = TEXT_LIMIT) -> None:
     size = path.stat().st_size
     if size > limit:
         raise ValueError(
-            f"{path}: expected at most {limit} bytes, found {size}; it is damaged, or "
-            "another file: replace it with the original"
+            f"{path}: expected at most {limit} bytes, found {size}; the file is "
+            "damaged or the wrong one: replace it with the original"
         )
 
 

@@ -118,8 +118,8 @@ def _rows(
     labels = _named_entries(split, label)
     if labels.dtype.kind == "i" and labels.min() < 0:
         raise ValueError(
-            f"{split.row(int(np.argmin(labels)))}: the label {labels.min()} is that of "
-            "hidden labels; leave out such rows, or the split"
+            f"{split.row(int(np.argmin(labels)))}: the label {labels.min()} stands for "
+            "a hidden label; leave out such rows, or the split"
         )
     owners = None if owner is None else _named_entries(split, owner)
     return _Rows(_inputs(split, features, size), labels, owners)
@@ -154,8 +154,8 @@ def _inputs(
     if alone and len(names) > 1:
         others = ", ".join(name for name in names if name != alone[0])
         raise ValueError(
-            f"{split.root}: a column of images or texts, such as {alone[0]!r}, is the "
-            f"only feature; exclude it, or exclude {others}"
+            f"{split.root}: a column of images or texts, such as {alone[0]!r}, cannot "
+            f"be combined with other features; exclude it, or exclude {others}"
         )
     if images:
         return _images(split, names[0], size)
@@ -195,7 +195,7 @@ def _numbers(split: _Split, name: str) -> np.ndarray:
     wrong = np.flatnonzero(~(abs(rows.astype(float)) <= LARGEST).all(axis=1))
     if len(wrong):
         raise ValueError(
-            f"{split.row(wrong[0])}: column {name!r} is empty or no finite number; "
+            f"{split.row(wrong[0])}: column {name!r} is empty or not a finite number; "
             "correct it, or exclude the column"
         )
     return values

@@ -152,7 +152,7 @@ def source_of(name: str) -> Source:
         nearest = difflib.get_close_matches(name, NAMES, n=len(NAMES), cutoff=0)
         raise ValueError(
             f"unknown dataset {name!r}; choose one of {', '.join(nearest)}, or "
-            f"{TFDS}<name> for one that tensorflow-datasets has prepared"
+            f"{TFDS}<name> for a dataset prepared with tensorflow-datasets"
         )
     return NAMES[name]
 

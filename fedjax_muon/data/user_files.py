@@ -82,8 +82,8 @@ def _held_out(
     back = out[first][~np.isin(owners[out[first]], owners[kept])]
     if len(back) == len(out):
         raise ValueError(
-            "every owner has one example, which is for training; give the examples for "
-            "testing, or leave the owners out"
+            "every owner has only one example, which is needed for training; give "
+            "separate test examples, or leave out the owners"
         )
     return np.concatenate([kept, back]), np.setdiff1d(out, back, assume_unique=True)
 
@@ -222,7 +222,7 @@ def by_pattern(pattern: str) -> Callable[[Path], str]:
         compiled = re.compile(pattern)
     except re.error as error:
         raise ValueError(
-            f"owner {pattern!r} is no regular expression: {error}"
+            f"owner {pattern!r} is not a regular expression: {error}"
         ) from error
 
     def owner(image: Path) -> str:
@@ -400,7 +400,7 @@ def _numbered(name: str, labels: np.ndarray, classes: Sequence[str]) -> np.ndarr
     unknown = [text for text in texts if text not in numbers]
     if unknown:
         raise ValueError(
-            f"{name} has the label {unknown[0]!r}, which is none of the classes "
+            f"{name} has the label {unknown[0]!r}, which is not one of the classes "
             f"{', '.join(classes)}"
         )
     return np.array([numbers[text] for text in texts], np.int32)

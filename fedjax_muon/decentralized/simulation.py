@@ -313,7 +313,7 @@ def _mix(setup: GossipSetup, weights: Any) -> tuple[Mixer, float]:
     matrices = np.atleast_3d(np.asarray(weights, float).T).T  # [T, m, m]
     if matrices.shape[1] != setup.agents:
         raise ValueError(
-            f"weights are those of {matrices.shape[1]} agents, but there are "
+            f"the weights are for {matrices.shape[1]} agents, but there are "
             f"{setup.agents}"
         )
     off_diagonal = ~np.eye(setup.agents, dtype=bool)
@@ -359,7 +359,7 @@ def _traffic(simulation: Simulation) -> tuple[Traffic, Traffic]:
 def _calibrate(
     setup: GossipSetup, privacy: AgentPrivacy | None, sizes: Sequence[int]
 ) -> tuple[GossipSetup, Guarantee, dict[str, Any]]:
-    """The setup with other noise, its guarantee, and the noise as a hyper-parameter."""
+    """The setup with other noise, its guarantee, and the noise as a hyperparameter."""
     old = setup.privacy
     privacy = privacy or old
     assert privacy is not None  # the simulation is private

@@ -49,7 +49,7 @@ class Federation(NamedTuple):
         return 1 if number < self.first else work.bound(self.max_client_size, size)
 
     def with_inputs(self, inputs: Inputs) -> "Federation":
-        """The same federation with traced hyper-parameters and arrays of the task.
+        """The same federation with traced hyperparameters and arrays of the task.
 
         They are arguments of the compiled programs as in a simulation, since constants
         would be rounded differently.

@@ -193,7 +193,7 @@ class States:
         if run != self.run or turn not in self.kept:
             raise MessageError(
                 f"this node does not have the state of turn {turn}; start it with the "
-                "directory in which its states are, or begin a new run"
+                "directory that holds its states, or start a new run"
             )
         return self.kept[turn]
 

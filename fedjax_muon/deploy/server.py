@@ -103,8 +103,8 @@ def serve(
         shared.guarantee.check_rounds(0, rounds)
         if directory is not None and checkpoint_seconds:
             raise ValueError(
-                "a private server saves every round before its parameters are sent, "
-                "so that none is sent twice with other noise; leave out "
+                "a private server saves every round before it sends the parameters, so "
+                "that no round is sent twice with different noise; leave out "
                 f"checkpoint_seconds, got {checkpoint_seconds}"
             )
     server = _Server(shared, send, key, deadline)

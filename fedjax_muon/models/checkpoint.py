@@ -42,8 +42,7 @@ def opened(path: str | Path, model: str, url: str) -> Iterator[tuple[Path, Any]]
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(
-            f"{file} does not exist; download model.safetensors, that of {model} from "
-            f"{url}"
+            f"{file} does not exist; download model.safetensors of {model} from {url}"
         )
     wanted = "tensors in the format of safetensors that fit the model"
     with (

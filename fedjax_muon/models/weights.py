@@ -113,7 +113,8 @@ def check_target(path: Path, *, overwrite: bool) -> Format:
 def _format_of(path: Path) -> Format:
     if path.suffix.lower() not in FORMATS:
         raise ValueError(
-            f"the suffix of parameters is {' or '.join(FORMATS)}, got {str(path)!r}"
+            f"the name of a parameter file must end in {' or '.join(FORMATS)}, got "
+            f"{str(path)!r}"
         )
     if path.suffix.lower() == ".safetensors":
         check_installed("safetensors", "a file of safetensors")

@@ -88,7 +88,10 @@ def tune(
         )
     best = min(measured, key=measured.__getitem__)
     if math.isinf(measured[best]):
-        raise ValueError("no plan fits in memory; take fewer clients or smaller ones")
+        raise ValueError(
+            "no plan fits in memory; use fewer clients, or a smaller model or batch "
+            "size"
+        )
     return Tuned(candidates[best], best, dict(measured))
 
 

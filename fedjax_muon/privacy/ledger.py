@@ -323,16 +323,15 @@ class Ledger:
         if new and budget is not None and epsilon > budget:
             if math.isinf(epsilon):
                 raise ValueError(
-                    f"{self.path} has, or would have, runs without a guarantee, so "
-                    "that no budget holds; leave out the budget, or keep a ledger of "
-                    "other data"
+                    f"{self.path} contains, or would contain, runs without a "
+                    "guarantee, so no budget can hold; leave out the budget, or use "
+                    "another ledger"
                 )
             raise ValueError(
-                f"the privacy budget of {self.path} would be exceeded: "
-                f"{len(charged)} runs have spent epsilon "
-                f"{_composed(charged, delta):.4g}, with {len(new)} more it would be "
-                f"{epsilon:.4g}, and {budget:g} is allowed, at delta {delta:g}; run "
-                "less, or with smaller epsilons"
+                f"the privacy budget of {self.path} would be exceeded: {len(charged)} "
+                f"runs have spent epsilon {_composed(charged, delta):.4g}, with "
+                f"{len(new)} more it would be {epsilon:.4g}, and {budget:g} is "
+                f"allowed, at delta {delta:g}; run fewer, or with smaller epsilons"
             )
         return new, epsilon
 
@@ -380,7 +379,8 @@ class Ledger:
         if record.get("version") != VERSION:
             raise ValueError(
                 f"{self.path} has version {record.get('version')!r} of the ledger's "
-                f"format, and this fedjax_muon reads version {VERSION}; update it"
+                f"format, and this fedjax_muon reads version {VERSION}; update "
+                "fedjax_muon"
             )
         if record.get("sha256") != _digest(record):
             raise self._damaged("its content does not match its SHA-256")

@@ -98,7 +98,7 @@ def _summary(name: str, runs: Sequence[History], target: float) -> Summary:
 
 
 class Point(NamedTuple):
-    """One point of a hyper-parameter grid, run on several seeds."""
+    """One point of a hyperparameter grid, run on several seeds."""
 
     hyper: Mapping[str, float]
     runs: Sequence[History]  # without diverged ones
@@ -128,9 +128,9 @@ def best(points: Sequence[Point]) -> Point | None:
 
 
 def edges(points: Sequence[Point], chosen: Point) -> list[str]:
-    """The hyper-parameters whose chosen value is at an edge of the grid.
+    """The hyperparameters whose chosen value is at an edge of the grid.
 
-    A better value may lie beyond. A hyper-parameter with one value was not tuned and
+    A better value may lie beyond. A hyperparameter with one value was not tuned and
     has no edge.
 
     Example:

@@ -65,8 +65,8 @@ def check(job: Comparison, run_dir: Path | None = None) -> Checked:
             for wanted in (True, False)
         )
         raise ValueError(
-            f"{agents} protects an example of an agent, and {clients} a client; do not "
-            "compare them"
+            f"{agents} protects single examples and {clients} whole clients, so their "
+            "epsilons cannot be compared; compare them separately"
         )
     private: list[privacy.Private] = []
     for row in job.rows:

@@ -495,7 +495,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Several algorithms, each on a grid of hyper-parameters and several seeds."""
+    """Several algorithms, each on a grid of hyperparameters and several seeds."""
 
     algorithms: tuple[str, ...]
     grids: Mapping[str, Mapping[str, tuple[float, ...]]]
@@ -510,7 +510,7 @@ class Sweep:
             check_count("cells_at_once", self.cells_at_once)
         if set(self.grids) != set(self.algorithms):
             raise ValueError(
-                f"grids must be those of {', '.join(self.algorithms)}, got "
+                f"grids must name the algorithms {', '.join(self.algorithms)}, got "
                 f"{', '.join(self.grids)}"
             )
 
@@ -539,7 +539,7 @@ class Sweep:
 def _check_each_once(**entries: Sequence[Any]) -> None:
     for name, several in entries.items():
         if not several or len(set(several)) != len(several):
-            raise ValueError(f"{name} must be one or more, each once, got {several}")
+            raise ValueError(f"{name} must name one or more, each once, got {several}")
 
 
 Job = Run | Comparison | Sweep
@@ -562,7 +562,7 @@ def methods_for(config: Config) -> Mapping[str, Method]:
 
 def hyper_parameters(method: Method) -> dict[str, Any]:
     """The plain options of a method, by name, with their defaults: numbers and flags,
-    not transformations. Hyper-parameters are floats even if their defaults are not."""
+    not transformations. Hyperparameters are floats even if their defaults are not."""
     parameters = inspect.signature(method.function).parameters
     defaults = {name: p.default for name, p in parameters.items()}
     plain = (bool, int, float)

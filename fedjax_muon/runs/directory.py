@@ -74,8 +74,8 @@ def _check_names(kind: Any, values: dict[str, Any]) -> None:
     for name in sorted(names ^ values.keys()):
         problem = "unknown" if name in values else "missing"
         raise ValueError(
-            f"{name!r} is {problem} in its {kind.__name__.lower()}: it is of another "
-            "version of fedjax_muon; train again, or install that version"
+            f"{name!r} is {problem} in its {kind.__name__.lower()}: it was written by "
+            "another version of fedjax_muon; train again, or install that version"
         )
 
 
@@ -143,8 +143,8 @@ def check_own_code(directory: Path, job: Job, named: Collection[str]) -> None:
     code = own_code_of(job)
     if unnamed := sorted({name for v in code.values() for name in v} - set(named)):
         raise ValueError(
-            f"{directory} runs code of its own, {', '.join(unnamed)}; if you trust it, "
-            f"add {shlex.join(_naming(code))}"
+            f"{directory} runs custom code, {', '.join(unnamed)}; if you trust it, add "
+            f"{shlex.join(_naming(code))}"
         )
 
 
@@ -201,7 +201,7 @@ def held(directory: Path) -> Iterator[None]:
                 lock.acquire()
         except filelock.Timeout as error:
             raise ValueError(
-                f"another process works in {directory}; wait until it ends, or choose "
+                f"another process is using {directory}; wait until it ends, or choose "
                 "another directory"
             ) from error
 
@@ -262,8 +262,8 @@ def check_same(directory: Path, run: Run) -> None:
     """Raises `ValueError` if a directory holds another run than `run`."""
     if dataclasses.asdict(read(directory)) != dataclasses.asdict(run):
         raise ValueError(
-            f"{directory / CONFIG} is not what the comparison's own config says; "
-            "start anew in another directory"
+            f"{directory / CONFIG} does not match the config of the comparison; start "
+            "again in another directory"
         )
 
 

@@ -143,7 +143,7 @@ def _results_in(place: Path, job: Any, missing: list[str]) -> Iterator[Result]:
             for name in NEEDED:
                 if name not in history:
                     raise ValueError(
-                        f"{path} has no column {name!r}: it is damaged, or of "
+                        f"{path} has no column {name!r}: it is damaged, or was made by "
                         "`deploy`, whose runs do not count bytes"
                     )
             if not len(history["round"]):

@@ -1,4 +1,4 @@
-"""Sweeps in a run directory: grids of hyper-parameters, finished group by group.
+"""Sweeps in a run directory: grids of hyperparameters, finished group by group.
 
 config.json        what was asked for
 versions.json      of everything that computes
@@ -103,7 +103,7 @@ def clear(path: Path) -> None:
         shutil.rmtree(path)
 
 
-Values = tuple[dict[str, Any], int]  # hyper-parameters and seed of a cell
+Values = tuple[dict[str, Any], int]  # hyperparameters and seed of a cell
 DRAWN = 10  # methods whose curves are drawn, the best
 
 
@@ -111,13 +111,12 @@ def check(job: Sweep, executor: str | None = None) -> None:
     """Raises `ValueError` for what can't be swept, before anything is compiled."""
     if job.config.split_examples:
         raise ValueError(
-            "a sweep has a copy of the examples on each device; leave out "
-            "split_examples"
+            "a sweep copies the examples to each device; leave out split_examples"
         )
     if job.config.client_tests:
         raise ValueError(
-            "a sweep selects rates by all validation examples together; leave out "
-            "client_tests, and compare the best rates with it"
+            "a sweep chooses by all validation examples together; leave out "
+            "client_tests, and use it in compare with the best rates"
         )
     if executor is not None:
         if job.config.devices > 1:
@@ -130,7 +129,7 @@ def check(job: Sweep, executor: str | None = None) -> None:
         try:
             if is_of_agents(job.cell(name, {}, 0)):
                 raise ValueError(
-                    "it has agents and no server, and a sweep is for methods with one"
+                    "it is decentralized, and a sweep is only for methods with a server"
                 )
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
@@ -144,14 +143,14 @@ def check(job: Sweep, executor: str | None = None) -> None:
         known = numbers_of(own_code.algorithm(method_of(name), {}))
         if job.grids[name] and not known:
             raise ValueError(
-                f"{name} has no hyper-parameters that a sweep can vary; decorate it "
+                f"{name} has no hyperparameters that a sweep can vary; decorate it "
                 "with fedjax_muon.recorded, and annotate its numbers Hyper"
             )
         for option, values in job.grids[name].items():
             if option not in known:
                 raise ValueError(
-                    f"the grid names {option!r}, which is no number that {name} takes; "
-                    f"it takes {', '.join(known)}"
+                    f"the grid names {option!r}, which is not a number that {name} "
+                    f"takes; it takes {', '.join(known)}"
                 )
             if len(set(values)) != len(values):
                 raise ValueError(f"the grid of {option} has a value twice: {values}")
@@ -287,8 +286,8 @@ def prepare(text: str, name: str, digest: str) -> tuple[Simulation, Examples]:
     train, validation = _held_out(job)
     if _digest(train, validation) != digest:
         raise ValueError(
-            f"its examples of {job.config.dataset} differ from those of the machine "
-            "that started the sweep; copy the files, or name them by data_dir"
+            f"the examples of {job.config.dataset} on this machine differ from those "
+            "of the machine that started the sweep; copy the files, or set data_dir"
         )
     return _common(job, name, train), validation
 

@@ -144,9 +144,9 @@ class _Recorder:
         elif self.released is not None:
             if self.metrics.exists() or self.released.exists():
                 raise ValueError(
-                    f"the secret state of {self.directory} is gone, with the key of "
-                    "its noise, or a copy of it was finished; train in another "
-                    "directory, which is charged anew"
+                    f"the secret state of {self.directory}, with the key of its noise, "
+                    "is missing, or a copy of the run was finished; train in another "
+                    "directory, which the ledger charges again"
                 )
             self.save(checkpoints, state)  # before anything is released
         if self.released is not None:
@@ -160,7 +160,7 @@ class _Recorder:
         rounds, every = self.run.config.rounds, self.run.config.evaluate_every
         if state.round > rounds:
             raise checkpoint.CheckpointError(
-                f"the checkpoint of {self.directory} is of round {state.round}, and "
+                f"the checkpoint of {self.directory} is of round {state.round}, but "
                 f"config.json has {rounds} rounds; write at least {state.round}"
             )
         if 0 < self.last_round < rounds and self.last_round % every:

@@ -28,7 +28,7 @@ from fedjax_muon.simulation.rounds import Inputs, Metrics
 
 # settings that do not change what noise is added to, or that `Inputs` has
 UNBOUND = ("task", "plan", "mixing", "devices")
-NOISE = ("noise_scale", "noise_multiplier")  # hyper-parameters that privacy decides
+NOISE = ("noise_scale", "noise_multiplier")  # hyperparameters that privacy decides
 
 
 class NonFiniteError(ArithmeticError):
@@ -256,7 +256,7 @@ class Simulation:
         weights: np.ndarray | None = None,
         privacy: Any = None,
     ) -> "Simulation":
-        """Changes the data, hyper-parameters or mixing weights of a simulation.
+        """Changes the data, hyperparameters or mixing weights of a simulation.
 
         The compiled programs are used again if all sizes are the same. The noise and
         the guarantee of a private simulation are derived anew.
@@ -264,7 +264,7 @@ class Simulation:
         Args:
           parts: For every client, the ids of its training examples.
           test_parts: For every client, the ids of its test examples.
-          hyper: Numbers, by the names of the algorithm's hyper-parameters; the others
+          hyper: Numbers, by the names of the algorithm's hyperparameters; the others
             stay unchanged.
           weights: Mixing matrix of a decentralized simulation.
           privacy: Mechanism of a private simulation, with other noise or rounds.
@@ -332,6 +332,6 @@ def inputs_of(
     """Makes the `Inputs` of a simulation's programs.
 
     Args:
-      noise: Hyper-parameters that privacy decides, in place of the algorithm's.
+      noise: Hyperparameters that privacy decides, in place of the algorithm's.
     """
     return Inputs(task, as_arrays(numbers_of(algorithm) | dict(noise or {})), mixer)

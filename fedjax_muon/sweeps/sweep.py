@@ -1,10 +1,10 @@
-"""Sweeps over hyper-parameters and seeds, in one compiled program.
+"""Sweeps over hyperparameters and seeds, in one compiled program.
 
     cells = [Cell({"lr": lr}, key, parts) for lr in rates for key, parts in seeds]
     for group in sweep(simulation, cells, rounds=100):
         for outcome in group: ...
 
-A cell is a run of `simulation` with its own hyper-parameters, key and clients. It gives
+A cell is a run of `simulation` with its own hyperparameters, key and clients. It gives
 the same numbers as a separate run. Cells run in groups of one size, which share
 compiled programs, in this process or on the workers of an executor.
 """
@@ -95,7 +95,7 @@ def sweep(
         _check_executor(executor, validation, over, pause)
         call = remote_call(simulation)
     if devices and (executor is not None or over is not None):
-        raise ValueError("devices divide cells in place of executor and over; give one")
+        raise ValueError("give only one of devices, executor and over")
     if not isinstance(simulation, Simulation):
         simulation, validation = _with_validation(simulation(), validation)
     _check(simulation, cells, cells_at_once)
@@ -159,7 +159,7 @@ def _check(
     for number, cell in enumerate(cells):
         if set(cell.hyper) != names:
             raise ValueError(
-                f"cell {number} has the hyper-parameters {sorted(cell.hyper)}, the "
+                f"cell {number} has the hyperparameters {sorted(cell.hyper)}, the "
                 f"first has {sorted(names)}"
             )
         if sum(map(len, cell.parts)) != examples:
@@ -257,5 +257,5 @@ def _check_executor(executor: Any, *functions: Any) -> None:
     if any(value is not None for value in functions):
         raise ValueError(
             "with an executor, leave out over and pause, and return validation "
-            "examples beside the simulation from the function that makes it"
+            "examples together with the simulation from the function that makes it"
         )

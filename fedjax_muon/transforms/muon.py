@@ -100,8 +100,8 @@ def default_rule(
         return default(kernel.orthogonalize if polar is None else polar)
     if polar is not None:
         raise ValueError(
-            "rule and polar exclude each other: polar changes the default rule; build "
-            "it into yours with transforms.orthogonalize(polar)"
+            "give either rule or polar: polar changes the default rule; build it into "
+            "yours with transforms.orthogonalize(polar)"
         )
     return rule
 

@@ -337,7 +337,7 @@ def test_bad_input_of_attacks_is_refused():
     refused(said, audits.moves_from_params, point, singular, 0.1)
     refused(said, audits.estimates_from_tracked, point, singular)
     refused("lr must lie in", audits.moves_from_params, point, np.eye(2), 0.0)
-    said = "pattern must not be zero everywhere"
+    said = "pattern must not be all zeros"
     refused(said, audits.matched_filter, one, np.zeros(3))
     for q in (0.0, 1.0):
         refused("probability must lie in", audits.likelihood_ratio, one, one, q)
