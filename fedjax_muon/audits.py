@@ -67,9 +67,9 @@ def plant(example_grad: GradFn, canaries: Any) -> GradFn:
         parameters, leaves [K, ...].
 
     Returns:
-      Gradients of `Planted` batches, leaves [B + K, ...]. Those of a canary are its
-      weight times its direction at x_t, the opposite at any other point, and zero if it
-      is absent. They raise `ValueError` for another number of weights than K.
+      Gradients of `Planted` batches, leaves [B + K, ...]. The gradient of a canary is
+      its weight times its direction at x_t, the opposite at any other point, and zero
+      if it is absent. It raises `ValueError` if the number of weights is not K.
     """
     number, *others = sorted({len(c) for c in jax.tree.leaves(canaries)})
     if others:

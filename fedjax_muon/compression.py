@@ -274,7 +274,7 @@ def compress(
       feedback: Decay of the accumulated compression error, in [0, 1], which a client
         adds to its next message: e <- feedback e + message, sends C(e), e <- e - C(e).
         It is 1 in Karimireddy et al. 2019, arXiv:1901.09847, and at most 1 in Therien
-        et al. 2025, arXiv:2505.23725. By default errors are discarded. Those of the
+        et al. 2025, arXiv:2505.23725. By default errors are discarded. Errors in the
         prologue, whose messages are sent once, are always discarded.
 
     Returns:

@@ -136,8 +136,8 @@ def fedmuon_da(
     """FedMuon-DA: orthogonalized descent ascent with momentum and control variates.
 
     Zhang and Gao, Algorithm 3, which orthonormalizes every variable. Vectors are
-    divided by their Euclidean norms, as matrices of one column would be, and scalars
-    by their absolute values. So no gradient makes a step long (Lemma B.1).
+    divided by their Euclidean norms, as matrices of one column would be, and scalars by
+    their absolute values. So no gradient can make a step long (Lemma B.1).
 
     Args:
       normalize_vectors: Whether vectors are divided by their norms. If not, they move

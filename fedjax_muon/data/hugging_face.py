@@ -41,8 +41,8 @@ def from_hf(
     """Reads a dataset that `datasets.Dataset.save_to_disk` wrote.
 
     All columns that are not named here are features: numbers and lists of numbers, or
-    one column of images, or one column of texts, which become token ids of words. Of a
-    `DatasetDict`, the splits "train" and "test" are read. Requires the extra `hf`.
+    one column of images, or one column of texts, which become token ids of words. From
+    a `DatasetDict`, the splits "train" and "test" are read. Requires the extra `hf`.
 
     Args:
       label: Column of the labels: integers, strings, or a `ClassLabel`, whose names

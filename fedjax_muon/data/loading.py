@@ -51,9 +51,9 @@ def load(
         has prepared in `data_dir` (see `prepare`).
       data_dir: Directory with the files; by default, the environment variable
         FEDJAX_MUON_DATA.
-      encoder: Encoder for the token ids of sentences, such as that of
-        `byte_pairs.roberta_encoder`; by default, ids of frequent words. Datasets of
-        tensorflow-datasets do not take one.
+      encoder: Encoder for the token ids of sentences, such as
+        `byte_pairs.roberta_encoder` returns; by default, ids of frequent words.
+        Datasets of tensorflow-datasets do not take one.
     """
     raw, place = read(name, data_dir, encoder)
     try:

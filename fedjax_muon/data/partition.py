@@ -170,7 +170,7 @@ def shards(
 
 
 def by_owner(owners: ArrayLike) -> list[np.ndarray]:
-    """Makes a client of every owner of examples: the natural partition.
+    """Makes every owner of examples a client: the natural partition.
 
     Args:
       owners: Owner of every training example, integers or strings [n], such as

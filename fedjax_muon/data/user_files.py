@@ -32,7 +32,7 @@ def from_arrays(
     classes: Sequence[str] | None = None,
     text: bool = False,
 ) -> Dataset:
-    """Makes a dataset of arrays, checked.
+    """Makes a dataset from arrays, and checks it.
 
     Inputs are converted to float32, and every channel (the last axis) is standardized
     with the mean and the standard deviation of the training examples.
@@ -43,8 +43,8 @@ def from_arrays(
       owners: Owner of every example, integers or strings [n]; `partition.by_owner` of
         `Dataset.owners` makes a client of each.
       test: Inputs and labels for testing. By default, `test_share` of the examples, a
-        stratified part that is the same in every call and leaves every owner one
-        training example at least.
+        stratified part that is the same in every call and leaves every owner at least
+        one training example.
       classes: Names of the classes in the order of integer labels; by default, the
         sorted labels.
       text: Whether `x` has token ids [n, length], which stay as they are.
@@ -127,7 +127,7 @@ def from_csv(
 ) -> Dataset:
     """Reads a dataset from a table whose first line has the names of its columns.
 
-    All columns that are not named here are features, and have numbers.
+    All columns that are not named here are features, and must be numeric.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -159,7 +159,7 @@ def from_folder(
     owner: Callable[[Path], str] | None = None,
     test_share: float = 0.2,
 ) -> Dataset:
-    """Reads images whose folders are named by their classes.
+    """Reads images from folders named after their classes.
 
     The folder has CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE. Images are
     converted to three colors, or to one if all of them are gray.

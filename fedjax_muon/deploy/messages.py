@@ -17,7 +17,7 @@ import numpy as np
 
 
 class MessageError(ValueError):
-    """Bytes that are no message, or one that does not fit."""
+    """Bytes that are not a message, or a message that does not fit."""
 
 
 class Message(NamedTuple):

@@ -33,8 +33,8 @@ class Node:
       client: Id of the client, 0 to N - 1.
       x: Examples [n, ...].
       y: Labels [n], integers from 0.
-      directory: Where its states are kept, so that the client goes on after its
-        process has ended; by default, in memory.
+      directory: Where its states are kept, so that the client resumes after its process
+        has ended; by default, in memory.
     """
 
     def __init__(

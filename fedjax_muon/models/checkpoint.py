@@ -254,11 +254,11 @@ SWIN_IGNORED = ("relative_position_index", "attn_mask")  # not weights
 def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
     """Reads a Swin transformer and its parameters from a file `model.safetensors`.
 
-    The shapes of the tensors determine the sizes of the module. Its `side` is that of
-    images whose last map is one window, 224 for "patch4_window7_224", so images of any
-    size are resized to it and use all relative positions as they were trained. Names in
-    the file are those of timm since version 0.9. Half precision becomes float32.
-    Requires the extra `roberta`.
+    The shapes of the tensors determine the sizes of the module. Its `side` is the side
+    of images whose last map is one window, 224 for "patch4_window7_224", so images of
+    any size are resized to it and use all relative positions as they were trained.
+    Names in the file are those of timm since version 0.9. Half precision becomes
+    float32. Requires the extra `roberta`.
     """
     with opened(path, "Swin-T", SWIN_URL) as (file, stored):
         names = stored.keys()

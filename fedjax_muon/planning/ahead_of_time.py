@@ -97,7 +97,7 @@ class Products(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A round that was compiled for a topology, and what its compiler says of it."""
+    """A round compiled for a topology, and what the compiler reports about it."""
 
     topology: str
     devices: int
@@ -123,7 +123,7 @@ class Compiled(NamedTuple):
 def compile_for(
     simulation: Simulation, topology: str, *, plan: Plan | None = None
 ) -> Compiled:
-    """Compiles a round for TPUs that need not exist.
+    """Compiles a round for TPUs that you do not need to have.
 
     Args:
       topology: Chips by kind and arrangement, such as "v5e:2x2" or "v5e:16x16"; all of

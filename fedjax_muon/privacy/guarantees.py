@@ -227,7 +227,7 @@ def calibrated(
 ) -> PrivacySpec:
     """Scales all noise of a run by one factor, to reach an epsilon.
 
-    The factor is at most `tolerance` above the smallest, relative to it.
+    The factor exceeds the smallest one by at most `tolerance`, relative to it.
     """
     report(spec)  # raises for combinations that do not fit, before the search
     reasons = without_guarantee(spec.releases)

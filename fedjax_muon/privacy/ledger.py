@@ -250,7 +250,7 @@ class Entry:
 def fingerprint(dataset: Dataset) -> str:
     """Identifies the training examples of a dataset.
 
-    The same examples in another order, number or scale are another dataset to it.
+    The same examples in another order, number or scale count as another dataset.
 
     Returns:
       SHA-256 of the shapes, types and bytes of `x_train` and `y_train`, in hexadecimal.
@@ -268,10 +268,10 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 class Ledger:
-    """What private runs on one dataset have cost, in a file.
+    """A file that records what private runs on one dataset have cost.
 
-    Processes may charge at the same moment. The file is readable by its owner alone,
-    and made when something is first charged.
+    Several processes may charge at the same time. Only its owner can read the file,
+    which is made when something is first charged.
     """
 
     def __init__(self, path: str | os.PathLike[str], data: str):
@@ -300,7 +300,7 @@ class Ledger:
 
         Args:
           budget: Largest epsilon of all runs in the ledger together; by default
-            unlimited. Runs that are all there already are never refused.
+            unlimited. Runs that are already in the ledger are never refused.
 
         Returns:
           Epsilon of all runs in the ledger together, infinite if one has no guarantee.

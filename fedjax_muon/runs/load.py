@@ -90,7 +90,7 @@ class LoadedRun:
 
 
 def load_run(directory: str | Path) -> LoadedRun:
-    """Loads the directory of a run of `fedjax-muon train`, or of one in a comparison.
+    """Loads a run from its directory: of `fedjax-muon train`, or in a comparison.
 
     Returns:
       The run, whose `history` is a table of metrics, and whose `params` are those of

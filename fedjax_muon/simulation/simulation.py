@@ -193,8 +193,8 @@ class Simulation:
 
         Returns:
           Metrics of test and training examples by name, arrays []. A private simulation
-          has those of the test set and of the parameters, unless its privacy publishes
-          training metrics.
+          returns only metrics of the test set and of the parameters, unless its privacy
+          publishes training metrics.
         """
         self._check_state(state)
         scores = self.runner.evaluate(self, state)

@@ -54,12 +54,12 @@ def sweep(
     """Trains all cells; yields the outcomes group by group, in the order of `cells`.
 
     With an executor, groups of cells are its tasks. A simulation holds functions, data
-    and compiled programs, which do not travel to other processes. So the function that
-    makes it is given in its place, and every worker calls it: what travels is its
-    import path, its arguments, and the cells. On a CPU the outcomes are those of one
-    machine to the bit, except for `seconds`, if all workers have the same processor and
-    the same number of cores. On accelerators the size of a group can change the last
-    bits; give the same `cells_at_once` to compare.
+    and compiled programs, which do not travel to other processes. So you pass the
+    function that makes it, and every worker calls it: only its import path, its
+    arguments, and the cells travel. On a CPU the outcomes are bitwise identical to
+    those of one machine, except for `seconds`, if all workers have the same processor
+    and the same number of cores. On accelerators the size of a group can change the
+    last bits; give the same `cells_at_once` to compare.
 
     Args:
       simulation: Settings that the cells have in common, or a function without

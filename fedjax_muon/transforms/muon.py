@@ -147,9 +147,9 @@ def scale_by_muon(
 ) -> optax.GradientTransformation:
     """Orthogonalizes a heavy-ball momentum: `m <- momentum m + g; u = scale polar(m)`.
 
-    An exponential average instead of the heavy ball differs by the factor
-    1 - momentum, which does not change the polar factor. The momentum of leaves that
-    are no matrices passes unchanged.
+    An exponential average instead of the heavy ball differs by the factor 1 - momentum,
+    which does not change the polar factor. The momentum of leaves that are not matrices
+    passes unchanged.
 
     Args:
       momentum: Weight of the past in [0, 1).

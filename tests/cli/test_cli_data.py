@@ -204,7 +204,7 @@ def test_images_of_a_directory_and_their_owners(folder, monkeypatch, capsys):
     said = refused(capsys, *train, "scans", "--label", "risk")
     assert said.startswith("label is only for tables")
     said = refused(capsys, *TRAIN, "--image-size", "4", "4")
-    assert said.startswith("image_size is for directories of images, and digits is no")
+    assert said.startswith("image_size is only for directories of images, which digi")
     missing = f"there is no folder {folder.parent / 'scams'}"
     assert refused(capsys, *train, "scams/") == missing
     assert "unknown dataset 'scams'" in refused(capsys, *train, "scams")

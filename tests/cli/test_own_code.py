@@ -256,7 +256,7 @@ WRONG_PARTITIONS = {
     "own_cut:empty": "own_cut:empty gives client 5 no examples",
     "own_cut:outside": "own_cut:outside gives client 5 examples ",
     "own_cut:twice": "own_cut:twice gives example 3 to two clients, or twice to one",
-    "iod": "unknown partition 'iod'; did you mean iid? there are dirichlet, ",
+    "iod": "unknown partition 'iod'; did you mean iid? choose one of dirichlet",
 }
 
 
