@@ -160,9 +160,9 @@ def train(
       drop_nonfinite: Whether messages that are not finite are left out of the mean, and
         counted, instead of raising an error.
       callbacks: Functions and trackers. A function is called as
-        `callback(state, record)` after every evaluation. The state must be copied to be kept. Training
-        ends early if one returns True. A `tracking.Tracker` writes the records
-        somewhere; with several processes, only in the first one.
+        `callback(state, record)` after every evaluation. The state must be copied to be
+        kept. Training ends early if one returns True. A `tracking.Tracker` writes the
+        records somewhere; with several processes, only in the first one.
       progress: Whether the rounds are shown by a bar, on a terminal and in notebooks
         that have ipywidgets. Nothing is shown elsewhere.
 
