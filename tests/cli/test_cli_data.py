@@ -251,11 +251,11 @@ def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
     said = refused(capsys, *TRAIN, "--dataset", missing)
     assert said == f"there is no file {missing}"
     np.savez(archive, x=np.eye(8), y=[0, 1] * 4)
-    tables = "is for tables (a CSV file, or a dataset of Hugging Face), and"
+    tables = "is only for tables (a CSV file, or a dataset of Hugging Face), which"
     said = refused(capsys, *TRAIN, "--dataset", archive, "--label", "risk")
     assert said == f"label {tables} {archive} is not; leave out label"
     said = refused(capsys, *TRAIN, "--exclude", "risk")
-    assert said.startswith(f"exclude {tables} digits is none")
+    assert said.startswith(f"exclude {tables} digits is not")
     said = refused(capsys, *TRAIN, "--partition", "by_owner")
     assert said.startswith("digits does not say which clients its examples belong to")
     assert not Path("runs").exists()

@@ -355,7 +355,7 @@ QUICK = {
         "--local-epochs 3 2": "(low, high), got (3, 2)",
         "--own-leaves Dense_9": "no parameter has 'Dense_9' in its path",
         "--own-leaves kernel bias": "kernel, bias cover all parameters",
-        "--own-leaves Dense_1 --ditto 1": "exclude each other",
+        "--own-leaves Dense_1 --ditto 1": "cannot be combined",
         "--ditto -1": "pull must",
     },
     SWEEP: {
@@ -439,7 +439,7 @@ SLOW = {
         "--grid lr": "NAME=NUMBER,NUMBER,...; got 'lr'",
         "--grid lr=0.1,1e-1": "the grid of lr has a value twice",
         "--grid lr=0.1 lr=0.2": "--grid names 'lr' twice",
-        "--grid": "NAME=NUMBER,NUMBER,...; got none",
+        "--grid": "NAME=NUMBER,NUMBER,...; got nothing",
         "--seeds 1,1": f"seeds {ONCE}, got (1, 1)",
         "--seeds": f"seeds {ONCE}, got ()",
         "--seeds 0,4294967296": "a seed must lie in [0, 2^32), got 4294967296",
