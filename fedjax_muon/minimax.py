@@ -108,10 +108,7 @@ GRID = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1)}
 
 @recorded
 def fed_nsgda_m(
-    lr: Hyper = 0.01,
-    *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = after_first(0.9),
+    lr: Hyper = 0.01, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
 ) -> Algorithm:
     """Fed-NSGDA-M: normalized descent ascent with momentum and control variates.
 
@@ -236,9 +233,4 @@ ALL = by_name(
 )
 
 
-__all__ = [
-    "ALL",
-    "fed_nsgda_m",
-    "fedmuon_da",
-    "fess_gda",
-]
+__all__ = ["ALL", "fed_nsgda_m", "fedmuon_da", "fess_gda"]

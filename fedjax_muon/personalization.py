@@ -254,9 +254,4 @@ def ditto(
     )
 
 
-__all__ = [
-    "Personal",
-    "ditto",
-    "keep_own",
-    "params_of_clients",
-]
+__all__ = ["Personal", "ditto", "keep_own", "params_of_clients"]

@@ -417,7 +417,7 @@ def noise(args: arguments.Noise) -> None:
                 f"the tail would have {tail} norms, and needs at least {FEWEST}; raise "
                 "--batches or --tail"
             )
-        params = training.last_params(run, simulation, args.directory)
+        params = training.last_state(run, simulation, args.directory).params
         key = start_key(args.seed)
         norms = noise_norms(simulation, params, key, batches=args.batches)
         index = float(hill(norms, tail))

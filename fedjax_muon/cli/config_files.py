@@ -20,7 +20,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from fedjax_muon.cli import parsing
 from fedjax_muon.cli.arguments import value_in
 from fedjax_muon.cli.parsing import Option
-from fedjax_muon.core.reading import check_size, reading
+from fedjax_muon.core.reading import check_size, named, reading
 from fedjax_muon.runs import directory
 from fedjax_muon.runs.config import Comparison, Job, Run, Sweep
 from fedjax_muon.runs.directory import from_json, one_line
@@ -149,10 +149,8 @@ def _parsed(kind: str, text: str) -> Any:
 
 def _of_job(path: Path, text: str, command: str) -> dict[str, Any]:
     """The options that made the config.json of a run."""
-    try:
+    with named(path):
         job = from_json(text)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     commands = COMMANDS[type(job)]
     if command not in commands:
         raise ValueError(
@@ -189,11 +187,9 @@ def with_defaults(options: Sequence[Option], file: File) -> list[Option]:
     known = {option.name: option for option in options if option.name != "config_file"}
     defaults: dict[str, Any] = {}
     for name, value in file.values.items():
-        try:
+        with named(file.path):
             check_key(name, known)
             defaults[name] = _checked(name, known[name].hint, value)
-        except ValueError as error:
-            raise ValueError(f"{file.path}: {error}") from error
     return [
         option._replace(default=defaults.get(option.name, option.default))
         for option in options

@@ -71,12 +71,7 @@ def check_range(
 
 
 def check_count(
-    name: str,
-    value: Any,
-    low: int = 1,
-    high: int | None = None,
-    *,
-    limit: str = "",
+    name: str, value: Any, low: int = 1, high: int | None = None, *, limit: str = ""
 ) -> None:
     """Checks that a value is an integer in [low, high].
 

@@ -67,6 +67,15 @@ def reading(
         ) from error
 
 
+@contextlib.contextmanager
+def named(what: object) -> Iterator[None]:
+    """Begins the message of a `ValueError` with what it is about, such as a path."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
 def reason(error: Exception) -> str:
     """The message of an error on one line, or its class if it has none."""
     text = " ".join(str(error).split())

@@ -10,14 +10,7 @@ from fedjax_muon.core.reading import reading
 from fedjax_muon.data import prepared
 from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.dataset import Dataset, check, standardize
-from fedjax_muon.data.source import (
-    File,
-    Located,
-    Source,
-    located,
-    verify,
-    verify_rows,
-)
+from fedjax_muon.data.source import File, Located, Source, located, verify, verify_rows
 from fedjax_muon.data.text import Encoder
 from fedjax_muon.versions import check_installed
 

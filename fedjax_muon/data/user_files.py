@@ -1,17 +1,16 @@
 """A user's data: arrays, NumPy archives, CSV files, and folders of images."""
 
-import contextlib
 import csv
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.core.reading import reading
+from fedjax_muon.core.reading import named, reading
 from fedjax_muon.data.dataset import Dataset, check, standardize, stratified, subset
 from fedjax_muon.data.images import FORMATS, Size, decoded
 from fedjax_muon.data.npz import arrays_of
@@ -347,15 +346,6 @@ def _check_filled(path: Path, table: Table, name: str) -> None:
                 f"{path}, line {line}: column {name!r} is empty; fill it in, or leave "
                 "the line out"
             )
-
-
-@contextlib.contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Names the file or the directory in the errors of a block."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _inputs(name: str, x: ArrayLike, text: bool) -> np.ndarray:

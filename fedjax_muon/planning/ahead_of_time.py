@@ -25,11 +25,7 @@ from rich.table import Table
 from fedjax_muon import no_tpu
 from fedjax_muon.engine.plans import Plan, vmapped
 from fedjax_muon.engine.sharding import SHARDED
-from fedjax_muon.planning.memory import (
-    EXHAUSTED,
-    bytes_text,
-    plans_of,
-)
+from fedjax_muon.planning.memory import EXHAUSTED, bytes_text, plans_of
 from fedjax_muon.simulation.federated import setup_with_plan
 from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation

@@ -16,6 +16,7 @@ from fedjax_muon import algorithms, compression, models, simulation, transforms
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.compression import compress
 from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
+from fedjax_muon.core.reading import named
 from fedjax_muon.data import Dataset, client_tests, imbalance, partition
 from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
@@ -210,10 +211,8 @@ def _compressor(config: Config) -> compression.Compressor:
         "top_k": compression.top_k,
         "quantize": lambda share: compression.quantize(config.compressor_bits),
     }
-    try:
+    with named(f"compressor {config.compressor}"):
         return kinds[config.compressor](config.compressor_share)
-    except ValueError as error:
-        raise ValueError(f"compressor {config.compressor}: {error}") from error
 
 
 def parts_of(config: Config, dataset: Dataset, seed: int) -> list[np.ndarray]:
@@ -370,12 +369,8 @@ def _augmented(task: Task, config: Config, dataset: Dataset) -> Task:
     if config.augmentation == "none":
         return task
     augmentation = AUGMENTATIONS[config.augmentation]()
-    try:
+    with named(f"augmentation {config.augmentation} does not fit {config.dataset}"):
         jax.eval_shape(augmentation, jax.random.key(0), dataset.x_train[:1])
-    except ValueError as error:
-        raise ValueError(
-            f"augmentation {config.augmentation} does not fit {config.dataset}: {error}"
-        ) from error
     return augmented(task, augmentation)
 
 

@@ -77,10 +77,8 @@ def check(job: Comparison, run_dir: Path | None = None) -> Checked:
         sweeps.check(_tuning_of(job))
     for seed in job.seeds[1:]:
         parts_of(job.config, dataset, seed)
-    if run_dir is None:
-        privacy.check_budget(private, dataset)
-    else:
-        privacy.check_budget(_cells_of(private, run_dir), dataset)
+    runs = private if run_dir is None else _cells_of(private, run_dir)
+    privacy.check_budget(runs, dataset)
     return Checked(dataset, private)
 
 

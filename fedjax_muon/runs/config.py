@@ -385,11 +385,7 @@ DEFAULTS["agents"] = dataclasses.replace(
     evaluate_every=20,
 )
 DEFAULTS["minimizing_agents"] = Config(
-    num_clients=8,
-    partition="iid",
-    graph="erdos_renyi",
-    rounds=200,
-    evaluate_every=20,
+    num_clients=8, partition="iid", graph="erdos_renyi", rounds=200, evaluate_every=20
 )
 
 
@@ -556,7 +552,7 @@ def label_of(name: str) -> str:
 
 
 def methods_for(config: Config) -> Mapping[str, Method]:
-    """The methods made for a problem; those of minimisation serve any."""
+    """The methods made for a problem; those of minimization serve any."""
     return algorithms.ALL if config.problem == "classification" else minimax.ALL
 
 

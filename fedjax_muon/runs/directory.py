@@ -29,6 +29,7 @@ import filelock
 import jax
 import pydantic
 
+from fedjax_muon.core.reading import named
 from fedjax_muon.engine.processes import run_on_first
 from fedjax_muon.runs import files
 from fedjax_muon.runs.config import Comparison, Config, Job, Run, Sweep
@@ -152,18 +153,15 @@ class UsedError(ValueError):
     """A directory that is used already."""
 
 
-def _has_files(directory: Path) -> bool:
-    """Whether there is more than what a process that was killed while it claimed the
-    directory has left."""
-    return any(not files.is_temporary(path) for path in directory.iterdir())
-
-
 def _create(directory: Path, job: Job) -> None:
     used = UsedError(
         f"{directory} is already used; choose another --output, or continue it with: "
         f"{resume_command(directory)}"
     )
-    if directory.exists() and (not directory.is_dir() or _has_files(directory)):
+    # a process that was killed while it claimed the directory leaves temporary files
+    if directory.exists() and (
+        not directory.is_dir() or not all(map(files.is_temporary, directory.iterdir()))
+    ):
         raise used
     about = json.dumps(versions(), indent=2) + "\n"
     # what is not made here is not removed
@@ -219,10 +217,8 @@ def read(directory: Path) -> Job:
     path = directory / CONFIG
     if not path.is_file():
         raise ValueError(f"{directory} is not a run directory: it has no {CONFIG}")
-    try:
+    with named(path):
         return from_json(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def versions() -> dict[str, str]:

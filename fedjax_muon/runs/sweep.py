@@ -28,6 +28,7 @@ import numpy as np
 
 from fedjax_muon import data
 from fedjax_muon.core import numbers_of
+from fedjax_muon.core.reading import named
 from fedjax_muon.engine.programs import cache_programs
 from fedjax_muon.engine.terminal import plain_console, progress_bar
 from fedjax_muon.planning.memory import check_memory
@@ -126,19 +127,15 @@ def check(job: Sweep, executor: str | None = None) -> None:
         check_name(executor)
     launch.devices_of(job.config.devices)
     for name in job.algorithms:
-        try:
+        with named(name):
             if is_of_agents(job.cell(name, {}, 0)):
                 raise ValueError(
                     "it is decentralized, and a sweep is only for methods with a server"
                 )
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
     train, _ = _held_out(job)
     for name in job.algorithms:
-        try:
+        with named(name):
             check_memory(_common(job, name, train))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
     for name in job.algorithms:
         known = numbers_of(own_code.algorithm(method_of(name), {}))
         if job.grids[name] and not known:
@@ -154,11 +151,9 @@ def check(job: Sweep, executor: str | None = None) -> None:
                 )
             if len(set(values)) != len(values):
                 raise ValueError(f"the grid of {option} has a value twice: {values}")
-        for point in job.points(name):
-            try:
+        with named(f"the grid of {name}"):
+            for point in job.points(name):
                 algorithm_of(job.cell(name, point, 0))
-            except ValueError as error:
-                raise ValueError(f"the grid of {name}: {error}") from error
     for seed in job.seeds:
         parts_of(job.config, train, seed)
 
@@ -311,8 +306,12 @@ def _text(values: Sequence[Values]) -> str:
 def _record(
     rows: CheckedRows, cells: Iterable[Values], outcomes: list[Outcome]
 ) -> None:
-    ended = zip(cells, outcomes, strict=True)
-    rows.extend([row for cell, outcome in ended for row in _rows(cell, outcome)])
+    table = []
+    for (hyper, seed), outcome in zip(cells, outcomes, strict=True):
+        diverged = -1 if outcome.diverged is None else outcome.diverged
+        about = {**hyper, "seed": seed, "diverged": diverged}
+        table += [about | row for row in outcome.rows]
+    rows.extend(table)
 
 
 def rows_of(job: Sweep, name: str, run_dir: Path) -> CheckedRows:
@@ -335,13 +334,6 @@ def _unfinished(job: Sweep, name: str, path: Path) -> Iterator[tuple[dict, int]]
         for seed in job.seeds:
             if (*point.values(), seed) not in finished:
                 yield point, seed
-
-
-def _rows(cell: tuple[dict, int], outcome: Outcome) -> list[dict[str, Any]]:
-    hyper, seed = cell
-    diverged = -1 if outcome.diverged is None else outcome.diverged
-    about = {**hyper, "seed": seed, "diverged": diverged}
-    return [about | row for row in outcome.rows]
 
 
 def _finished(job: Sweep, name: str, path: Path) -> dict[tuple, History]:

@@ -17,11 +17,7 @@ from typing import Any
 
 import jax
 
-from fedjax_muon.engine.processes import (
-    broadcast_from_first,
-    is_first,
-    run_on_first,
-)
+from fedjax_muon.engine.processes import broadcast_from_first, is_first, run_on_first
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import files, privacy
 from fedjax_muon.runs.build import start_key
@@ -222,9 +218,7 @@ def is_complete(run: Run, simulation: Simulation, directory: Path) -> bool:
         return False
     state = jax.eval_shape(
         lambda key: simulation.programs.begin(
-            simulation.inputs,
-            simulation.programs.create(key, None),
-            simulation.clients,
+            simulation.inputs, simulation.programs.create(key, None), simulation.clients
         )[0],
         start_key(run.seed),
     )
@@ -300,8 +294,3 @@ def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
             f"{resume_command(directory)}"
         )
     return restored[0]
-
-
-def last_params(run: Run, simulation: Simulation, directory: Path) -> Any:
-    """The parameters in the newest checkpoint of a run; raises as `last_state` does."""
-    return last_state(run, simulation, directory).params

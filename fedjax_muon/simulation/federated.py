@@ -70,12 +70,7 @@ from fedjax_muon.simulation.rounds import (
     run_rounds,
     with_inputs,
 )
-from fedjax_muon.simulation.simulation import (
-    Programs,
-    Runner,
-    Simulation,
-    inputs_of,
-)
+from fedjax_muon.simulation.simulation import Programs, Runner, Simulation, inputs_of
 from fedjax_muon.tasks.task import Task, as_argument
 
 

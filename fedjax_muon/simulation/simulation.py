@@ -129,9 +129,7 @@ class Simulation:
         check_key(key)
         run_key = run_key_of(self.guarantee)
         state, received = self.programs.begin(
-            self.inputs,
-            self.programs.create(key, run_key),
-            self.clients,
+            self.inputs, self.programs.create(key, run_key), self.clients
         )
         if not drop_nonfinite and not np.all(received):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(received)).tolist())

@@ -220,11 +220,7 @@ def _shortest(number: Any) -> Any:
 
 
 def early_stopping(
-    column: str,
-    *,
-    patience: int,
-    mode: Literal["min", "max"],
-    min_change: float = 0.0,
+    column: str, *, patience: int, mode: Literal["min", "max"], min_change: float = 0.0
 ) -> Callable[[Any, Record], bool]:
     """Makes a callback that ends training when a metric no longer improves.
 

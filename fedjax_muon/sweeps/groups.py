@@ -211,10 +211,7 @@ class Groups:
 
 
 def make_programs(
-    setup: Setup,
-    over: Over,
-    max_client_size: int,
-    devices: Sequence[jax.Device] = (),
+    setup: Setup, over: Over, max_client_size: int, devices: Sequence[jax.Device] = ()
 ) -> _Programs:
     """Makes the programs of a group, which are compiled when they are first used.
 

@@ -64,7 +64,7 @@ def test_a_directory_belongs_to_one_run(app, data, tmp_path, capsys):
     (place / flower_app.FACTS).write_text("{}")
     with pytest.raises(ValueError, match="the same version of fedjax_muon"):
         flower_app.read_app(place)
-    assert "is of `deploy`" in refused(capsys, "resume", place)
+    assert "was made by `deploy`" in refused(capsys, "resume", place)
 
 
 def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app, data):

@@ -181,9 +181,9 @@ def test_one_run_bounds_are_true_as_often_as_they_say(epsilon, delta):
 
 
 def test_bad_input_is_refused():
-    refused("absent must be scores.*none", audits.errors, [], [1.0], 0.0)
-    refused("present must be scores.*NaN", audits.errors, [1.0], [np.nan], 0.0)
-    refused("present must be scores", audits.best_threshold, [1.0], [], len)
+    refused("absent must be at least 1 scores.*none", audits.errors, [], [1.0], 0.0)
+    refused("present must be .* scores.*NaN", audits.errors, [1.0], [np.nan], 0.0)
+    refused("present must be at least 1 scores", audits.best_threshold, [1.0], [], len)
     limit, few = audits.clopper_pearson, Errors(0, 9, 0, 9)
     refused("trials must be at least 1", limit, 0, 0, 0.9)
     refused("events must be at least 0", limit, -1, 4, 0.9)

@@ -114,7 +114,9 @@ JOBS = {
         ("fedavg", "scaffold"), {}, {"scaffold": "cosine"}, (0,), CONFIG
     ),
     "is private: its noise is for 4 rounds": Run("dpmixsgd", {}, 0, OF_AUC),
-    "is of `sweep`": Sweep(("fedavg",), {"fedavg": {}}, (0,), 0.1, None, CONFIG),
+    "is a sweep, which cannot be trained further": Sweep(
+        ("fedavg",), {"fedavg": {}}, (0,), 0.1, None, CONFIG
+    ),
 }
 
 
@@ -138,7 +140,7 @@ def test_other_directories_and_numbers_are_refused(short, capsys, monkeypatch):
     with directory.held(short):
         assert "another process is using" in refused(capsys, *words, 9)
     (short / "deployed.json").write_text("{}")
-    assert "is of `deploy`" in refused(capsys, *words, 9)
+    assert "was made by `deploy`" in refused(capsys, *words, 9)
     assert (short / "config.json").read_text() == text
 
 
