@@ -76,58 +76,29 @@ from .core import (
     tree as tree,
     value_at as value_at,
 )
-from .core.pair import (
-    Pair as Pair,
-)
-from .data import (
-    Dataset as Dataset,
-    partition as partition,
-)
-from .decentralized import (
-    topology as topology,
-)
-from .decentralized.simulation import (
-    decentralize as decentralize,
-)
+from .core.pair import Pair as Pair
+from .data import Dataset as Dataset, partition as partition
+from .decentralized import topology as topology
+from .decentralized.simulation import decentralize as decentralize
 from .engine import cache_programs as cache_programs
 from .models import (
     load_metadata as load_metadata,
     load_params as load_params,
     save_params as save_params,
 )
-from .personalization import (
-    ditto as ditto,
-    keep_own as keep_own,
-)
-from .planning.tuning import (
-    tune as tune,
-)
-from .runs.load import (
-    load_run as load_run,
-)
-from .runs.report import (
-    save_report as save_report,
-)
+from .personalization import ditto as ditto, keep_own as keep_own
+from .planning.tuning import tune as tune
+from .runs.load import load_run as load_run
+from .runs.report import save_report as save_report
 from .simulation import (
     NonFiniteError as NonFiniteError,
     Simulation as Simulation,
     federate as federate,
 )
-from .simulation.own_accuracy import (
-    own_accuracies as own_accuracies,
-)
-from .simulation.training import (
-    early_stopping as early_stopping,
-    train as train,
-)
-from .sweeps.sweep import (
-    Cell as Cell,
-    sweep as sweep,
-)
-from .tasks import (
-    Batch as Batch,
-    Task as Task,
-)
+from .simulation.own_accuracy import own_accuracies as own_accuracies
+from .simulation.training import early_stopping as early_stopping, train as train
+from .sweeps.sweep import Cell as Cell, sweep as sweep
+from .tasks import Batch as Batch, Task as Task
 
 __all__: list[str]
 __version__: str

@@ -67,9 +67,9 @@ def plant(example_grad: GradFn, canaries: Any) -> GradFn:
         parameters, leaves [K, ...].
 
     Returns:
-      Gradients of `Planted` batches, leaves [B + K, ...]. Those of a canary are its
-      weight times its direction at x_t, the opposite at any other point, and zero if it
-      is absent. They raise `ValueError` for another number of weights than K.
+      Gradients of `Planted` batches, leaves [B + K, ...]. The gradient of a canary is
+      its weight times its direction at x_t, the opposite at any other point, and zero
+      if it is absent. It raises `ValueError` if the number of weights is not K.
     """
     number, *others = sorted({len(c) for c in jax.tree.leaves(canaries)})
     if others:
@@ -152,7 +152,7 @@ def matched_filter(observed: ArrayLike, pattern: ArrayLike) -> np.ndarray:
     """
     pattern = np.asarray(pattern, float)
     if not pattern.any():
-        raise ValueError("pattern must not be zero everywhere")
+        raise ValueError("pattern must not be all zeros")
     return np.asarray(observed) @ (pattern / np.linalg.norm(pattern))
 
 
@@ -186,8 +186,8 @@ def _unmixed(values: np.ndarray, weights: ArrayLike) -> np.ndarray:
     weights = np.asarray(weights, np.float64)
     if np.linalg.matrix_rank(weights) < len(weights):
         raise ValueError(
-            "what agents sent cannot be recovered from singular weights: use another "
-            "graph, or weights with more of an agent's own part"
+            "the messages of agents cannot be recovered from singular weights; use "
+            "another graph, or give each agent's own values more weight"
         )
     return values @ np.linalg.inv(weights).T
 
@@ -377,10 +377,9 @@ def checked_scores(name: str, values: ArrayLike, least: int = 1) -> np.ndarray:
     """Returns scores as a flat array; refuses NaN, and fewer than `least`."""
     values = np.asarray(values, float).ravel()
     if values.size < least or np.isnan(values).any():
-        what = "NaN among them" if np.isnan(values).any() else len(values) or "none"
+        what = "NaN" if np.isnan(values).any() else len(values) or "none"
         raise ValueError(
-            f"{name} must be scores, at least {least} and all of them numbers, got "
-            f"{what}"
+            f"{name} must be at least {least} scores without NaN, got {what}"
         )
     return values
 

@@ -141,7 +141,10 @@ def _check_rank(rank: Rank) -> None:
 def _rank(rank: Rank, matrix: jax.Array) -> int:
     q = rank(*matrix.shape) if callable(rank) else rank
     if q not in range(1, min(matrix.shape) + 1):
-        raise ValueError(f"a matrix {matrix.shape} has no rank {q}")
+        raise ValueError(
+            f"the rank for a matrix {matrix.shape} must be in 1..{min(matrix.shape)}, "
+            f"got {q}"
+        )
     return q
 
 
@@ -157,7 +160,8 @@ def _of_matrices(
             return encode(x.reshape(-1, x.shape[-1]), key)
         if rest is None:
             raise ValueError(
-                f"an array {x.shape} is not a matrix; give a compressor for the `rest`"
+                f"an array {x.shape} is not a matrix; pass a compressor for arrays of "
+                "fewer axes as `rest`"
             )
         return rest.encode(x, key)
 
@@ -270,7 +274,7 @@ def compress(
       feedback: Decay of the accumulated compression error, in [0, 1], which a client
         adds to its next message: e <- feedback e + message, sends C(e), e <- e - C(e).
         It is 1 in Karimireddy et al. 2019, arXiv:1901.09847, and at most 1 in Therien
-        et al. 2025, arXiv:2505.23725. By default errors are discarded. Those of the
+        et al. 2025, arXiv:2505.23725. By default errors are discarded. Errors in the
         prologue, whose messages are sent once, are always discarded.
 
     Returns:

@@ -108,10 +108,7 @@ GRID = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1)}
 
 @recorded
 def fed_nsgda_m(
-    lr: Hyper = 0.01,
-    *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = after_first(0.9),
+    lr: Hyper = 0.01, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
 ) -> Algorithm:
     """Fed-NSGDA-M: normalized descent ascent with momentum and control variates.
 
@@ -136,8 +133,8 @@ def fedmuon_da(
     """FedMuon-DA: orthogonalized descent ascent with momentum and control variates.
 
     Zhang and Gao, Algorithm 3, which orthonormalizes every variable. Vectors are
-    divided by their Euclidean norms, as matrices of one column would be, and scalars
-    by their absolute values. So no gradient makes a step long (Lemma B.1).
+    divided by their Euclidean norms, as matrices of one column would be, and scalars by
+    their absolute values. So no gradient can make a step long (Lemma B.1).
 
     Args:
       normalize_vectors: Whether vectors are divided by their norms. If not, they move
@@ -236,9 +233,4 @@ ALL = by_name(
 )
 
 
-__all__ = [
-    "ALL",
-    "fed_nsgda_m",
-    "fedmuon_da",
-    "fess_gda",
-]
+__all__ = ["ALL", "fed_nsgda_m", "fedmuon_da", "fess_gda"]

@@ -39,7 +39,7 @@ from fedjax_muon.core.messages import message_shapes
 
 
 class Personal(NamedTuple):
-    """State of a client that keeps parameters of its own."""
+    """State of a client that keeps its own parameters."""
 
     inner: Any  # state of the algorithm that is wrapped
     params: Any  # its own parameters, None where it uses the server's
@@ -81,9 +81,10 @@ Path = tuple[Any, ...]
 
 @recorded
 def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
-    """Lets every client keep some parameters, which all start from the initial ones.
+    """Lets every client keep its own values of some parameters.
 
-    What the server broadcasts besides them, such as a momentum, is 0 there.
+    They start from the initial parameters. For them, other values that the server
+    broadcasts, such as a momentum, are 0.
 
     Args:
       algorithm: An algorithm whose clients average what they move, such as `fedavg`,
@@ -92,8 +93,8 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
         of them is in its path.
 
     Returns:
-      The algorithm. Its clients keep `Personal` states; the server's own leaves stay
-      the initial ones.
+      The algorithm. Its clients keep `Personal` states; on the server, these parameters
+      keep their initial values.
     """
     if isinstance(names, str):
         raise TypeError(f"names must be a sequence of names, got {names!r}")
@@ -191,12 +192,12 @@ def _check(params: Params, names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             raise ValueError(
-                f"no parameter has {name!r} in its path; there are "
+                f"no parameter has {name!r} in its path; the names are "
                 f"{', '.join(sorted(known))}"
             )
     if len(_paths(params, names)) == len(leaves):
         raise ValueError(
-            f"{', '.join(names)} are all parameters; a client must share some of them"
+            f"{', '.join(names)} cover all parameters; clients must share some of them"
         )
 
 
@@ -207,8 +208,8 @@ def ditto(
     """Adds a personal model to every client.
 
     Args:
-      pull: Strength of the pull toward the shared model (lambda in the paper); 0 is
-        training alone.
+      pull: Strength of the pull toward the shared model (lambda in the paper); with 0,
+        clients train alone.
     """
     check_range("personal_lr", personal_lr)
     check_range("pull", pull)
@@ -253,9 +254,4 @@ def ditto(
     )
 
 
-__all__ = [
-    "Personal",
-    "ditto",
-    "keep_own",
-    "params_of_clients",
-]
+__all__ = ["Personal", "ditto", "keep_own", "params_of_clients"]

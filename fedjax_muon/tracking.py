@@ -24,11 +24,11 @@ Status = Literal["finished", "interrupted", "failed"]
 
 
 class Tracker(NamedTuple):
-    """Writes the records of a run somewhere, by three functions.
+    """Writes the records of a run somewhere, with three functions.
 
     A run that is resumed starts its trackers again, and gives them the records of all
-    rounds so far before new ones. So `on_record` may get a round that is in the log
-    already; the log has every round once nevertheless.
+    rounds so far before new ones. So `on_record` may get a round that is already in the
+    log. The log must still have every round only once.
     """
 
     name: str  # for warnings
@@ -157,7 +157,7 @@ def _rounds_of(path: Path) -> set[int]:
 def tensorboard(directory: str | Path, *, resume: bool = False) -> Tracker:
     """Writes records as scalars for TensorBoard, with the round as the step.
 
-    The configuration is under "Text". Every start has an event file of its own; its
+    The configuration is under "Text". Every start has its own event file, whose
     beginning tells TensorBoard to drop the points of older files from its first round
     on. Every record is in the file when `on_record` returns. Requires the extra
     `tensorboard`; TensorBoard itself is only needed to look at the curves.
@@ -219,9 +219,9 @@ def wandb(
 ) -> Tracker:
     """Writes records as a run of Weights & Biases, with the round as the step.
 
-    Its environment variables apply, such as WANDB_MODE=offline. A run on the server is
-    continued after its last round. Offline, every start has a directory of its own,
-    with all records that are given to it. Requires the extra `wandb`.
+    W&B's environment variables apply, such as WANDB_MODE=offline. A run on the server
+    is continued after its last round. Offline, every start has its own directory, with
+    all records that are given to it. Requires the extra `wandb`.
     """
     user = "the tracker of Weights & Biases"
     check_installed("wandb", user)
@@ -252,9 +252,9 @@ def trackio(
 ) -> Tracker:
     """Writes records as a run of Trackio, with the round as the step.
 
-    Its environment variables apply: without TRACKIO_SPACE_ID and TRACKIO_SERVER_URL
-    the project is a database on this machine, in TRACKIO_DIR. A run is continued after
-    its last round. Requires the extra `trackio`.
+    Trackio's environment variables apply: without TRACKIO_SPACE_ID and
+    TRACKIO_SERVER_URL the project is a database on this machine, in TRACKIO_DIR. A run
+    is continued after its last round. Requires the extra `trackio`.
     """
     user = "the tracker of Trackio"
     check_installed("trackio", user)

@@ -179,7 +179,7 @@ def dp_fedmuon(
 ) -> Algorithm:
     """DP-FedMuon: FedAvg with Muon at the server, for `federate(..., privacy=)`.
 
-    Messages are parameters alone, so that a momentum does not share their noise.
+    Messages contain only parameters, so that no noise is spent on a momentum.
     """
     rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
     return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)

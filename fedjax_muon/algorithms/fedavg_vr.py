@@ -36,10 +36,7 @@ class State(NamedTuple):
 
 @recorded
 def fedavg_vr(
-    lr: Hyper = 0.003,
-    *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = after_first(0.9),
+    lr: Hyper = 0.003, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
 ) -> Algorithm:
     """Federated averaging with variance-reduced server momentum."""
     check_range("lr", lr, open_low=True)

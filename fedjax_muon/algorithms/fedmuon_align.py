@@ -125,8 +125,9 @@ def fedmuon_svd(
 
     Args:
       share: Share that the factors keep, in (0, 1].
-      share_of: Of what: of the momentum's entries (memory), as in the public code and
-        for the upload of the paper's Table 7, or of its rank, as in Section 5.2.
+      share_of: What the share refers to: "memory", the momentum's entries, as in the
+        public code and for the upload of the paper's Table 7; or "rank", as in Section
+        5.2.
     """
     algorithm = fedmuon_align(
         lr=lr, align=align, decay=decay, momentum=momentum, polar=polar

@@ -50,7 +50,7 @@ def local_muon_persistent(
 ) -> Algorithm:
     """LocalMuon as defined in the paper on FedMuon with bias correction.
 
-    The arguments are those of `fedmuon_correct`.
+    Its arguments are the same as those of `fedmuon_correct`.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

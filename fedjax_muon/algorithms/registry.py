@@ -69,12 +69,12 @@ class Preset:
 class Method:
     """A function that makes an algorithm, and its entries in tables."""
 
-    function: Callable[..., Any]  # hyper-parameters -> algorithm
+    function: Callable[..., Any]  # hyperparameters -> algorithm
     label: str  # name in tables and legends
     paper: str
     source: Source = Source.UNVERIFIED
     grid: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-    # published values of hyper-parameters by name
+    # published values of hyperparameters by name
     preset: Preset | None = None  # what the function was made from
 
     @property

@@ -47,10 +47,7 @@ class Message(NamedTuple):
 
 @recorded
 def scaffold_vr(
-    lr: Hyper = 0.003,
-    *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = after_first(0.9),
+    lr: Hyper = 0.003, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
 ) -> Algorithm:
     """Controlled, variance-reduced averaging; requires uniform weights."""
     check_range("lr", lr, open_low=True)

@@ -44,7 +44,7 @@ ConfigFile = Annotated[
     tyro.conf.arg(
         name="config",
         help="File of options in YAML, JSON or TOML, or the directory of a run to "
-        "repeat; arguments come before it.",
+        "repeat. Options on the command line override it.",
     ),
 ]
 # methods of agents that minimize; the others are for the AUC
@@ -57,11 +57,11 @@ class OneAlgorithm:
 
     config_file: ConfigFile = None
     algorithm: str = ""
-    """Name of the algorithm; `fedjax-muon list` shows all. Your own one is
+    """Name of the algorithm (`fedjax-muon list` shows all), or your own as
     MODULE:FUNCTION."""
     hyper: Any = None  # options of the algorithm
     seed: int = 0
-    """Seed of partition, initial parameters, cohorts and batches."""
+    """Seed of the partition, initial parameters, cohorts and batches."""
     config: Flat = CONFIG
 
 
@@ -70,16 +70,17 @@ class Train(OneAlgorithm):
     """Train one algorithm."""
 
     output: Path | None = None
-    """Run directory, new or empty; by default one in runs/, named after the time."""
+    """Run directory, new or empty. By default, a new one in runs/, named after the
+    time."""
     log: Names = ()
-    """Where metrics go besides metrics.csv: json, tensorboard, wandb, trackio,
-    mlflow."""
+    """Trackers that get the metrics in addition to metrics.csv: json, tensorboard,
+    wandb, trackio, mlflow."""
     compile_for: str | None = None
-    """Compile a round for TPUs, such as v5e:4x4, which need not exist, and print its
-    memory and communication instead of training."""
+    """Compile one round for a TPU topology, such as v5e:4x4, and print its memory and
+    communication instead of training. No TPU is needed."""
     tune: bool = False
-    """Measure all plans first, and take the fastest; always on accelerators, unless a
-    plan is given."""
+    """Time all plans first and use the fastest. Always on for accelerators, unless you
+    name a plan."""
     launch: FlatLaunch = ALONE
 
 
@@ -87,84 +88,92 @@ class Train(OneAlgorithm):
 class Deploy(OneAlgorithm):
     """Train on real clients, as a Flower app with the options of `train`.
 
-    Writes the app to a directory, which `flwr run` executes. With --local N, the app
-    runs at once on N SuperNodes of this machine, whose clients have the examples of
-    `train`.
+    Writes the app to a directory, for `flwr run`. With --local N, also runs it on N
+    SuperNodes of this machine, whose clients have the examples of `train`.
     """
 
     directory: Positional[Path] = Path("flower-app")
-    """The app's directory: new, empty, or that of the same options, to go on."""
+    """Directory of the app: new, empty, or one written with the same options, which
+    resumes it."""
     local: int | None = None
-    """Number of SuperNodes, in processes of this machine."""
+    """Number of SuperNodes to start as processes on this machine."""
     deadline: float = 600.0
-    """Seconds to wait for answers; the rest are left out."""
+    """Seconds to wait for answers. Clients that have not answered by then are left out
+    of the round."""
     patience: float = 60.0
-    """Seconds that a client without a SuperNode is waited for."""
+    """Seconds to wait for a client that has no SuperNode."""
     largest_client: int | None = None
-    """Most examples of a client; by default, of the clients of `train`."""
+    """Largest number of examples of a client. By default, the largest of the clients of
+    `train`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
-    """Train several algorithms on several seeds; a table, curves, and a directory.
+    """Train several algorithms on several seeds; show a table and draw curves.
 
-    Without arguments: the three FedMuons beside FedAvg, FedAvg(Adam), SCAFFOLD and
-    Local Muon on handwritten digits, divided over 16 clients by Dirichlet(0.1). With
-    `--problem auc`: all minimax methods on breast cancer cells, of which one in ten is
-    malignant, divided over 8 clients. With private methods of agents and `--epsilon
-    1 4`: the test AUC at each epsilon, and what is promised to whom.
+    Without arguments: three variants of FedMuon, FedAvg, FedAvg(Adam), SCAFFOLD and
+    Local Muon on handwritten digits, divided among 16 clients by Dirichlet(0.1). With
+    `--problem auc`: all minimax methods on breast cancer cells, one in ten of them
+    malignant, divided among 8 clients. With private decentralized methods and
+    `--epsilon 1 4`: the test AUC at each epsilon, and what each guarantee covers.
     """
 
     algorithms: Positional[tuple[str, ...]] = MAIN_JOB
-    """Names of the algorithms; `fedjax-muon list` shows all. All minimax methods with
-    --problem auc."""
+    """Names of the algorithms (`fedjax-muon list` shows all). With --problem auc, all
+    minimax methods by default."""
     seeds: Seeds = (0, 1, 2)
-    """Each seed has its own partition, initial parameters, cohorts and batches."""
+    """Seeds. Each one has its own partition, initial parameters, cohorts and
+    batches."""
     lr: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Local learning rates, as `--lr fedavg 0.3 scaffold 0.1`. The others were tuned
-    for the default data and model; for other ones, the best of four is chosen first,
-    by validation on one more seed."""
+    """Local learning rates by algorithm, as in `--lr fedavg 0.3 scaffold 0.1`. The
+    other algorithms have rates tuned for the default data and model. With any other
+    data or model, the best of four rates is chosen first, by validation on one more
+    seed."""
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Take the rates of the default data and model for other ones too."""
+    """Use the rates tuned for the default data and model, whatever the data and
+    model."""
     lr_schedules: dict[str, Schedule] = dataclasses.field(default_factory=dict)
-    """Their schedules, as `--lr-schedules fedavg cosine`, which take precedence over
-    the schedule of all."""
+    """Learning rate schedules by algorithm, as in `--lr-schedules fedavg cosine`. They
+    override --lr-schedule."""
     output: Path | None = None
-    """Run directory, new or empty; by default one in runs/, named after the time."""
+    """Run directory, new or empty. By default, a new one in runs/, named after the
+    time."""
     log: Names = ()
-    """Where metrics go besides metrics.csv: json, tensorboard, wandb, trackio, mlflow;
-    each run has its own."""
+    """Trackers that get the metrics of each run in addition to metrics.csv: json,
+    tensorboard, wandb, trackio, mlflow."""
     config_file: ConfigFile = None
     config: Flat = CONFIG
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Train algorithms on grids of hyper-parameters and seeds; report each one's best.
+    """Train algorithms on grids of hyperparameters and seeds; report the best of each.
 
-    The hyper-parameters of an algorithm that are best on validation examples are
-    reported with their test accuracy. All cells of an algorithm's grid are one compiled
-    program. STEM, FAFED and FedSGDA-M, which are not defined for some of the clients,
-    run with all of them.
+    Hyperparameters are chosen on validation examples and reported with their test
+    accuracy. All cells of an algorithm's grid are one compiled program. STEM, FAFED and
+    FedSGDA-M are not defined for partial participation, so they run with all clients.
     """
 
     algorithms: Names = ("all",)
-    """Names of the algorithms, or all; `fedjax-muon list` shows all."""
+    """Names of the algorithms (`fedjax-muon list` shows all), or all."""
     grid: tuple[str, ...] = ("paper",)
-    """Each algorithm's published grid (paper), values for all, as
-    `--grid lr=0.01,0.1 align=0.5`, or for one, as `--grid paper fedavg.lr=0.01,0.1`."""
+    """Each algorithm's published grid (paper); or values for all algorithms, as in
+    `--grid lr=0.01,0.1 align=0.5`; or values for one of them, as in `--grid paper
+    fedavg.lr=0.01,0.1`."""
     seeds: Seeds = (42, 43, 44, 45, 46)
-    """Each seed has its own partition, initial parameters, cohorts and batches."""
+    """Seeds. Each one has its own partition, initial parameters, cohorts and
+    batches."""
     validation: float = 0.1
-    """Share of the training examples that no client has."""
+    """Share of the training examples that is held out for validation."""
     cells_at_once: int | None = None
-    """Cells of a grid in one program; by default what should fit in half the memory,
-    and one with an executor."""
+    """Number of grid cells in one program. By default, as many as should fit in half of
+    the memory; with an executor, one."""
     executor: str | None = None
     """Where groups of cells run: processes:N, dask:ADDRESS, slurm or
-    slurm:OPTION=VALUE,...; by default in this process."""
+    slurm:OPTION=VALUE,... By default in this process."""
     output: Path | None = None
-    """Run directory, new or empty; by default one in runs/, named after the time."""
+    """Run directory, new or empty. By default, a new one in runs/, named after the
+    time."""
     config_file: ConfigFile = None
     config: Flat = CONFIG
 
@@ -174,11 +183,14 @@ class OfDirectory:
     """What commands have in common that compute with what a directory names."""
 
     algorithm: Names = ()
-    """Own algorithms of the directory, MODULE:FUNCTION, that you trust."""
+    """Your own algorithms of this directory, MODULE:FUNCTION, that you trust to be
+    imported."""
     model: Names = ()
-    """Own model of the directory, MODULE:FUNCTION, that you trust."""
+    """Your own model of this directory, MODULE:FUNCTION, that you trust to be
+    imported."""
     partition: Names = ()
-    """Own partition of the directory, MODULE:FUNCTION, that you trust."""
+    """Your own partition of this directory, MODULE:FUNCTION, that you trust to be
+    imported."""
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -188,18 +200,18 @@ class OfDirectory:
 
 @dataclasses.dataclass(frozen=True)
 class Resume(OfDirectory):
-    """Continue what was interrupted, in its directory; or for more rounds."""
+    """Resume an interrupted run, comparison or sweep, or train it for more rounds."""
 
     directory: Positional[Path]
     """The run directory."""
     rounds: int | None = None
-    """Rounds of a run or a comparison in all, more than it has done; by default as
-    many as it was made for."""
+    """New total number of rounds of a run or a comparison, to train it further. By
+    default, the number it was started with."""
     executor: str | None = None
-    """Where groups of cells of a sweep run, as for sweep."""
+    """Where groups of cells of a sweep run, as in `sweep`."""
     log: Names | None = None
-    """Trackers of a run or a comparison, as for train; by default those that it had;
-    none leaves them out."""
+    """Trackers of a run or a comparison, as in `train`. By default, the ones it was
+    started with; none turns them off."""
     launch: FlatLaunch = ALONE
 
 
@@ -210,50 +222,50 @@ class List:
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """Draw runs and comparisons together, from their metrics.csv alone."""
+    """Plot several runs and comparisons in one figure, from their metrics.csv."""
 
     directories: Positional[tuple[Path, ...]]
     """Run directories."""
     output: Path = Path("curves.png")
-    """The figure's file; its suffix (png, pdf, svg) is its format."""
+    """File of the figure. Its suffix (png, pdf, svg) sets the format."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Export(OfDirectory):
-    """Write the parameters of a run into a file for other programs.
+    """Write the parameters of a run to a file for other programs.
 
-    They are those of the newest checkpoint, with the names of the model and the
-    classes, and the standardization of inputs.
+    Takes the newest checkpoint. The file also has the names of the model and of the
+    classes, and the standardization of the inputs.
     """
 
     directory: Positional[Path]
     """Directory of a run, or of one run in a comparison."""
     path: Positional[Path]
-    """FILE.safetensors or FILE.msgpack (of Flax)."""
+    """File to write: FILE.safetensors, or FILE.msgpack (Flax)."""
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Replace existing parameters."""
+    """Replace the file if it exists."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Write an interactive report of runs, one HTML file that needs no network."""
+    """Write an interactive report of runs: one HTML file that works offline."""
 
     directories: Positional[tuple[Path, ...]]
     """Directories of runs, comparisons and sweeps."""
     output: Path = Path("report.html")
-    """The file."""
+    """File to write."""
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Replace an existing file."""
+    """Replace the file if it exists."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """Divide a dataset over clients, and show who gets which labels."""
+    """Divide a dataset among clients, and show which labels each one gets."""
 
     output: Path = Path("partition.png")
-    """The figure's file; its suffix (png, pdf, svg) is its format."""
+    """File of the figure. Its suffix (png, pdf, svg) sets the format."""
     seed: int = 0
-    """Seed of the partition, as in train."""
+    """Seed of the partition, as in `train`."""
     config: Flat = CONFIG
 
 
@@ -261,50 +273,52 @@ class Partition:
 class Noise(OfDirectory):
     """Measure the tail of the gradient noise at the end of a run, by Hill's estimator.
 
-    Draws the distribution of the norms of what batches' gradients are off by. Below
-    a tail index of 2 their variance is infinite, as normalised and clipped methods
-    allow.
+    Draws the distribution of the noise norms: how far the gradients of batches are from
+    their mean. Below a tail index of 2 the variance is infinite, a case that normalized
+    and clipped methods allow for.
     """
 
     directory: Positional[Path]
     """Directory of a run, or of one run in a comparison."""
     batches: int = 256
-    """How many of every client."""
+    """Number of batches per client."""
     tail: float = 0.05
-    """Share of all norms, the largest, that count as the tail."""
+    """Share of the norms, the largest ones, that count as the tail."""
     seed: int = 0
     """Seed of the batches."""
     output: Path = Path("noise.png")
-    """The figure's file; its suffix (png, pdf, svg) is its format."""
+    """File of the figure. Its suffix (png, pdf, svg) sets the format."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Show which datasets are there, where they are read from, how to get the others.
+    """Show which datasets you have, where they are, and how to get the others.
 
-    With a name, one of them in detail: its files, whether they are as published, and
-    what is read from them.
+    With a name, shows one dataset in detail: its files, whether they are as published,
+    and what is read from them.
     """
 
     name: Positional[str] = ""
-    """Name of a dataset, as for train; without one, all are shown."""
+    """Name of a dataset, as in `train`. Without a name, all are shown."""
     list: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Show all, as without a name."""
+    """Show all datasets, as without a name."""
     data_dir: Path | None = None
-    """Where files are; by default the environment variable FEDJAX_MUON_DATA."""
+    """Directory of the datasets' files. By default, the environment variable
+    FEDJAX_MUON_DATA."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepare:
-    """Download a set of tensorflow-datasets and convert it, once.
+    """Download and convert a dataset from tensorflow-datasets, once.
 
-    Needs TensorFlow, the extra `prepare`.
+    Needs TensorFlow (the extra `prepare`).
     """
 
     name: Positional[str]
-    """Name of the set, as in tensorflow-datasets' catalogue."""
+    """Name of the dataset in the catalog of tensorflow-datasets."""
     data_dir: Path | None = None
-    """Where to put it; by default the environment variable FEDJAX_MUON_DATA."""
+    """Where to put the dataset. By default, the environment variable
+    FEDJAX_MUON_DATA."""
 
 
 def value_in(arguments: Sequence[str], option: str, default: Value) -> str | Value:
@@ -386,7 +400,7 @@ def of_algorithm(kind: type[OneAlgorithm], name: str) -> type:
     if kind is Train:
         doc = (
             f"Train one algorithm, here {method.label} ({method.paper}).\n\n"
-            "Name another one with --algorithm to see its options."
+            "To see the options of another algorithm, name it with --algorithm."
         )
     return dataclasses.make_dataclass(
         kind.__name__, fields, bases=(kind,), frozen=True, namespace={"__doc__": doc}

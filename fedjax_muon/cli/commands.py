@@ -58,7 +58,7 @@ from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.tasks.metrics import hill
 
 FORMATS = (".png", ".pdf", ".svg")  # of figures
-A_GRID = "a grid is the word paper, or NAME=NUMBER,NUMBER,..."
+A_GRID = "--grid takes the word paper, or NAME=NUMBER,NUMBER,..."
 FEWEST = 5  # norms from which a tail index is estimated
 
 
@@ -70,9 +70,11 @@ def train(args) -> None:
         logs.check(args.log)
         launch.begin(args.launch, run.config.devices)
         if jax.process_count() > 1 and args.output is None:
-            raise ValueError("several processes need one directory; name it by output")
+            raise ValueError(
+                "several processes need a shared run directory; name it with --output"
+            )
         if len(run.config.epsilon) > 1:
-            raise ValueError("train takes one epsilon; several are of compare")
+            raise ValueError("train takes one --epsilon; for several, use compare")
         dataset = dataset_of(run.config)
         _announce_accounting(run.config)
         simulation = simulation_of(run, dataset)
@@ -86,7 +88,9 @@ def train(args) -> None:
             return
         if simulation.guarantee is not None:
             if jax.process_count() > 1:
-                raise ValueError("private runs run in one process; leave out epsilon")
+                raise ValueError(
+                    "private runs cannot span several processes; leave out --epsilon"
+                )
             private = privacy.Private(run, simulation.guarantee)
             privacy.check_budget([private], dataset)
         if not is_of_agents(run) and plan_record.is_tuned(run.config, args.tune):
@@ -102,7 +106,7 @@ def train(args) -> None:
 
 def _announce_accounting(config: Config) -> None:
     if config.private:
-        print("computing the noise of epsilon; some methods take a minute", flush=True)
+        print("computing the noise for epsilon; this can take a minute", flush=True)
 
 
 def _train(
@@ -188,7 +192,7 @@ def _with_grids(job: Comparison, fixed: Mapping[str, float]) -> Comparison:
     }
     kinds = {row[0].algorithm: row[0] for row in job.rows}
     if config.private or any(is_of_agents(run) for run in kinds.values()):
-        print("learning rates are not tuned for these data; --lr gives others")
+        print("the learning rates are not tuned for this dataset; set them with --lr")
         return job
     if grids:
         runs = sum(map(len, grids.values()))
@@ -229,8 +233,8 @@ def sweep(args: arguments.Sweep) -> None:
         launch.begin(launch.Launch(), job.config.devices)
         if job.config.private:
             raise ValueError(
-                "a sweep chooses by the results of all its cells, which the guarantee "
-                "of one does not cover; give several --epsilon to compare"
+                "a sweep chooses among the results of all its cells, but the privacy "
+                "guarantee covers only one; use compare, which takes several --epsilon"
             )
         sweeps.check(job, args.executor)
         if args.output is not None and is_sweep(args.output):
@@ -257,18 +261,18 @@ def _grids(
 ) -> dict[str, dict[str, tuple[float, ...]]]:
     """The grid of each algorithm. Raises `ValueError` for what is no grid."""
     if not texts:
-        raise ValueError(f"{A_GRID}; got none")
+        raise ValueError(f"{A_GRID}; got nothing")
     paper = "paper" in texts
     grids = {name: dict(method_of(name).grid if paper else {}) for name in names}
     parts = [words.partition("=") for words in texts if words != "paper"]
     entries = [entry for entry, _, _ in parts]
     for entry, equals, numbers in sorted(parts, key=lambda words: "." in words[0]):
         if entries.count(entry) > 1:
-            raise ValueError(f"the grid names {entry!r} twice")
+            raise ValueError(f"--grid names {entry!r} twice")
         name, _, option = entry.rpartition(".")
         if name and name not in grids:
             raise ValueError(
-                f"the grid names {name!r}, which is not swept; the algorithms are "
+                f"--grid names {name!r}, which is not in the sweep; the algorithms are "
                 f"{', '.join(names)}"
             )
         try:
@@ -288,16 +292,18 @@ def resume(args: arguments.Resume) -> None:
         directory.check_own_code(run_dir, job, args.named)
         if (run_dir / FACTS).exists():
             raise ValueError(
-                f"{run_dir} is of `deploy`; continue it by the same command again"
+                f"{run_dir} was made by `deploy`; to resume it, run the same command "
+                "again"
             )
         if args.executor is not None and not isinstance(job, Sweep):
             raise ValueError(
-                f"{run_dir} is no sweep; leave out --executor, which is for sweeps"
+                f"{run_dir} is not a sweep; leave out --executor, which is only for "
+                "sweeps"
             )
         if args.log is not None and not isinstance(job, Run | Comparison):
             raise ValueError(
-                f"{run_dir} is of `{type(job).__name__.lower()}`; leave out --log, "
-                "which is for train and compare"
+                f"{run_dir} was made by `{type(job).__name__.lower()}`; leave out "
+                "--log, which is only for train and compare"
             )
         if args.rounds is not None:
             job = with_rounds(run_dir, args.rounds)
@@ -310,7 +316,7 @@ def resume(args: arguments.Resume) -> None:
             )
         if jax.process_count() > 1 and not isinstance(job, Run):
             raise ValueError(
-                f"several processes resume single runs; {run_dir} has many"
+                f"several processes can resume only a single run; {run_dir} has many"
             )
         _announce_accounting(job.config)
         if isinstance(job, Run):
@@ -388,17 +394,18 @@ def noise(args: arguments.Noise) -> None:
         directory.check_own_code(args.directory, run, args.named)
         if not isinstance(run, Run):
             raise ValueError(
-                f"{args.directory} holds several runs; name the directory of one of a "
-                "comparison's, as DIRECTORY/ALGORITHM/seed0"
+                f"{args.directory} holds several runs; name the directory of one of "
+                "them, such as DIRECTORY/ALGORITHM/seed0"
             )
         if run.config.private:
             raise ValueError(
-                f"{args.directory} is private; noise would show its training gradients"
+                f"{args.directory} is a private run, and noise would reveal its "
+                "training gradients; name a run without --epsilon"
             )
         if run.config.sampler == "full_batch":
             raise ValueError(
-                f"the batches of {args.directory} are all of a client's examples, and "
-                "have no noise"
+                f"{args.directory} was trained on full batches, which have no gradient "
+                "noise; name a run with another --sampler"
             )
         launch.begin(launch.Launch(), run.config.devices)
         dataset = dataset_of(run.config)
@@ -406,11 +413,11 @@ def noise(args: arguments.Noise) -> None:
         tail = round(args.tail * args.batches * run.config.num_clients)
         if args.batches > 1 and tail < FEWEST:
             raise ValueError(
-                f"the tail would have {tail} norms; take more --batches or a larger "
-                f"--tail, for {FEWEST} at least"
+                f"the tail would have {tail} norms, and needs at least {FEWEST}; raise "
+                "--batches or --tail"
             )
         check_memory(simulation)
-        params = training.last_params(run, simulation, args.directory)
+        params = training.last_state(run, simulation, args.directory).params
         key = start_key(args.seed)
         norms = noise_norms(simulation, params, key, batches=args.batches)
         index = float(hill(norms, tail))

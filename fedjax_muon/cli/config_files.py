@@ -20,7 +20,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from fedjax_muon.cli import parsing
 from fedjax_muon.cli.arguments import value_in
 from fedjax_muon.cli.parsing import Option
-from fedjax_muon.core.reading import check_size, reading
+from fedjax_muon.core.reading import check_size, named, reading
 from fedjax_muon.runs import directory
 from fedjax_muon.runs.config import Comparison, Job, Run, Sweep
 from fedjax_muon.runs.directory import from_json, one_line
@@ -49,11 +49,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dictionary. Raises `ValueError` if a key is there twice."""
+    """A dictionary. Raises `ValueError` if a key occurs twice."""
     values: dict[Any, Any] = {}
     for key, value in pairs:
         if key in values:
-            raise ValueError(f"{key!r} is there twice")
+            raise ValueError(f"{key!r} occurs twice")
         values[key] = value
     return values
 
@@ -122,7 +122,10 @@ def find(command: str, argv: Sequence[str]) -> File:
 def _read(path: Path, command: str) -> dict[str, Any]:
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
-        raise ValueError(f"a config file ends in {', '.join(KINDS)}, got {str(path)!r}")
+        raise ValueError(
+            f"the name of a config file must end in {', '.join(KINDS)}, got "
+            f"{str(path)!r}"
+        )
     check_size(path, LIMIT)
     with reading(path, f"a file in {kind}", "correct it", found="", errors=ERRORS):
         text = path.read_text(encoding="utf-8")
@@ -146,15 +149,13 @@ def _parsed(kind: str, text: str) -> Any:
 
 def _of_job(path: Path, text: str, command: str) -> dict[str, Any]:
     """The options that made the config.json of a run."""
-    try:
+    with named(path):
         job = from_json(text)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
     commands = COMMANDS[type(job)]
     if command not in commands:
         raise ValueError(
             f"{path} is the config of `{' and '.join(commands)}`, not of `{command}`; "
-            f"repeat it by: fedjax-muon {commands[0]} --config {path}"
+            f"repeat it with: fedjax-muon {commands[0]} --config {path}"
         )
     return _flat(job)
 
@@ -186,11 +187,9 @@ def with_defaults(options: Sequence[Option], file: File) -> list[Option]:
     known = {option.name: option for option in options if option.name != "config_file"}
     defaults: dict[str, Any] = {}
     for name, value in file.values.items():
-        try:
+        with named(file.path):
             check_key(name, known)
             defaults[name] = _checked(name, known[name].hint, value)
-        except ValueError as error:
-            raise ValueError(f"{file.path}: {error}") from error
     return [
         option._replace(default=defaults.get(option.name, option.default))
         for option in options

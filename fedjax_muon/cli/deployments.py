@@ -48,7 +48,7 @@ def deploy(args: Any) -> None:
         rows = metrics_csv.read(path) if path.exists() else {"round": [-1]}
         if rows["round"][-1] < run.config.rounds:
             raise ValueError(
-                f"the run has ended early; {place / ENGINE} has Flower's logs"
+                f"the run ended early; Flower's logs are in {place / ENGINE}"
             )
     if (place / flower_app.MISSING).exists():
         print(f"not all nodes answered: {place / flower_app.MISSING}")

@@ -77,7 +77,7 @@ def datasets(args: arguments.Data) -> None:
     """`fedjax-muon data`."""
     with refusing():
         if args.name and args.list:
-            raise ValueError(f"--list shows all datasets, so leave out {args.name}")
+            raise ValueError(f"--list shows all datasets; leave out {args.name}")
         if args.name:
             _show(args.name, args.data_dir)
         else:

@@ -1,4 +1,4 @@
-"""Building blocks of algorithms: the interface, local training, hyper-parameters."""
+"""Building blocks of algorithms: the interface, local training, hyperparameters."""
 
 from fedjax_muon.core.algorithm import (
     Algorithm,

@@ -1,4 +1,4 @@
-"""Hyper-parameters: numbers or schedules, and their ranges."""
+"""Hyperparameters: numbers or schedules, and their ranges."""
 
 import contextlib
 import functools
@@ -14,13 +14,13 @@ from fedjax_muon.core import tree
 from fedjax_muon.core.algorithm import Round
 
 Schedule = Callable[[jax.Array], Any]  # round index -> number
-# A hyper-parameter may also be a prefix of the parameters' tree, see `tree`.
+# A hyperparameter may also be a prefix of the parameters' tree, see `tree`.
 Hyper = float | jax.Array | Schedule | tuple["Hyper", ...]
-Number = float | jax.Array  # a hyper-parameter that cannot be a schedule
+Number = float | jax.Array  # a hyperparameter that cannot be a schedule
 
 
 def value_at(value: Hyper, round: Round) -> Any:
-    """Evaluates a hyper-parameter in a round."""
+    """Evaluates a hyperparameter in a round."""
     return tree.map(lambda v: v(round.index) if callable(v) else v, value)
 
 
@@ -44,7 +44,7 @@ def check_range(
     open_high: bool = False,
     schedules: bool = True,
 ) -> None:
-    """Checks that a hyper-parameter is a number in [low, high].
+    """Checks that a hyperparameter is a number in [low, high].
 
     Traced numbers pass, as do schedules where they are allowed, since their values are
     unknown when an algorithm is made. In a named tuple every field is checked.
@@ -71,12 +71,7 @@ def check_range(
 
 
 def check_count(
-    name: str,
-    value: Any,
-    low: int = 1,
-    high: int | None = None,
-    *,
-    limit: str = "",
+    name: str, value: Any, low: int = 1, high: int | None = None, *, limit: str = ""
 ) -> None:
     """Checks that a value is an integer in [low, high].
 

@@ -1,7 +1,7 @@
 """Pairs of variables for minimax problems: minimization over x, maximization over y.
 
 Parameters are a `Pair`, and gradients are negated in y. Every algorithm, plan, wrapper
-and sweep then applies to minimax problems. A hyper-parameter is one value for both
+and sweep then applies to minimax problems. A hyperparameter is one value for both
 variables, or `Pair(0.1, 0.01)` with one value each.
 """
 
@@ -65,5 +65,5 @@ def on_y(project: Callable[[jax.Array], jax.Array]) -> Callable[[Pair], Pair]:
 
 
 def as_pair(value: Any) -> Pair:
-    """Returns the values of a hyper-parameter for x and y."""
+    """Returns the values of a hyperparameter for x and y."""
     return value if isinstance(value, Pair) else Pair(value, value)

@@ -67,6 +67,15 @@ def reading(
         ) from error
 
 
+@contextlib.contextmanager
+def named(what: object) -> Iterator[None]:
+    """Begins the message of a `ValueError` with what it is about, such as a path."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
 def reason(error: Exception) -> str:
     """The message of an error on one line, or its class if it has none."""
     text = " ".join(str(error).split())
@@ -82,8 +91,8 @@ def check_size(path: Path, limit: int = TEXT_LIMIT) -> None:
     size = path.stat().st_size
     if size > limit:
         raise ValueError(
-            f"{path}: expected at most {limit} bytes, found {size}; it is damaged, or "
-            "another file: replace it with the original"
+            f"{path}: expected at most {limit} bytes, found {size}; the file is "
+            "damaged or the wrong one: replace it with the original"
         )
 
 

@@ -1,6 +1,6 @@
 """Recipes: the function and the arguments that an algorithm was made from.
 
-The functions of an algorithm close over its hyper-parameters. Programs need them as
+The functions of an algorithm close over its hyperparameters. Programs need them as
 arguments: one compilation for any value, and the same bits in a run and in a sweep. So
 an algorithm stores its recipe, and `with_numbers` makes it again, inside the trace,
 with other numbers.
@@ -48,7 +48,7 @@ class Recipe:
 def recorded(function: Callable[P, T]) -> Callable[P, T]:
     """Decorator of a function that makes an algorithm: it stores the recipe.
 
-    Arguments annotated `Hyper` or `Number` are hyper-parameters, which sweeps can vary.
+    Arguments annotated `Hyper` or `Number` are hyperparameters, which sweeps can vary.
 
     Args:
       function: Returns a named tuple with a field `recipe`: an `Algorithm`, a `Gossip`
@@ -86,7 +86,7 @@ def recipe_of(algorithm: Any) -> Recipe | None:
 
 
 def numbers_of(algorithm: Any) -> dict[str, Any]:
-    """Numeric hyper-parameters, also of wrapped algorithms, without schedules.
+    """Numeric hyperparameters, also of wrapped algorithms, without schedules.
 
     Example:
       >>> numbers_of(fedprox(lr=0.1, mu=0.01))
@@ -105,24 +105,24 @@ def numbers_of(algorithm: Any) -> dict[str, Any]:
 
 
 def with_numbers(algorithm: T, numbers: Mapping[str, Any]) -> T:
-    """Makes an algorithm again with other hyper-parameters, which may be traced.
+    """Makes an algorithm again with other hyperparameters, which may be traced.
 
     Args:
-      numbers: Hyper-parameters by name; the others stay unchanged.
+      numbers: Hyperparameters by name; the others stay unchanged.
     """
     if not numbers:
         return algorithm
     recipe = recipe_of(algorithm)
     if recipe is None:
         raise ValueError(
-            "this algorithm does not know what made it, so its hyper-parameters cannot "
-            "be varied; decorate the function that returns it with `recorded`"
+            "this algorithm does not record the function that made it, so its "
+            "hyperparameters cannot be varied; decorate that function with `recorded`"
         )
     unknown = numbers.keys() - all_hyper_parameters(algorithm)
     if unknown:
         known = ", ".join(sorted(all_hyper_parameters(algorithm))) or "none"
         raise ValueError(
-            f"{recipe.function.__name__} has no hyper-parameter {min(unknown)!r}; it "
+            f"{recipe.function.__name__} has no hyperparameter {min(unknown)!r}; it "
             f"has {known}"
         )
     own = hyper_parameters(recipe.function)
@@ -139,7 +139,7 @@ def with_numbers(algorithm: T, numbers: Mapping[str, Any]) -> T:
 def as_arrays(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Converts numbers to float32 arrays.
 
-    Also where 64 bits are enabled: float64 hyper-parameters would widen optax's states.
+    Also where 64 bits are enabled: float64 hyperparameters would widen optax's states.
     """
     return {
         name: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), value)
@@ -160,7 +160,7 @@ def _is_hyper(annotation: Any) -> bool:
 
 
 def all_hyper_parameters(algorithm: Any) -> set[str]:
-    """The names of hyper-parameters, also of wrapped algorithms."""
+    """The names of hyperparameters, also of wrapped algorithms."""
     recipe = recipe_of(algorithm)
     if recipe is None:
         return set()

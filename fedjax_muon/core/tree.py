@@ -106,7 +106,7 @@ def pick(a: Tree, names: Collection[str]) -> list[jax.Array]:
     `optax.trace`, "mu" of Adam. `optax.tree.get` takes one such leaf only.
 
     Raises:
-      ValueError: If a name is that of no leaf.
+      ValueError: If no leaf has one of the names.
     """
     if isinstance(names, str):
         raise TypeError(f"names must be a tuple, such as ({names!r},), got {names!r}")

@@ -43,7 +43,7 @@ def roberta_encoder(
     for path in map(Path, (vocabulary, merges)):
         if not path.is_file():
             raise FileNotFoundError(
-                f"{path} does not exist; download vocab.json and merges.txt, those of "
+                f"{path} does not exist; download vocab.json and merges.txt of "
                 f"roberta-base from {URL}"
             )
         check_size(path)

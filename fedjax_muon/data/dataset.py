@@ -233,8 +233,8 @@ def check_standardization(
                 )
     if difference:
         raise ValueError(
-            f"other normalization at load: {difference}; apply the standardization "
-            "that was saved with the model"
+            f"the dataset was normalized differently: {difference}; apply the "
+            "standardization that was saved with the model"
         )
 
 

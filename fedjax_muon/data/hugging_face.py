@@ -7,18 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_muon.core.reading import reading
+from fedjax_muon.core.reading import named, reading
 from fedjax_muon.data.dataset import Dataset, stratified
 from fedjax_muon.data.images import Size, decoded
 from fedjax_muon.data.text import Sentences, tokenized
-from fedjax_muon.data.user_files import (
-    LARGEST,
-    TEST,
-    TRAIN,
-    features_of,
-    from_arrays,
-    named,
-)
+from fedjax_muon.data.user_files import LARGEST, TEST, TRAIN, features_of, from_arrays
 from fedjax_muon.versions import optional
 
 MARKS = ("dataset_dict.json", "state.json")  # of a DatasetDict, and of a Dataset
@@ -41,8 +34,8 @@ def from_hf(
     """Reads a dataset that `datasets.Dataset.save_to_disk` wrote.
 
     All columns that are not named here are features: numbers and lists of numbers, or
-    one column of images, or one column of texts, which become token ids of words. Of a
-    `DatasetDict`, the splits "train" and "test" are read. Requires the extra `hf`.
+    one column of images, or one column of texts, which become token ids of words. From
+    a `DatasetDict`, the splits "train" and "test" are read. Requires the extra `hf`.
 
     Args:
       label: Column of the labels: integers, strings, or a `ClassLabel`, whose names
@@ -118,8 +111,8 @@ def _rows(
     labels = _named_entries(split, label)
     if labels.dtype.kind == "i" and labels.min() < 0:
         raise ValueError(
-            f"{split.row(int(np.argmin(labels)))}: the label {labels.min()} is that of "
-            "hidden labels; leave out such rows, or the split"
+            f"{split.row(int(np.argmin(labels)))}: the label {labels.min()} stands for "
+            "a hidden label; leave out such rows, or the split"
         )
     owners = None if owner is None else _named_entries(split, owner)
     return _Rows(_inputs(split, features, size), labels, owners)
@@ -154,8 +147,8 @@ def _inputs(
     if alone and len(names) > 1:
         others = ", ".join(name for name in names if name != alone[0])
         raise ValueError(
-            f"{split.root}: a column of images or texts, such as {alone[0]!r}, is the "
-            f"only feature; exclude it, or exclude {others}"
+            f"{split.root}: a column of images or texts, such as {alone[0]!r}, cannot "
+            f"be combined with other features; exclude it, or exclude {others}"
         )
     if images:
         return _images(split, names[0], size)
@@ -195,7 +188,7 @@ def _numbers(split: _Split, name: str) -> np.ndarray:
     wrong = np.flatnonzero(~(abs(rows.astype(float)) <= LARGEST).all(axis=1))
     if len(wrong):
         raise ValueError(
-            f"{split.row(wrong[0])}: column {name!r} is empty or no finite number; "
+            f"{split.row(wrong[0])}: column {name!r} is empty or not a finite number; "
             "correct it, or exclude the column"
         )
     return values

@@ -179,7 +179,8 @@ def _read_records(path: Path, labels: int) -> Examples:
     if not len(content) or len(content) % record:
         raise ValueError(
             f"{path}: expected records of {record} bytes, found {len(content)} bytes; "
-            f"it was cut off, or is another file: download it again from {CIFAR_URL}"
+            "the file is truncated or the wrong one: download it again from "
+            f"{CIFAR_URL}"
         )
     rows = content.reshape(-1, record)
     planes = rows[:, labels:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)

@@ -10,14 +10,7 @@ from fedjax_muon.core.reading import reading
 from fedjax_muon.data import prepared
 from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.dataset import Dataset, check, standardize
-from fedjax_muon.data.source import (
-    File,
-    Located,
-    Source,
-    located,
-    verify,
-    verify_rows,
-)
+from fedjax_muon.data.source import File, Located, Source, located, verify, verify_rows
 from fedjax_muon.data.text import Encoder
 from fedjax_muon.versions import check_installed
 
@@ -51,9 +44,9 @@ def load(
         has prepared in `data_dir` (see `prepare`).
       data_dir: Directory with the files; by default, the environment variable
         FEDJAX_MUON_DATA.
-      encoder: Encoder for the token ids of sentences, such as that of
-        `byte_pairs.roberta_encoder`; by default, ids of frequent words. Datasets of
-        tensorflow-datasets do not take one.
+      encoder: Encoder for the token ids of sentences, such as
+        `byte_pairs.roberta_encoder` returns; by default, ids of frequent words.
+        Datasets of tensorflow-datasets do not take one.
     """
     raw, place = read(name, data_dir, encoder)
     try:
@@ -152,7 +145,7 @@ def source_of(name: str) -> Source:
         nearest = difflib.get_close_matches(name, NAMES, n=len(NAMES), cutoff=0)
         raise ValueError(
             f"unknown dataset {name!r}; choose one of {', '.join(nearest)}, or "
-            f"{TFDS}<name> for one that tensorflow-datasets has prepared"
+            f"{TFDS}<name> for a dataset prepared with tensorflow-datasets"
         )
     return NAMES[name]
 

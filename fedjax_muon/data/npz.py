@@ -54,8 +54,8 @@ def check(paths: Sequence[Path]) -> None:
         raise FileNotFoundError(f"there is no file {paths[0]}")
     if not zipfile.is_zipfile(paths[0]):
         raise ValueError(
-            f"{paths[0]}: expected a NumPy .npz archive, found another or a truncated "
-            "file; write it again"
+            f"{paths[0]}: expected a NumPy .npz archive, found another format or a "
+            "truncated file; save it again"
         )
 
 
@@ -75,7 +75,7 @@ def arrays_of(
             more = f" (and {', '.join(others)} if there are any)" if others else ""
             raise ValueError(
                 f"{path}: expected the arrays {', '.join(needed)}{more}, found no "
-                f"{', '.join(missing)}; save them by numpy.savez"
+                f"{', '.join(missing)}; save them with numpy.savez"
             )
         keys = [key for key in (*needed, *others) if f"{key}.npy" in names]
         return {key: _array(archive, key) for key in keys}
@@ -89,8 +89,8 @@ def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:
     (info,) = members
     if info.file_size > max(BYTES, RATIO * info.compress_size):
         raise ValueError(
-            f"{key} expands from {info.compress_size} to {info.file_size} bytes; if it "
-            "is meant to, save it by numpy.savez, which does not compress"
+            f"{key} expands from {info.compress_size} to {info.file_size} bytes; if "
+            "this is intended, save it with numpy.savez, which does not compress"
         )
     with archive.open(info) as file:
         version = np.lib.format.read_magic(file)

@@ -55,7 +55,7 @@ def dirichlet(
     if min_size * num_clients > len(labels):
         raise ValueError(
             f"{num_clients} clients cannot hold min_size={min_size} of {len(labels)} "
-            "examples each; lower min_size or num_clients"
+            "examples each; lower min_size (--min-client-size) or num_clients"
         )
     rng = generator(key)
     # Shuffled before the draws, so that their number does not change the result.
@@ -97,8 +97,8 @@ def _dirichlet_sizes(
             return sizes[np.argmax(fits)]
     raise ValueError(
         f"none of {max_tries} Dirichlet(alpha={alpha}) draws gave each of "
-        f"{num_clients} clients min_size={min_size} examples; raise alpha or "
-        "max_tries, or lower min_size or num_clients"
+        f"{num_clients} clients min_size={min_size} examples; raise alpha, or "
+        "lower min_size (--min-client-size) or num_clients"
     )
 
 
@@ -170,7 +170,7 @@ def shards(
 
 
 def by_owner(owners: ArrayLike) -> list[np.ndarray]:
-    """Makes a client of every owner of examples: the natural partition.
+    """Makes every owner of examples a client: the natural partition.
 
     Args:
       owners: Owner of every training example, integers or strings [n], such as

@@ -195,7 +195,7 @@ def _read_split(builder: Any, split: str, x: str, y: str) -> tuple[list, list]:
         reader.close()
         if count != shard.examples_in_shard:
             raise ValueError(
-                f"{Path(shard.filename).name} has {count} examples, by {INFO} it had "
+                f"{Path(shard.filename).name} has {count} examples, but {INFO} says "
                 f"{shard.examples_in_shard}"
             )
     source = builder.as_data_source(split=split)

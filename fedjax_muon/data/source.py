@@ -135,8 +135,8 @@ def unpacked(path: Path, limit: int = LIMIT) -> bytes:
             size += len(chunk)
             if size > limit:
                 raise ValueError(
-                    f"{path}: expected at most {limit} unpacked bytes, found more; it "
-                    f"is damaged, or another file: {again}"
+                    f"{path}: expected at most {limit} unpacked bytes, found more; the "
+                    f"file is damaged or the wrong one: {again}"
                 )
     return b"".join(chunks)
 
@@ -159,7 +159,7 @@ def verify_rows(files: Located, dataset: Dataset) -> None:
         if file.rows is not None and count != file.rows:
             raise ValueError(
                 f"{path}: expected {file.rows} examples as published, found {count}; "
-                "it was cut off, or is another file: delete it and "
+                "the file is truncated or the wrong one: delete it and "
                 f"{files.layout.remedy}"
             )
 
@@ -180,13 +180,13 @@ def _verify_file(file: File, path: Path, remedy: str) -> None:
     for what, (expected, count) in pairs.items():
         if expected is not None and count != expected:
             raise ValueError(
-                f"{path}: expected {expected} {what} as published, found {count}; it "
-                f"was cut off, or is another file: {again}"
+                f"{path}: expected {expected} {what} as published, found {count}; the "
+                f"file is truncated or the wrong one: {again}"
             )
     if file.md5 is not None and md5 != file.md5:
         raise ValueError(
-            f"{path}: expected the MD5 {file.md5} as published, found {md5}; it is "
-            f"damaged, or another file: {again}"
+            f"{path}: expected the MD5 {file.md5} as published, found {md5}; the file "
+            f"is damaged or the wrong one: {again}"
         )
 
 

@@ -40,7 +40,8 @@ def build_vocabulary(sentences: Sequence[str], size: int) -> dict[str, int]:
     counts = Counter(word for sentence in sentences for word in words(sentence))
     if not counts:
         raise ValueError(
-            f"no word in {len(sentences)} training sentences; is it the right column?"
+            f"none of the {len(sentences)} training sentences has a word; is it the "
+            "right column?"
         )
     ordered = sorted(counts, key=lambda word: (-counts[word], word))
     return {word: UNKNOWN + 1 + i for i, word in enumerate(ordered[: size - 2])}
@@ -217,6 +218,6 @@ def _lines(path: Path, quoting: Quoting) -> Iterator[tuple[int, list[str]]]:
         # A bounded number of letters, since a damaged file can be a single line.
         for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT), ""), 1):
             if len(line) == LINE_LIMIT or "\0" in line:
-                raise ValueError(f"line {number} is no text")
+                raise ValueError(f"line {number} is not text")
             reader = csv.reader([line], delimiter="\t", quoting=quoting)
             yield number, next(reader)

@@ -1,17 +1,16 @@
 """A user's data: arrays, NumPy archives, CSV files, and folders of images."""
 
-import contextlib
 import csv
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.core.reading import reading
+from fedjax_muon.core.reading import named, reading
 from fedjax_muon.data.dataset import Dataset, check, standardize, stratified, subset
 from fedjax_muon.data.images import FORMATS, Size, decoded
 from fedjax_muon.data.npz import arrays_of
@@ -32,7 +31,7 @@ def from_arrays(
     classes: Sequence[str] | None = None,
     text: bool = False,
 ) -> Dataset:
-    """Makes a dataset of arrays, checked.
+    """Makes a dataset from arrays, and checks it.
 
     Inputs are converted to float32, and every channel (the last axis) is standardized
     with the mean and the standard deviation of the training examples.
@@ -43,8 +42,8 @@ def from_arrays(
       owners: Owner of every example, integers or strings [n]; `partition.by_owner` of
         `Dataset.owners` makes a client of each.
       test: Inputs and labels for testing. By default, `test_share` of the examples, a
-        stratified part that is the same in every call and leaves every owner one
-        training example at least.
+        stratified part that is the same in every call and leaves every owner at least
+        one training example.
       classes: Names of the classes in the order of integer labels; by default, the
         sorted labels.
       text: Whether `x` has token ids [n, length], which stay as they are.
@@ -82,8 +81,8 @@ def _held_out(
     back = out[first][~np.isin(owners[out[first]], owners[kept])]
     if len(back) == len(out):
         raise ValueError(
-            "every owner has one example, which is for training; give the examples for "
-            "testing, or leave the owners out"
+            "every owner has only one example, which is needed for training; give "
+            "separate test examples, or leave out the owners"
         )
     return np.concatenate([kept, back]), np.setdiff1d(out, back, assume_unique=True)
 
@@ -127,7 +126,7 @@ def from_csv(
 ) -> Dataset:
     """Reads a dataset from a table whose first line has the names of its columns.
 
-    All columns that are not named here are features, and have numbers.
+    All columns that are not named here are features, and must be numeric.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -159,7 +158,7 @@ def from_folder(
     owner: Callable[[Path], str] | None = None,
     test_share: float = 0.2,
 ) -> Dataset:
-    """Reads images whose folders are named by their classes.
+    """Reads images from folders named after their classes.
 
     The folder has CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE. Images are
     converted to three colors, or to one if all of them are gray.
@@ -222,7 +221,7 @@ def by_pattern(pattern: str) -> Callable[[Path], str]:
         compiled = re.compile(pattern)
     except re.error as error:
         raise ValueError(
-            f"owner {pattern!r} is no regular expression: {error}"
+            f"owner {pattern!r} is not a regular expression: {error}"
         ) from error
 
     def owner(image: Path) -> str:
@@ -349,15 +348,6 @@ def _check_filled(path: Path, table: Table, name: str) -> None:
             )
 
 
-@contextlib.contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Names the file or the directory in the errors of a block."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
 def _inputs(name: str, x: ArrayLike, text: bool) -> np.ndarray:
     x = np.asarray(x)
     kinds, what = ("iu", "token ids") if text else ("iufb", "numbers")
@@ -400,7 +390,7 @@ def _numbered(name: str, labels: np.ndarray, classes: Sequence[str]) -> np.ndarr
     unknown = [text for text in texts if text not in numbers]
     if unknown:
         raise ValueError(
-            f"{name} has the label {unknown[0]!r}, which is none of the classes "
+            f"{name} has the label {unknown[0]!r}, which is not one of the classes "
             f"{', '.join(classes)}"
         )
     return np.array([numbers[text] for text in texts], np.int32)

@@ -62,8 +62,8 @@ class AgentPrivacy:
 
     Batches are Poisson samples if the method's accounting needs them, of groups that
     take turns if its noise has bands, and otherwise cyclic; with a batch size of all
-    examples, both are all examples. Every agent is accounted for; the guarantee is
-    that of the agent that is protected least.
+    examples, both are all examples. Every agent is accounted for, and the guarantee
+    holds for the agent that is protected least.
     """
 
     method: PrivateMethod

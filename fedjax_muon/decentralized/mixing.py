@@ -137,7 +137,7 @@ def _gathered(x: jax.Array, network: Network, agents: int) -> jax.Array:
 def _check_agents(agents: int, network: Network) -> None:
     if network.agents != agents:
         raise ValueError(
-            f"the weights are those of {agents} agents, but there are {network.agents}"
+            f"the weights are for {agents} agents, but there are {network.agents}"
         )
 
 

@@ -253,7 +253,7 @@ class PrivateMethod(NamedTuple):
         """Builds the algorithm.
 
         It clips the gradients of `objective.example_grad` and adds noise.
-        `objective.public_grad` is added without either. It has the hyper-parameters
+        `objective.public_grad` is added without either. It has the hyperparameters
         `noise_scale` and `lr`.
 
         Args:
@@ -324,8 +324,9 @@ def private(
             state = advance(_closed(objective), state, mix, sealed, iteration)
             if sealed.opened != 1:
                 raise ValueError(
-                    "a private algorithm estimates its gradient once in an iteration, "
-                    f"{recipe.function.__name__} did {sealed.opened} times"
+                    "a private algorithm must estimate its gradient once per "
+                    f"iteration, but {recipe.function.__name__} did {sealed.opened} "
+                    "times"
                 )
             return state
 
@@ -337,8 +338,8 @@ def private(
 def _closed(objective: Objective) -> Objective:
     def refuse(*_: Any) -> Any:
         raise ValueError(
-            "a private algorithm touches its data through its estimator alone, this "
-            "one asks for a gradient itself"
+            "a private algorithm must use its data only through its estimator, but "
+            "this one computes a gradient itself"
         )
 
     return objective._replace(grad=refuse, example_grad=refuse)
@@ -468,7 +469,7 @@ def calibrate(
     """
     if sampling.batch != mechanism.batch_size:
         raise ValueError(
-            f"the mechanism divides by {mechanism.batch_size}, the sampling has "
+            f"the mechanism divides by {mechanism.batch_size}, but the sampling has "
             f"batches of {sampling.batch}"
         )
     release = PRIVATE[name].release(mechanism, 1.0)

@@ -103,11 +103,7 @@ def one_batch(
 
 
 def batches(
-    setup: GossipSetup,
-    clients: Clients,
-    first: bool,
-    key: jax.Array,
-    index: Any,
+    setup: GossipSetup, clients: Clients, first: bool, key: jax.Array, index: Any
 ) -> Any:
     """Draws the batches of all agents as `one_batch` does, leaves [m, ...]."""
     agents = jnp.arange(setup.agents, dtype=jnp.int32)
@@ -157,11 +153,7 @@ def begin_run(
 
 
 def run_rounds(
-    setup: GossipSetup,
-    inputs: Inputs,
-    state: State,
-    clients: Clients,
-    count: jax.Array,
+    setup: GossipSetup, inputs: Inputs, state: State, clients: Clients, count: jax.Array
 ) -> tuple[State, Metrics]:
     """Runs `count` iterations, a number that may be traced."""
     batch_key, agent_key = keys_of(bound_key(state.key, inputs.mark))
@@ -286,11 +278,7 @@ def _programs(setup: GossipSetup) -> Programs:
     return Programs(
         create=created,
         begin=jax.jit(begin, out_shardings=(where, replicated)),
-        rounds=jax.jit(
-            rounds,
-            donate_argnums=1,
-            out_shardings=(where, replicated),
-        ),
+        rounds=jax.jit(rounds, donate_argnums=1, out_shardings=(where, replicated)),
         score=jax.jit(score_mean),
     )
 
@@ -313,7 +301,7 @@ def _mix(setup: GossipSetup, weights: Any) -> tuple[Mixer, float]:
     matrices = np.atleast_3d(np.asarray(weights, float).T).T  # [T, m, m]
     if matrices.shape[1] != setup.agents:
         raise ValueError(
-            f"weights are those of {matrices.shape[1]} agents, but there are "
+            f"the weights are for {matrices.shape[1]} agents, but there are "
             f"{setup.agents}"
         )
     off_diagonal = ~np.eye(setup.agents, dtype=bool)
@@ -345,9 +333,7 @@ def _traffic(simulation: Simulation) -> tuple[Traffic, Traffic]:
     objective = objective_of(setup.task, clients)
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
     batch = lambda first: jax.eval_shape(
-        partial(one_batch, setup, clients, first, 0),
-        jnp.int32(0),
-        jax.random.key(0),
+        partial(one_batch, setup, clients, first, 0), jnp.int32(0), jax.random.key(0)
     )
     sent = gossip_engine.traffic(
         setup.algorithm, objective, params, batch(True), batch(False)
@@ -359,7 +345,7 @@ def _traffic(simulation: Simulation) -> tuple[Traffic, Traffic]:
 def _calibrate(
     setup: GossipSetup, privacy: AgentPrivacy | None, sizes: Sequence[int]
 ) -> tuple[GossipSetup, Guarantee, dict[str, Any]]:
-    """The setup with other noise, its guarantee, and the noise as a hyper-parameter."""
+    """The setup with other noise, its guarantee, and the noise as a hyperparameter."""
     old = setup.privacy
     privacy = privacy or old
     assert privacy is not None  # the simulation is private

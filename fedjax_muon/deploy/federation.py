@@ -49,7 +49,7 @@ class Federation(NamedTuple):
         return 1 if number < self.first else work.bound(self.max_client_size, size)
 
     def with_inputs(self, inputs: Inputs) -> "Federation":
-        """The same federation with traced hyper-parameters and arrays of the task.
+        """The same federation with traced hyperparameters and arrays of the task.
 
         They are arguments of the compiled programs as in a simulation, since constants
         would be rounded differently.
@@ -93,8 +93,8 @@ def federation(
 
     Args:
       num_clients: N, the number of clients; their ids are 0 to N - 1.
-      max_client_size: Bound of the clients' numbers of examples, a power of two.
-      weighting: With `by_examples`, nodes tell the numbers of their examples.
+      max_client_size: Upper bound of a client's number of examples, a power of two.
+      weighting: With `by_examples`, nodes report their numbers of examples.
       privacy: Makes the run private for clients. The server clips messages and adds the
         noise, so it must be trusted, and so must its channels to the nodes, its
         checkpoints and its list of missing answers.

@@ -17,7 +17,7 @@ import numpy as np
 
 
 class MessageError(ValueError):
-    """Bytes that are no message, or one that does not fit."""
+    """Bytes that are not a message, or a message that does not fit."""
 
 
 class Message(NamedTuple):
@@ -57,12 +57,12 @@ def read(data: bytes) -> Message:
         json.dumps(about)  # may raise: an array has no truth value, say
     except Exception as error:  # whatever the bytes are; msgpack has no common type
         raise MessageError(
-            f"these bytes are no message of fedjax_muon ({type(error).__name__})"
+            f"these bytes are not a message of fedjax_muon ({type(error).__name__})"
         ) from error
     if not isinstance(about, dict) or not all(
         isinstance(a, np.ndarray) for a in arrays
     ):
-        raise MessageError("these bytes are no message of values and arrays")
+        raise MessageError("these bytes are not a message of values and arrays")
     return Message(about, arrays)
 
 

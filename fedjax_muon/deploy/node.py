@@ -33,8 +33,8 @@ class Node:
       client: Id of the client, 0 to N - 1.
       x: Examples [n, ...].
       y: Labels [n], integers from 0.
-      directory: Where its states are kept, so that the client goes on after its
-        process has ended; by default, in memory.
+      directory: Where its states are kept, so that the client resumes after its process
+        has ended; by default, in memory.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class States:
         if run != self.run or turn not in self.kept:
             raise MessageError(
                 f"this node does not have the state of turn {turn}; start it with the "
-                "directory in which its states are, or begin a new run"
+                "directory that holds its states, or start a new run"
             )
         return self.kept[turn]
 

@@ -148,7 +148,7 @@ def _divided(data: bytes) -> Pieces:
 
 def _joined(pieces: Any) -> bytes:
     if not isinstance(pieces, list) or not all(map(_is_piece, pieces)):
-        raise MessageError(f"this {type(pieces).__name__} is no message in pieces")
+        raise MessageError(f"this {type(pieces).__name__} is not a message in pieces")
     return b"".join(pieces)
 
 

@@ -45,7 +45,7 @@ NO_ANSWER = "no answer"
 
 
 class Missing(NamedTuple):
-    """An answer that is not in a mean."""
+    """An answer that was left out of a mean."""
 
     round: int  # -1 in the prologue
     exchange: int
@@ -89,11 +89,11 @@ def serve(
       key: Typed key of the run, as for `Simulation.init`. It never leaves the server.
       deadline: Seconds to wait for the answers of an exchange; by default, as long as
         the transport waits.
-      directory: Where checkpoints are kept; a server that is started again resumes
-        from the newest one. Those of a private run are readable by their owner alone,
-        and later rounds have fresh noise.
-      checkpoint_seconds: Least time between two checkpoints; by default, there is one
-        after every round, as there must be with privacy. Nodes keep the states that
+      directory: Where checkpoints are kept; a server that is started again resumes from
+        the newest one. In a private run, only their owner can read them, and later
+        rounds have fresh noise.
+      checkpoint_seconds: Shortest time between two checkpoints; by default, there is
+        one after every round, as there must be with privacy. Nodes keep the states that
         were made since the last one.
       on_round: Called after the prologue and after every round, with the answers that
         are missing.
@@ -103,8 +103,8 @@ def serve(
         shared.guarantee.check_rounds(0, rounds)
         if directory is not None and checkpoint_seconds:
             raise ValueError(
-                "a private server saves every round before its parameters are sent, "
-                "so that none is sent twice with other noise; leave out "
+                "a private server saves every round before it sends the parameters, so "
+                "that no round is sent twice with different noise; leave out "
                 f"checkpoint_seconds, got {checkpoint_seconds}"
             )
     server = _Server(shared, send, key, deadline)

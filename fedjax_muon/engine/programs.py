@@ -14,8 +14,8 @@ def cache_programs(directory: Path | None = None) -> None:
     `JAX_COMPILATION_CACHE_DIR` or an earlier call. The command `fedjax-muon` calls it.
 
     Args:
-      directory: Where; by default in the user's cache directory. Nobody else may be
-        able to write there, since JAX runs what it finds.
+      directory: Directory of the programs; by default in the user's cache directory.
+        Nobody else may be able to write to it, since JAX runs what it finds there.
     """
     given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # dynamic
     if given is not None:

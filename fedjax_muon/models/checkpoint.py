@@ -42,8 +42,7 @@ def opened(path: str | Path, model: str, url: str) -> Iterator[tuple[Path, Any]]
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(
-            f"{file} does not exist; download model.safetensors, that of {model} from "
-            f"{url}"
+            f"{file} does not exist; download model.safetensors of {model} from {url}"
         )
     wanted = "tensors in the format of safetensors that fit the model"
     with (
@@ -255,11 +254,11 @@ SWIN_IGNORED = ("relative_position_index", "attn_mask")  # not weights
 def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
     """Reads a Swin transformer and its parameters from a file `model.safetensors`.
 
-    The shapes of the tensors determine the sizes of the module. Its `side` is that of
-    images whose last map is one window, 224 for "patch4_window7_224", so images of any
-    size are resized to it and use all relative positions as they were trained. Names in
-    the file are those of timm since version 0.9. Half precision becomes float32.
-    Requires the extra `roberta`.
+    The shapes of the tensors determine the sizes of the module. Its `side` is the side
+    of images whose last map is one window, 224 for "patch4_window7_224", so images of
+    any size are resized to it and use all relative positions as they were trained.
+    Names in the file are those of timm since version 0.9. Half precision becomes
+    float32. Requires the extra `roberta`.
     """
     with opened(path, "Swin-T", SWIN_URL) as (file, stored):
         names = stored.keys()

@@ -35,10 +35,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self,
-        x: jax.Array,
-        bias: jax.Array | None = None,
-        mask: jax.Array | None = None,
+        self, x: jax.Array, bias: jax.Array | None = None, mask: jax.Array | None = None
     ) -> jax.Array:
         *outer, width = x.shape
         dense = partial(nn.Dense, kernel_init=self.kernel_init, dtype=self.dtype)

@@ -40,11 +40,11 @@ def save_params(
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Writes parameters into a file, whole or not at all.
+    """Writes parameters to a file, completely or not at all.
 
     The suffix decides the format: `.safetensors` (requires the extra `export`) or
-    `.msgpack`. A msgpack file has no place for metadata; they are in a file beside it,
-    with `.json` added to its name.
+    `.msgpack`. A msgpack file cannot contain metadata; they are written to a second
+    file, with `.json` added to its name.
 
     Args:
       params: Parameters, a pytree of arrays in dictionaries and named tuples.
@@ -86,9 +86,9 @@ def load_params(path: str | Path, like: Any) -> Any:
 def load_metadata(path: str | Path) -> dict[str, Any]:
     """Reads the metadata that `save_params` or `fedjax-muon export` wrote.
 
-    Those of `fedjax-muon export` are the names of the algorithm, the dataset and the
-    classes, the model with its options, and the mean and the standard deviation that
-    inputs were standardized by. They are empty if the file has none.
+    `fedjax-muon export` writes the names of the algorithm, the dataset and the classes,
+    the model with its options, and the mean and the standard deviation that inputs were
+    standardized with. The result is empty if the file has no metadata.
     """
     path = Path(path)
     return dict(_existing(path).metadata(path))
@@ -113,7 +113,8 @@ def check_target(path: Path, *, overwrite: bool) -> Format:
 def _format_of(path: Path) -> Format:
     if path.suffix.lower() not in FORMATS:
         raise ValueError(
-            f"the suffix of parameters is {' or '.join(FORMATS)}, got {str(path)!r}"
+            f"the name of a parameter file must end in {' or '.join(FORMATS)}, got "
+            f"{str(path)!r}"
         )
     if path.suffix.lower() == ".safetensors":
         check_installed("safetensors", "a file of safetensors")

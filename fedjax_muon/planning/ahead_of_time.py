@@ -25,11 +25,7 @@ from rich.table import Table
 from fedjax_muon import no_tpu
 from fedjax_muon.engine.plans import Plan, vmapped
 from fedjax_muon.engine.sharding import SHARDED
-from fedjax_muon.planning.memory import (
-    EXHAUSTED,
-    bytes_text,
-    plans_of,
-)
+from fedjax_muon.planning.memory import EXHAUSTED, bytes_text, plans_of
 from fedjax_muon.simulation.federated import setup_with_plan
 from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation
@@ -67,7 +63,7 @@ ITEM_BITS = {"pred": 8, "bf16": 16}  # others end with their number of bits
 class Memory(NamedTuple):
     """Bytes on each device while a round runs."""
 
-    arguments: int  # state, examples and hyper-parameters
+    arguments: int  # state, examples and hyperparameters
     results: int  # without what overwrites arguments
     work: int  # temporary values
     code: int
@@ -97,7 +93,7 @@ class Products(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """A round that was compiled for a topology, and what its compiler says of it."""
+    """A round compiled for a topology, and what the compiler reports about it."""
 
     topology: str
     devices: int
@@ -123,7 +119,7 @@ class Compiled(NamedTuple):
 def compile_for(
     simulation: Simulation, topology: str, *, plan: Plan | None = None
 ) -> Compiled:
-    """Compiles a round for TPUs that need not exist.
+    """Compiles a round for TPUs that you do not need to have.
 
     Args:
       topology: Chips by kind and arrangement, such as "v5e:2x2" or "v5e:16x16"; all of
@@ -166,7 +162,9 @@ def topology_devices(topology: str) -> tuple[jax.Device, ...]:
     kind, _, sizes = topology.partition(":")
     if kind not in CHIPS or not re.fullmatch(r"\d+(x\d+){1,2}", sizes):
         known = ", ".join(f"{name}:2x2" for name in CHIPS)
-        raise ValueError(f"there is no topology {topology!r}; there are {known}, ...")
+        raise ValueError(
+            f"unknown topology {topology!r}; choose one such as {known}, ..."
+        )
     check_installed("libtpu", "compiling for TPUs")
     # Imported here, since only this function needs it.
     from jax.experimental import topologies
@@ -184,12 +182,12 @@ def topology_devices(topology: str) -> tuple[jax.Device, ...]:
         reason = str(error).splitlines()[0][:200]
         if "lockfile" in reason:
             raise ValueError(
-                "another process has locked the compiler of TPUs by /tmp/"
-                "libtpu_lockfile; end it, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
+                "another process has locked the TPU compiler with "
+                "/tmp/libtpu_lockfile; end it, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
             ) from error
         raise ValueError(
-            f"there is no topology {topology!r} ({reason}); sides are 1x1, or "
-            "multiples of 2 such as 2x2, 4x4 and 16x16"
+            f"unknown topology {topology!r} ({reason}); sizes are 1x1, or multiples of "
+            "2 such as 2x2, 4x4 and 16x16"
         ) from error
     return tuple(described.devices)
 

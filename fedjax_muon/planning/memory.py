@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     """Bytes on each device."""
 
     state: int  # server state, and the device's part of the client states
-    # with the arrays of the task, such as frozen weights, and the hyper-parameters
+    # with the arrays of the task, such as frozen weights, and the hyperparameters
     examples: int
     work: int  # temporary values, results and code of the largest program
 

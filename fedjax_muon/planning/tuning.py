@@ -65,15 +65,16 @@ def tune(
     """Finds the fastest plan of a federated simulation on its devices.
 
     The candidates are `vmapped`, `chunked` with halves, quarters, ... of a device's
-    clients, and `mapped`. Each is compiled, and runs rounds of a state that is thrown
-    away. Plans that do not fit in memory are left out.
+    clients, and `mapped`. Each is compiled, and runs rounds on a state that is
+    discarded. Plans that do not fit in memory are left out.
 
     Args:
       simulation: From `federate`; or several of them by name, which are compared with
         one another. Then "NAME, PLAN" is the name of a candidate.
-      seconds: Of one measurement, at least; it has at least one round.
-      repeats: Measurements of a plan, of which the fastest counts.
-      measured: Seconds of a round by plan, from an earlier call: nothing is measured.
+      seconds: Least duration of one measurement, which has at least one round.
+      repeats: Number of measurements of each plan; the fastest one counts.
+      measured: Seconds per round by plan, from an earlier call. If given, nothing is
+        measured.
     """
     check_count("repeats", repeats)
     candidates = candidates_of(simulation)
@@ -88,7 +89,10 @@ def tune(
         )
     best = min(measured, key=measured.__getitem__)
     if math.isinf(measured[best]):
-        raise ValueError("no plan fits in memory; take fewer clients or smaller ones")
+        raise ValueError(
+            "no plan fits in memory; use fewer clients, or a smaller model or batch "
+            "size"
+        )
     return Tuned(candidates[best], best, dict(measured))
 
 

@@ -184,8 +184,8 @@ def calibrate_noise(
       target: Largest epsilon allowed, positive.
 
     Returns:
-      A level with epsilon(level) <= target, whose excess over the smallest is relative
-      to it at most `tolerance`.
+      A level with epsilon(level) <= target that exceeds the smallest such level by at
+      most `tolerance`, relative to it.
     """
     check_epsilon(target)
 

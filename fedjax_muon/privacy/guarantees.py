@@ -227,7 +227,7 @@ def calibrated(
 ) -> PrivacySpec:
     """Scales all noise of a run by one factor, to reach an epsilon.
 
-    The factor is at most `tolerance` above the smallest, relative to it.
+    The factor exceeds the smallest one by at most `tolerance`, relative to it.
     """
     report(spec)  # raises for combinations that do not fit, before the search
     reasons = without_guarantee(spec.releases)
@@ -247,7 +247,7 @@ def calibrated(
 
 _INDEPENDENT = "every step is noised, step 0 included, with fresh and independent noise"
 _ASSUMPTIONS = (
-    "sums are divided by the expected batch size, never by the realised one",
+    "sums are divided by the expected batch size, never by the actual one",
     "the parameters depend on the agent's data only through what is released",
 )
 # without it a record in consecutive batches does not telescope, see
@@ -325,8 +325,7 @@ def transcript_multiplier(spec: PrivacySpec) -> float:
     whole = joint_multiplier(
         *(
             release.noise.transcript_multiplier(
-                sampling.changes(release.clip, release.beta, spec.steps),
-                release.beta,
+                sampling.changes(release.clip, release.beta, spec.steps), release.beta
             )
             for release in spec.releases.values()
         )

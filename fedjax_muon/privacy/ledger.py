@@ -250,7 +250,7 @@ class Entry:
 def fingerprint(dataset: Dataset) -> str:
     """Identifies the training examples of a dataset.
 
-    The same examples in another order, number or scale are another dataset to it.
+    The same examples in another order, number or scale count as another dataset.
 
     Returns:
       SHA-256 of the shapes, types and bytes of `x_train` and `y_train`, in hexadecimal.
@@ -268,10 +268,10 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 class Ledger:
-    """What private runs on one dataset have cost, in a file.
+    """A file that records what private runs on one dataset have cost.
 
-    Processes may charge at the same moment. The file is readable by its owner alone,
-    and made when something is first charged.
+    Several processes may charge at the same time. Only its owner can read the file,
+    which is made when something is first charged.
     """
 
     def __init__(self, path: str | os.PathLike[str], data: str):
@@ -300,7 +300,7 @@ class Ledger:
 
         Args:
           budget: Largest epsilon of all runs in the ledger together; by default
-            unlimited. Runs that are all there already are never refused.
+            unlimited. Runs that are already in the ledger are never refused.
 
         Returns:
           Epsilon of all runs in the ledger together, infinite if one has no guarantee.
@@ -323,16 +323,15 @@ class Ledger:
         if new and budget is not None and epsilon > budget:
             if math.isinf(epsilon):
                 raise ValueError(
-                    f"{self.path} has, or would have, runs without a guarantee, so "
-                    "that no budget holds; leave out the budget, or keep a ledger of "
-                    "other data"
+                    f"{self.path} contains, or would contain, runs without a "
+                    "guarantee, so no budget can hold; leave out the budget, or use "
+                    "another ledger"
                 )
             raise ValueError(
-                f"the privacy budget of {self.path} would be exceeded: "
-                f"{len(charged)} runs have spent epsilon "
-                f"{_composed(charged, delta):.4g}, with {len(new)} more it would be "
-                f"{epsilon:.4g}, and {budget:g} is allowed, at delta {delta:g}; run "
-                "less, or with smaller epsilons"
+                f"the privacy budget of {self.path} would be exceeded: {len(charged)} "
+                f"runs have spent epsilon {_composed(charged, delta):.4g}, with "
+                f"{len(new)} more it would be {epsilon:.4g}, and {budget:g} is "
+                f"allowed, at delta {delta:g}; run fewer, or with smaller epsilons"
             )
         return new, epsilon
 
@@ -380,7 +379,8 @@ class Ledger:
         if record.get("version") != VERSION:
             raise ValueError(
                 f"{self.path} has version {record.get('version')!r} of the ledger's "
-                f"format, and this fedjax_muon reads version {VERSION}; update it"
+                f"format, and this fedjax_muon reads version {VERSION}; update "
+                "fedjax_muon"
             )
         if record.get("sha256") != _digest(record):
             raise self._damaged("its content does not match its SHA-256")

@@ -32,8 +32,7 @@ class Summary(NamedTuple):
 def score_column(run: History, examples: str = "test") -> str:
     """The column that runs are ranked by, of "test" or "validation" examples.
 
-    It is that of the AUC or of Matthews' correlation if there is one, else that of the
-    accuracy.
+    It is the AUC or Matthews' correlation if there is one, otherwise the accuracy.
     """
     kinds = [kind for kind in ("auc", "mcc") if f"test_{kind}" in run]
     return f"{examples}_{(*kinds, 'accuracy')[0]}"
@@ -59,7 +58,7 @@ def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
 def target_score(methods: Mapping[str, Sequence[History]]) -> float:
     """0.9 of the best mean test score of any method at any round.
 
-    Of an AUC, it is 0.9 of the part above 1/2, the AUC of random guesses.
+    For an AUC, it is 1/2, the AUC of random guesses, and 0.9 of the rest.
 
     Example:
       >>> run = {"test_accuracy": np.array([0.1, 0.5])}
@@ -98,7 +97,7 @@ def _summary(name: str, runs: Sequence[History], target: float) -> Summary:
 
 
 class Point(NamedTuple):
-    """One point of a hyper-parameter grid, run on several seeds."""
+    """One point of a hyperparameter grid, run on several seeds."""
 
     hyper: Mapping[str, float]
     runs: Sequence[History]  # without diverged ones
@@ -128,9 +127,9 @@ def best(points: Sequence[Point]) -> Point | None:
 
 
 def edges(points: Sequence[Point], chosen: Point) -> list[str]:
-    """The hyper-parameters whose chosen value is at an edge of the grid.
+    """The hyperparameters whose chosen value is at an edge of the grid.
 
-    A better value may lie beyond. A hyper-parameter with one value was not tuned and
+    A better value may lie beyond. A hyperparameter with one value was not tuned and
     has no edge.
 
     Example:

@@ -141,10 +141,10 @@ def ranking(
 def grids(
     methods: Mapping[str, Sequence[Point]], path: Path, *, title: str = ""
 ) -> None:
-    """Draws the last test score against the first hyper-parameter of each grid.
+    """Draws the last test score against the first hyperparameter of each grid.
 
     There is a panel for every method with a grid, and a line for every combination of
-    its other hyper-parameters. Error bars are 95% intervals of the mean over seeds.
+    its other hyperparameters. Error bars are 95% intervals of the mean over seeds.
     Diverged points are crosses at the bottom. Nothing is drawn if no method has more
     than one point.
     """

@@ -27,7 +27,7 @@ TEXT = ("algorithm", "lr", "best of its grid")
 
 
 def hyper_text(point: Point) -> str:
-    """The hyper-parameters of a point, such as `lr=0.1 align=0.5`; "-" for none."""
+    """The hyperparameters of a point, such as `lr=0.1 align=0.5`; "-" for none."""
     words = [f"{name}={value:.12g}" for name, value in point.hyper.items()]
     return " ".join(words) or "-"
 
@@ -79,7 +79,7 @@ def swept(
 
     Args:
       summaries: One row each: a summary, the point that it is of, and which of its
-        hyper-parameters are at an edge of the grid.
+        hyperparameters are at an edge of the grid.
       lost: How many points of a grid diverged, such as "2 of 6 diverged", by method.
       target: Test score that `rounds_to_target` refers to; NaN for none.
     """

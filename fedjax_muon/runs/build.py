@@ -16,6 +16,7 @@ from fedjax_muon import algorithms, compression, models, simulation, transforms
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.compression import compress
 from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
+from fedjax_muon.core.reading import named
 from fedjax_muon.data import Dataset, client_tests, imbalance, partition
 from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
@@ -115,9 +116,13 @@ def federated_of(run: Run) -> Algorithm:
     """The run's algorithm, which must have a server, on clients without privacy."""
     algorithm = algorithm_of(run)
     if not isinstance(algorithm, Algorithm):
-        raise ValueError(f"{run.algorithm} has agents and no server to deploy")
+        raise ValueError(
+            f"{run.algorithm} is decentralized and has no server to deploy"
+        )
     if run.config.private:
-        raise ValueError("deployed clients have no privacy yet; leave out epsilon")
+        raise ValueError(
+            "deploy does not support differential privacy yet; leave out epsilon"
+        )
     return algorithm
 
 
@@ -126,7 +131,10 @@ def _check_kind(run: Run, algorithm: Algorithm | Gossip | PrivateAgents) -> None
     name, config = run.algorithm, run.config
     if isinstance(algorithm, Algorithm):
         if config.graph is not None:
-            raise ValueError(f"{name} has a server; leave out the graph of agents")
+            raise ValueError(
+                f"{name} has a server, and a graph is for agents without one; leave "
+                "out graph"
+            )
         return
     defaults = Config(), DEFAULTS[config.problem]
     for option in OF_SERVER:
@@ -134,20 +142,22 @@ def _check_kind(run: Run, algorithm: Algorithm | Gossip | PrivateAgents) -> None
             raise ValueError(f"{name} has no server; leave out {option}")
     if isinstance(algorithm, PrivateAgents):
         if not config.private:
-            raise ValueError(f"{name} is a private method; choose its --epsilon")
+            raise ValueError(f"{name} is a private method; add --epsilon")
         if config.lr_schedule == "cosine":
-            raise ValueError(f"{name} has no schedule; leave out lr_schedule")
+            raise ValueError(
+                f"{name} takes no learning rate schedule; leave out lr_schedule"
+            )
     elif config.private:
         known = ", ".join(private_agents.ALL)
         raise ValueError(
-            f"{name} is not private, and its results must not lie beside private ones; "
-            f"leave out epsilon, or choose one of {known}"
+            f"{name} has no private version; leave out epsilon, or choose one of "
+            f"{known}"
         )
 
 
 def _personalized(algorithm: Algorithm, config: Config) -> Algorithm:
     if config.own_leaves and config.ditto is not None:
-        raise ValueError("own_leaves and ditto exclude each other; choose one")
+        raise ValueError("own_leaves and ditto cannot be combined; choose one")
     if config.own_leaves:
         return keep_own(algorithm, config.own_leaves)
     if config.ditto is None:
@@ -201,10 +211,8 @@ def _compressor(config: Config) -> compression.Compressor:
         "top_k": compression.top_k,
         "quantize": lambda share: compression.quantize(config.compressor_bits),
     }
-    try:
+    with named(f"compressor {config.compressor}"):
         return kinds[config.compressor](config.compressor_share)
-    except ValueError as error:
-        raise ValueError(f"compressor {config.compressor}: {error}") from error
 
 
 def parts_of(config: Config, dataset: Dataset, seed: int) -> list[np.ndarray]:
@@ -239,15 +247,16 @@ def _parts(
         case "by_owner":
             if owners is None:
                 raise ValueError(
-                    f"{config.dataset} does not say whose its examples are; for a CSV "
-                    "file, name the column by --owner, or choose another --partition"
+                    f"{config.dataset} does not say which clients its examples belong "
+                    "to; for a CSV file, name the column with --owner, or choose "
+                    "another --partition"
                 )
             return partition.by_owner(owners)
         case "ratios":
             if len(config.ratios) != number:
                 raise ValueError(
-                    f"ratios must be one for each of the {number} clients, got "
-                    f"{len(config.ratios)}"
+                    f"ratios must have one number for each of the {number} clients, "
+                    f"got {len(config.ratios)}"
                 )
             return imbalance.with_ratios(labels, config.ratios, key=key)
     raise AssertionError("unreachable")
@@ -267,8 +276,8 @@ def tests_of(
     owners, tested_owners = dataset.owners, dataset.test_owners
     if owners is None or tested_owners is None:
         raise ValueError(
-            f"{config.dataset} does not say whose its test examples are; leave out "
-            "client_tests"
+            f"{config.dataset} does not say which clients its test examples belong to; "
+            "leave out client_tests"
         )
     return client_tests.by_owner(owners, tested_owners)
 
@@ -306,13 +315,13 @@ def _trained(config: Config, dataset: Dataset) -> Task:
     fits = is_text == (config.model in (*RECURRENT, "roberta"))
     if not fits and not own_code.is_own(config.model):
         raise ValueError(
-            f"the model {config.model} does not fit {config.dataset}; rnn, lstm and "
-            "gru are for text, and for nothing else, and so is roberta"
+            f"the model {config.model} does not fit {config.dataset}; rnn, lstm, gru "
+            "and roberta take text and nothing else"
         )
     if config.convolution != "direct" and config.model not in CONVOLUTIONAL:
         raise ValueError(
-            f"the model {config.model} has no option convolution; those that have it "
-            f"are {', '.join(CONVOLUTIONAL)}"
+            f"the model {config.model} has no option convolution; the models that have "
+            f"it are {', '.join(CONVOLUTIONAL)}"
         )
     place = pretrained.checkpoint_of(config)
     if place is not None:
@@ -360,12 +369,8 @@ def _augmented(task: Task, config: Config, dataset: Dataset) -> Task:
     if config.augmentation == "none":
         return task
     augmentation = AUGMENTATIONS[config.augmentation]()
-    try:
+    with named(f"augmentation {config.augmentation} does not fit {config.dataset}"):
         jax.eval_shape(augmentation, jax.random.key(0), dataset.x_train[:1])
-    except ValueError as error:
-        raise ValueError(
-            f"augmentation {config.augmentation} does not fit {config.dataset}: {error}"
-        ) from error
     return augmented(task, augmentation)
 
 

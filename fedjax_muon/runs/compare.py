@@ -65,8 +65,8 @@ def check(job: Comparison, run_dir: Path | None = None) -> Checked:
             for wanted in (True, False)
         )
         raise ValueError(
-            f"{agents} protects an example of an agent, and {clients} a client; do not "
-            "compare them"
+            f"{agents} protects single examples and {clients} whole clients, so their "
+            "epsilons cannot be compared; compare them separately"
         )
     firsts = [simulation_of(row[0], dataset) for row in job.rows]
     private: list[privacy.Private] = []
@@ -74,10 +74,8 @@ def check(job: Comparison, run_dir: Path | None = None) -> Checked:
         private += _guaranteed(first, row, dataset)
     for seed in job.seeds[1:]:
         parts_of(job.config, dataset, seed)
-    if run_dir is None:
-        privacy.check_budget(private, dataset)
-    else:
-        privacy.check_budget(_cells_of(private, run_dir), dataset)
+    runs = private if run_dir is None else _cells_of(private, run_dir)
+    privacy.check_budget(runs, dataset)
     if job.grids:
         sweeps.check(_tuning_of(job))
     for first in firsts:  # last, since it compiles

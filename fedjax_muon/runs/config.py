@@ -54,177 +54,193 @@ class Config:
     """Everything about a run but its algorithm and its seed."""
 
     problem: Literal["classification", "auc"] = "classification"
-    """What is optimized: cross-entropy, or the area under the ROC curve of two classes,
-    a minimax problem."""
+    """What to optimize: the cross-entropy (classification), or the area under the ROC
+    curve of two classes, a minimax problem (auc)."""
     dataset: str = "digits"
-    """Dataset, such as digits, fashion_mnist, cifar10, cifar100, tiny_imagenet, sst2
-    or breast_cancer: `fedjax-muon data` shows all; or tfds:NAME for one that `prepare`
-    has made; or your own file, FILE.csv or FILE.npz; or a directory of images,
-    CLASS/IMAGE, or of a saved dataset of Hugging Face."""
+    """Name of a dataset, such as digits, fashion_mnist, cifar10, cifar100,
+    tiny_imagenet, sst2 or breast_cancer (`fedjax-muon data` lists all); or tfds:NAME
+    for one made with `fedjax-muon prepare`; or your own data: FILE.csv, FILE.npz, a
+    directory of images CLASS/IMAGE, or a saved Hugging Face dataset."""
     label: str = "label"
-    """Column of the labels of a table, FILE.csv or a dataset of Hugging Face; all
-    columns that are not named are features."""
+    """Label column of FILE.csv or of a Hugging Face dataset. Columns that no option
+    names are features."""
     owner: str | None = None
-    """Column of a table with the client of every row, for the partition by_owner; of
-    images, a regular expression that finds the client in the image's path."""
+    """For the partition by_owner: the column of a table that says which client a row
+    belongs to or, for images, a regular expression that finds the client in an image's
+    path."""
     split: str | None = None
-    """Column of FILE.csv that says train or test; by default, a fifth is for tests."""
+    """Column of FILE.csv that says train or test. By default, a fifth of the rows is
+    held out for testing."""
     exclude: tuple[str, ...] = ()
-    """Columns of a table to leave out."""
+    """Columns of a table to ignore."""
     image_size: tuple[int, int] | None = None
-    """Height and width to which images of a directory are resized; by default, all must
-    have the same."""
+    """Height and width that the images of a directory are resized to. By default, all
+    images must have the same size."""
     data_dir: Path | None = None
-    """Where its files are; by default the environment variable FEDJAX_MUON_DATA."""
+    """Directory of the dataset's files. By default, the environment variable
+    FEDJAX_MUON_DATA."""
     train_share: float = 1.0
-    """Share of the training examples that is used: the same ones every time, of all
-    classes in proportion."""
+    """Share of the training examples to use. The subset is the same every time and
+    keeps the proportions of the classes."""
     num_clients: int = 16
-    """N, how many clients, or agents without a server, divide the training examples."""
+    """N, the number of clients (agents, in decentralized methods) that the training
+    examples are divided among."""
     partition: NameOrFunction = "dirichlet"
-    """How they are divided: dirichlet, per class by Dirichlet(alpha) over clients;
-    dirichlet_per_client, per client by Dirichlet(alpha) over classes; shards of sorted
-    labels; iid, at random; ratios, of two classes with a share of positives for each
-    client; by_owner, as the data says (num_clients is not used). Your own one is
-    MODULE:FUNCTION."""
+    """How the training examples are divided: dirichlet, each class by Dirichlet(alpha)
+    over clients; dirichlet_per_client, each client by Dirichlet(alpha) over classes;
+    shards of sorted labels; iid, at random; ratios, two classes with a given share of
+    positives per client; by_owner, as the data says (ignores num_clients); or your own,
+    as MODULE:FUNCTION."""
     positives: float | None = None
-    """Of two classes: so many positives are left out, at random, that the others are
-    this share of the training examples."""
+    """For two classes: share of positives in the training examples. Positives are
+    dropped at random until the share is reached."""
     ratios: tuple[float, ...] = (0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25)
-    """Each client's share of positives in the partition ratios."""
+    """Each client's share of positives, for the partition ratios."""
     alpha: float = 0.1
-    """Dirichlet concentration; the smaller, the less alike the clients."""
+    """Dirichlet concentration. The smaller it is, the more the clients differ."""
     min_client_size: int = 10
-    """Fewest examples of a client that the per-class Dirichlet partition accepts."""
+    """Fewest examples that a client may have in the partition dirichlet."""
     shards_per_client: int = 2
-    """How many label shards each client gets."""
+    """Number of label shards that each client gets, for the partition shards."""
     client_tests: bool = False
-    """Test clients on examples of their own too: those of their owners, or with the
-    proportions of classes that they train on."""
+    """Also test on each client's own test examples: those of its owner, or a sample
+    with the class proportions of its training examples."""
     graph: Literal["erdos_renyi", "ring", "star", "exponential", "complete"] | None = (
         None
     )
-    """Which agents exchange messages, in decentralized methods, mixed by Metropolis
-    weights; by default erdos_renyi."""
+    """For decentralized methods: the graph of agents that exchange messages, mixed with
+    Metropolis weights. By default erdos_renyi."""
     connectivity: float = 0.5
-    """Probability of an edge of erdos_renyi, which is drawn until connected."""
+    """Probability of each edge in erdos_renyi. The graph is redrawn until it is
+    connected."""
     epsilon: Epsilons = ()
-    """Differential privacy: the privacy loss of a whole run, for one client of a
-    federated method, or one example of an agent. Several in compare."""
+    """Differential privacy: the epsilon of a whole run, for each client in a federated
+    method or each example of an agent in a decentralized one. `compare` takes
+    several."""
     delta: float = 1e-5
-    """Probability in (epsilon, delta); below one over the clients, or the examples of
-    every agent."""
+    """The delta of (epsilon, delta). It must be below 1 / number of clients, or below 1
+    / number of examples of each agent."""
     clip_norm: float | None = None
-    """Norm that a client's message is clipped to, by default 0.5, or the gradient of an
-    agent's example, by default 0.2."""
+    """Clipping norm: of a client's message (by default 0.5), or of the gradient of an
+    agent's example (by default 0.2)."""
     change_clip_norm: float | None = None
-    """Norm that the change of an example's gradient between two iterations is clipped
-    to, by private_storm; by default a tenth of clip_norm."""
+    """For private_storm: clipping norm of the change of an example's gradient between
+    two iterations. By default a tenth of clip_norm."""
     bands: int = 4
-    """Bands of the correlated noise of dp_ftrl, and groups of an agent's examples that
-    take turns."""
+    """Number of bands of the correlated noise of dp_ftrl, and of the groups of an
+    agent's examples that take turns."""
     ledger: Path | None = None
-    """File that records what private runs on a dataset cost together; by default one
-    for every dataset, in the user's data directory."""
+    """File that records the total privacy loss of all private runs on a dataset. By
+    default, one file for all datasets in your user data directory."""
     budget: float | None = None
-    """Largest epsilon of all runs in the ledger together; what would exceed it is
+    """Largest total epsilon of all runs in the ledger. A run that would exceed it is
     refused."""
     publish_training_metrics: bool = False
-    """Record metrics of training examples of a private run too, for which the guarantee
-    does not hold."""
+    """Record training metrics of a private run too. The privacy guarantee does not
+    cover them."""
     insecure_fixed_noise: bool = False
-    """Draw the noise of a private run from the seed, to reproduce it; no privacy."""
+    """Draw the noise of a private run from the seed, so that you can reproduce it. This
+    gives no privacy."""
     model: NameOrFunction = "mlp"
-    """Model that is trained; rnn, lstm, gru and roberta are for text, and text is for
-    them. Your own one is MODULE:FUNCTION."""
+    """Model to train. rnn, lstm, gru and roberta take text and nothing else. Your own
+    model is MODULE:FUNCTION."""
     checkpoint: Path | None = None
-    """Pretrained weights: of roberta, model.safetensors beside its config.json,
-    vocab.json and merges.txt, or their folder; of swin_tiny, a safetensors file by
-    timm's names."""
+    """Pretrained weights. For roberta: model.safetensors with config.json, vocab.json
+    and merges.txt in the same directory, or that directory. For swin_tiny: a
+    safetensors file with timm's parameter names."""
     lora_rank: int = 16
-    """Rank of the adapters that roberta is trained by, with alpha twice the rank."""
+    """Rank of the LoRA adapters that roberta is trained with. Their alpha is twice the
+    rank."""
     max_tokens: int = 128
-    """Longest text of roberta; the end of a longer one is left out."""
+    """Longest text of roberta, in tokens. Longer texts are truncated."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the mlp's hidden layers."""
     rnn: tuple[int, int, int] = (32, 64, 1)
-    """Widths of the embedding and the state of rnn, lstm and gru, and their layers; 300
-    4096 2 in papers, and 8 256 2 for characters."""
+    """Embedding width, state width and number of layers of rnn, lstm and gru. Papers
+    use 300 4096 2, and 8 256 2 for characters."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the model computes in; parameters and their gradients stay float32."""
+    """Precision that the model computes in. Parameters and their gradients stay
+    float32."""
     convolution: Literal["direct", "patches"] = "direct"
-    """How convolutions are computed: directly, or as products of patches."""
+    """How convolutions are computed: directly, or as matrix products of image
+    patches."""
     newton_schulz_steps: int = 5
-    """How many steps of Newton-Schulz, in algorithms that orthogonalize; with 0 they
-    only divide matrices by their norms."""
+    """Newton-Schulz steps, in algorithms that orthogonalize. With 0, matrices are only
+    divided by their norms."""
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of its large matrix products; the small Gram products stay float32."""
+    """Precision of the large matrix products. The small Gram products stay float32."""
     newton_schulz_normalization: Literal["frobenius", "schatten8"] = "frobenius"
-    """The norm that matrices are first divided by; schatten8 is the smaller one."""
+    """Norm that matrices are divided by first. schatten8 is the smaller of the two."""
     newton_schulz_coefficients: Literal["jordan", "quintic"] = "jordan"
-    """Polynomial of each step: Jordan's, or that of Takezawa et al., Theorem 3."""
+    """Polynomial of each step: Jordan's (jordan), or the one of Takezawa et al.,
+    Theorem 3 (quintic)."""
     shape_scale: Literal["none", "jordan", "moonlight", "spectral"] = "none"
-    """Factor of a matrix's step by its shape, in algorithms with this option."""
+    """How the step of a matrix is scaled by its shape, in algorithms with this
+    option."""
     weight_decay: float = 0.0
-    """Weight decay in algorithms whose local rule is plain gradient descent."""
+    """Weight decay, in algorithms whose local rule is plain gradient descent."""
     augmentation: Literal["none", "crop_and_flip"] = "none"
-    """Random changes of images in training: cropped with 4 pixels of padding and
-    mirrored, each example anew in every batch."""
+    """Data augmentation of training images. crop_and_flip pads by 4 pixels, crops and
+    mirrors at random, anew for each example in every batch."""
     cohort_size: int = 8
-    """S, clients sampled each round without replacement."""
+    """S, the number of clients sampled per round, without replacement."""
     local_steps: int = 5
-    """K, batches that each of them works through."""
+    """K, the number of local batches per client and round."""
     local_epochs: tuple[int, ...] = ()
-    """In place of local_steps: how often a client goes through its examples; or two
-    numbers, between which it is drawn for each client and round."""
+    """Local epochs per round, instead of local_steps. Two numbers are a range from
+    which the epochs are drawn for each client and round."""
     batch_size: int = 32
-    """Examples in a batch."""
+    """Number of examples per batch."""
     sampler: Literal["shuffled_epochs", "with_replacement", "full_batch"] = (
         "shuffled_epochs"
     )
-    """How a client's batches are drawn from its examples."""
+    """How a client draws batches from its examples."""
     weighting: Literal["uniform", "examples"] = "uniform"
-    """Weights of the mean over clients: equal, or their numbers of examples."""
+    """Weights of the mean over clients: all equal, or each client's number of
+    examples."""
     own_leaves: tuple[str, ...] = ()
-    """Names of layers that every client keeps for itself, such as Dense_2."""
+    """Names of layers that stay with each client and are never averaged, such as
+    Dense_2."""
     ditto: float | None = None
-    """Train a model for every client too, by Ditto, with so strong a pull toward the
-    shared one."""
+    """Also train a personal model for each client with Ditto. The value is the strength
+    of the pull toward the shared model."""
     personal_lr: float = 0.1
-    """Learning rate of Ditto's own models."""
+    """Learning rate of Ditto's personal models."""
     dropout: float = 0.0
     """Probability that a sampled client does not answer."""
     drop_nonfinite: bool = False
-    """Leave messages that are not finite out of the mean, in place of stopping."""
+    """Leave messages with NaN or infinity out of the mean instead of stopping."""
     lr_schedule: Schedule | None = None
-    """The local learning rate over rounds: as given, or falling to 0 by a cosine. By
-    default constant; in compare, what was tuned together with the rate."""
+    """Schedule of the local learning rate over rounds: constant, or decaying to 0 along
+    a cosine. By default constant; in `compare`, the schedule that was tuned together
+    with the rate."""
     rounds: int = 100
-    """How many rounds to train."""
+    """Number of rounds to train."""
     evaluate_every: int = 5
-    """Rounds between two evaluations, which are the rows of metrics.csv."""
+    """Rounds between evaluations. Each evaluation is a row of metrics.csv."""
     compressor: Literal["none", "svd", "power_iteration", "top_k", "quantize"] = "none"
-    """How messages to the server are compressed; low-rank ones leave vectors alone."""
+    """How messages to the server are compressed. The low-rank compressors, svd and
+    power_iteration, leave vectors alone."""
     compressor_share: float = 0.05
-    """What is left by svd and power_iteration (of a matrix's numbers) and top_k (of an
-    array's entries)."""
+    """Share that is kept: of a matrix's numbers by svd and power_iteration, of an
+    array's entries by top_k."""
     compressor_bits: int = 4
-    """Bits of a number under quantize."""
+    """Bits per number, for quantize."""
     compressed_parts: tuple[str, ...] = ()
-    """Names of the parts of messages that are compressed, such as momentum; by default
-    all."""
+    """Names of the parts of a message to compress, such as momentum. By default all."""
     error_feedback: float | None = None
-    """Decay of the compression's error that a client keeps and sends later; None
-    forgets it."""
+    """Error feedback: decay of the compression error that a client keeps and adds to a
+    later message. With None, the error is dropped."""
     plan: Literal["default", "loop", "mapped", "vmapped", "chunked"] = "default"
-    """How a cohort is executed; by default what was measured best on this backend."""
+    """How a cohort is executed. default is the plan that was measured fastest on this
+    backend."""
     chunk_size: int = 8
-    """Clients at a time under the plan chunked."""
+    """Number of clients at a time, for the plan chunked."""
     devices: int = 1
-    """Devices of every host that divide a cohort; each runs its part by the plan. Of a
-    CPU, at most its cores."""
+    """Number of devices per host that share a cohort. Each runs its part with the plan.
+    On a CPU, at most its number of cores."""
     split_examples: bool = False
-    """Divide the examples over the devices, in place of a copy on each."""
+    """Split the training examples over the devices instead of copying them to each."""
 
     @property
     def score(self) -> str:
@@ -369,11 +385,7 @@ DEFAULTS["agents"] = dataclasses.replace(
     evaluate_every=20,
 )
 DEFAULTS["minimizing_agents"] = Config(
-    num_clients=8,
-    partition="iid",
-    graph="erdos_renyi",
-    rounds=200,
-    evaluate_every=20,
+    num_clients=8, partition="iid", graph="erdos_renyi", rounds=200, evaluate_every=20
 )
 
 
@@ -479,7 +491,7 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """Several algorithms, each on a grid of hyper-parameters and several seeds."""
+    """Several algorithms, each on a grid of hyperparameters and several seeds."""
 
     algorithms: tuple[str, ...]
     grids: Mapping[str, Mapping[str, tuple[float, ...]]]
@@ -494,7 +506,7 @@ class Sweep:
             check_count("cells_at_once", self.cells_at_once)
         if set(self.grids) != set(self.algorithms):
             raise ValueError(
-                f"grids must be those of {', '.join(self.algorithms)}, got "
+                f"grids must name the algorithms {', '.join(self.algorithms)}, got "
                 f"{', '.join(self.grids)}"
             )
 
@@ -523,7 +535,7 @@ class Sweep:
 def _check_each_once(**entries: Sequence[Any]) -> None:
     for name, several in entries.items():
         if not several or len(set(several)) != len(several):
-            raise ValueError(f"{name} must be one or more, each once, got {several}")
+            raise ValueError(f"{name} must name one or more, each once, got {several}")
 
 
 Job = Run | Comparison | Sweep
@@ -540,13 +552,13 @@ def label_of(name: str) -> str:
 
 
 def methods_for(config: Config) -> Mapping[str, Method]:
-    """The methods made for a problem; those of minimisation serve any."""
+    """The methods made for a problem; those of minimization serve any."""
     return algorithms.ALL if config.problem == "classification" else minimax.ALL
 
 
 def hyper_parameters(method: Method) -> dict[str, Any]:
     """The plain options of a method, by name, with their defaults: numbers and flags,
-    not transformations. Hyper-parameters are floats even if their defaults are not."""
+    not transformations. Hyperparameters are floats even if their defaults are not."""
     parameters = inspect.signature(method.function).parameters
     defaults = {name: p.default for name, p in parameters.items()}
     plain = (bool, int, float)

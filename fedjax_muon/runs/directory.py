@@ -29,6 +29,7 @@ import filelock
 import jax
 import pydantic
 
+from fedjax_muon.core.reading import named
 from fedjax_muon.engine.processes import run_on_first
 from fedjax_muon.runs import files
 from fedjax_muon.runs.config import Comparison, Config, Job, Run, Sweep
@@ -74,8 +75,8 @@ def _check_names(kind: Any, values: dict[str, Any]) -> None:
     for name in sorted(names ^ values.keys()):
         problem = "unknown" if name in values else "missing"
         raise ValueError(
-            f"{name!r} is {problem} in its {kind.__name__.lower()}: it is of another "
-            "version of fedjax_muon; train again, or install that version"
+            f"{name!r} is {problem} in its {kind.__name__.lower()}: it was written by "
+            "another version of fedjax_muon; train again, or install that version"
         )
 
 
@@ -143,8 +144,8 @@ def check_own_code(directory: Path, job: Job, named: Collection[str]) -> None:
     code = own_code_of(job)
     if unnamed := sorted({name for v in code.values() for name in v} - set(named)):
         raise ValueError(
-            f"{directory} runs code of its own, {', '.join(unnamed)}; if you trust it, "
-            f"add {shlex.join(_naming(code))}"
+            f"{directory} runs custom code, {', '.join(unnamed)}; if you trust it, add "
+            f"{shlex.join(_naming(code))}"
         )
 
 
@@ -152,18 +153,15 @@ class UsedError(ValueError):
     """A directory that is used already."""
 
 
-def _has_files(directory: Path) -> bool:
-    """Whether there is more than what a process that was killed while it claimed the
-    directory has left."""
-    return any(not files.is_temporary(path) for path in directory.iterdir())
-
-
 def _create(directory: Path, job: Job) -> None:
     used = UsedError(
         f"{directory} is already used; choose another --output, or continue it with: "
         f"{resume_command(directory)}"
     )
-    if directory.exists() and (not directory.is_dir() or _has_files(directory)):
+    # a process that was killed while it claimed the directory leaves temporary files
+    if directory.exists() and (
+        not directory.is_dir() or not all(map(files.is_temporary, directory.iterdir()))
+    ):
         raise used
     about = json.dumps(versions(), indent=2) + "\n"
     # what is not made here is not removed
@@ -201,7 +199,7 @@ def held(directory: Path) -> Iterator[None]:
                 lock.acquire()
         except filelock.Timeout as error:
             raise ValueError(
-                f"another process works in {directory}; wait until it ends, or choose "
+                f"another process is using {directory}; wait until it ends, or choose "
                 "another directory"
             ) from error
 
@@ -219,10 +217,8 @@ def read(directory: Path) -> Job:
     path = directory / CONFIG
     if not path.is_file():
         raise ValueError(f"{directory} is not a run directory: it has no {CONFIG}")
-    try:
+    with named(path):
         return from_json(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def versions() -> dict[str, str]:
@@ -262,8 +258,8 @@ def check_same(directory: Path, run: Run) -> None:
     """Raises `ValueError` if a directory holds another run than `run`."""
     if dataclasses.asdict(read(directory)) != dataclasses.asdict(run):
         raise ValueError(
-            f"{directory / CONFIG} is not what the comparison's own config says; "
-            "start anew in another directory"
+            f"{directory / CONFIG} does not match the config of the comparison; start "
+            "again in another directory"
         )
 
 

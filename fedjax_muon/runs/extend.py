@@ -27,7 +27,9 @@ def extend(run_dir: Path, job: Sweep) -> None:
     with directory.held(run_dir):
         old, new = directory.read(run_dir), from_json(to_json(job))
         if not isinstance(old, Sweep) or not isinstance(new, Sweep):
-            raise ValueError(f"{run_dir} holds no sweep; choose another --output")
+            raise ValueError(
+                f"{run_dir} is not the directory of a sweep; choose another --output"
+            )
         differs = list(differences(old, new))
         if differs:
             raise ValueError(
@@ -81,12 +83,12 @@ def with_rounds(run_dir: Path, rounds: int) -> Run | Comparison:
     job = directory.read(run_dir)
     if isinstance(job, Sweep):
         raise ValueError(
-            f"{run_dir} is of `sweep`, which can't go on; sweep anew with --rounds "
-            f"{rounds}"
+            f"{run_dir} is a sweep, which cannot be trained further; start a new one "
+            f"with --rounds {rounds}"
         )
     if rounds == job.config.rounds:
         return job
-    anew = f"would be another run from its first round on; train anew with {rounds}"
+    anew = f"would differ from its first round on; start a new run with {rounds}"
     runs = {run_dir: job} if isinstance(job, Run) else directory.cells(run_dir, job)
     for run in runs.values():
         if run.config.private:
@@ -101,13 +103,14 @@ def with_rounds(run_dir: Path, rounds: int) -> Run | Comparison:
             )
     if (whole := _comparison_of(run_dir)) is not None:
         raise ValueError(
-            f"{run_dir} is a run of the comparison in {whole}; extend that, with: "
-            f"{directory.resume_command(whole)} --rounds {rounds}"
+            f"{run_dir} is a run of the comparison in {whole}; train the comparison "
+            f"further with: {directory.resume_command(whole)} --rounds {rounds}"
         )
     done = max(map(_rounds_done, runs))
     if rounds <= done:
         raise ValueError(
-            f"{run_dir} has {done} rounds already; --rounds must be more, got {rounds}"
+            f"{run_dir} has {done} rounds already; --rounds must be larger, got "
+            f"{rounds}"
         )
     if isinstance(job, Comparison):
         job = chosen(job, run_dir)

@@ -81,8 +81,8 @@ class CheckedRows:
             old, new = stored.get(name, "absent"), self.settings.get(name, "absent")
             if old != new:
                 raise ValueError(
-                    f"the rows of {self.path} were computed with {name} {old}, and "
-                    f"are wanted with {new}; start anew in another directory"
+                    f"the rows of {self.path} were computed with {name} {old}, not "
+                    f"with {new}; start again in another directory"
                 )
 
     def _damaged(self) -> ValueError:

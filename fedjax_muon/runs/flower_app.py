@@ -87,10 +87,12 @@ def check(run: Run) -> None:
     }
     for name, (value, default, reason) in reasons.items():
         if value != default:
-            raise ValueError(f"deploy has no {name}, since {reason}; leave it out")
+            raise ValueError(
+                f"deploy does not support {name}, since {reason}; leave it out"
+            )
     if config.plan not in ("default", "mapped"):
         raise ValueError(
-            f"deploy adds messages in the order of the plan mapped; got {config.plan}"
+            f"deploy supports only the plan mapped; leave out plan, got {config.plan}"
         )
 
 
@@ -244,10 +246,12 @@ def write_app(
     if (place / FACTS).is_file():
         if to_json(directory.read(place)) != to_json(run):
             raise ValueError(
-                f"{place} was made by other options; choose another directory"
+                f"{place} was made with other options; choose another directory"
             )
         if (place / FACTS).read_text() != text:
-            raise ValueError(f"{place} was made for other examples than these")
+            raise ValueError(
+                f"{place} was made for other examples; choose another directory"
+            )
         return
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ValueError(f"{place} is already used; choose another directory")

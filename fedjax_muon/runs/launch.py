@@ -26,13 +26,13 @@ class Launch:
     """
 
     distributed: bool = False
-    """Join the processes that SLURM, Open MPI, Kubernetes or Cloud TPU has started."""
+    """Join the other processes started by SLURM, Open MPI, Kubernetes or Cloud TPU."""
     coordinator: str | None = None
-    """HOST:PORT of process 0, if nothing of that kind has started them."""
+    """HOST:PORT of process 0, if you started the processes yourself."""
     num_processes: int | None = None
-    """How many there are; with coordinator."""
+    """Number of processes, with --coordinator."""
     process_id: int | None = None
-    """Which of them this is, from 0; with coordinator."""
+    """Number of this process, from 0, with --coordinator."""
 
 
 def begin(launch: Launch, devices: int) -> None:

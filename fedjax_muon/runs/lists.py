@@ -11,7 +11,7 @@ def _listed(kind: type, metavar: str, *, least: int = 0):
     def read(words: Sequence[str]) -> tuple:
         values = tuple(kind(v) for word in words for v in word.split(",") if v)
         if len(values) < least:
-            raise ValueError("a value must follow")
+            raise ValueError("it needs a value")
         return values
 
     return PrimitiveConstructorSpec(
@@ -45,6 +45,6 @@ def check_name(option: str, name: str, known: Sequence[str]) -> None:
     near = difflib.get_close_matches(name, known, 1, 0.5)
     advice = f"did you mean {near[0]}? " if near else ""
     raise ValueError(
-        f"unknown {option} {name!r}; {advice}there are {', '.join(known)}, and your "
+        f"unknown {option} {name!r}; {advice}choose one of {', '.join(known)}, or your "
         "own as MODULE:FUNCTION"
     )

@@ -32,7 +32,7 @@ class LoadedRun:
     """
 
     directory: Path
-    run: Run  # algorithm, hyper-parameters, seed and config
+    run: Run  # algorithm, hyperparameters, seed and config
 
     @property
     def config(self) -> Config:
@@ -90,7 +90,7 @@ class LoadedRun:
 
 
 def load_run(directory: str | Path) -> LoadedRun:
-    """Loads the directory of a run of `fedjax-muon train`, or of one in a comparison.
+    """Loads a run from its directory: of `fedjax-muon train`, or in a comparison.
 
     Returns:
       The run, whose `history` is a table of metrics, and whose `params` are those of
@@ -114,8 +114,8 @@ def load_run(directory: str | Path) -> LoadedRun:
     if not isinstance(job, Run):
         kind = type(job).__name__.lower()
         raise ValueError(
-            f"{directory} is of `{kind}`, whose runs have no directories; read its "
-            "CSV files"
+            f"{directory} was made by `{kind}`, whose runs have no directories; read "
+            "its CSV files"
         )
     return LoadedRun(directory, job)
 

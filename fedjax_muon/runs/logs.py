@@ -119,7 +119,7 @@ def again(run_dir: Path, names: Sequence[str] | None) -> Log:
             check(log.names)
         except (ValueError, ImportError) as error:
             raise ValueError(
-                f"{error}; or continue without trackers, by --log none"
+                f"{error}; or resume without trackers, with --log none"
             ) from error
         return log
     names = () if tuple(names) == NONE else tuple(names)

@@ -88,7 +88,7 @@ def method(name: str) -> Method:
     absent = _required(_parameters(name, function))
     if absent:
         raise ValueError(
-            f"{name} must have defaults of all arguments; {', '.join(absent)} has none"
+            f"all arguments of {name} must have defaults; {', '.join(absent)} has none"
         )
     return Method(function, name, _place(_imported(name)))
 
@@ -145,7 +145,7 @@ def model(
     absent = [argument for argument in _required(parameters) if argument not in offered]
     if absent:
         raise ValueError(
-            f"{name} is called with {', '.join(offered)}, as far as it takes them; "
+            f"{name} is called with those of {', '.join(offered)} that it takes; "
             f"{', '.join(absent)} must have a default"
         )
     module = function(**{k: v for k, v in offered.items() if k in parameters})

@@ -46,12 +46,12 @@ def checkpoint_of(config: Config) -> Path | None:
         return None
     if config.model not in GET:
         raise ValueError(
-            f"the model {config.model} has no checkpoint; leave it out, or choose one "
-            f"of {', '.join(GET)}"
+            f"the model {config.model} takes no checkpoint; leave out checkpoint, or "
+            f"choose one of {', '.join(GET)}"
         )
     if config.problem != "classification":
         raise ValueError(
-            "a checkpoint is for classification; leave it out, or --problem"
+            "a checkpoint is only for classification; leave out checkpoint or problem"
         )
     for package in ("safetensors", "tokenizers"):
         check_installed(package, "a checkpoint")
@@ -81,7 +81,8 @@ def _whole(config: Config) -> Dataset:
         default = Config.__dataclass_fields__[name].default
         if name not in options and getattr(config, name) != default:
             raise ValueError(
-                f"{name} is for {purpose}, and {config.dataset} is none; leave it out"
+                f"{name} is only for {purpose}, which {config.dataset} is not; leave "
+                f"out {name}"
             )
     place = checkpoint_of(config) if config.model == "roberta" else None
     if reader is None:
@@ -89,8 +90,8 @@ def _whole(config: Config) -> Dataset:
         return data.load(config.dataset, config.data_dir, encoder=encoder)
     if place is not None:
         raise ValueError(
-            "the model roberta needs sentences, which are not read from your own "
-            "files; encode them by fedjax_muon.data.byte_pairs, in Python"
+            "the model roberta cannot read sentences from your own files; encode them "
+            "in Python with fedjax_muon.data.byte_pairs"
         )
     values = {name: getattr(config, name) for name in options}
     if "image_size" in values:

@@ -35,7 +35,7 @@ STATEMENT, CHARGED, RELEASED = "privacy.txt", "ledger.json", "released"
 ASSUMED = (
     "  assumed:    test examples, and the scaling and the share of positives of the\n"
     "              training examples, are public\n"
-    "  assumed:    neither hyper-parameters nor noise were chosen by results of other\n"
+    "  assumed:    neither hyperparameters nor noise were chosen by results of other\n"
     "              runs on these data"
 )
 # leaves of a state that may be published
@@ -134,8 +134,8 @@ def _record(directory: Path) -> dict[str, str]:
         return {name: str(record[name]) for name in ("name", "ledger")}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is damaged; start the run again in another directory, which is "
-            "charged again"
+            f"{path} is damaged; start the run again in another directory, which the "
+            "ledger charges again"
         ) from error
 
 

@@ -89,13 +89,13 @@ class Trace(NamedTuple):
 def save_report(
     runs: Sequence[str | Path], path: str | Path, *, overwrite: bool = False
 ) -> list[str]:
-    """Writes an interactive report of runs, one HTML file that needs no network.
+    """Writes an interactive report of runs: one HTML file that works offline.
 
-    Runs of one method whose options differ in the seed alone are one curve, with 95%
-    intervals. Requires the extra `report`.
+    Runs of one method that differ only in the seed are one curve, with 95% intervals.
+    Requires the extra `report`.
 
     Args:
-      runs: Directories of runs, comparisons and sweeps. Of a sweep, the best point of
+      runs: Directories of runs, comparisons and sweeps. For a sweep, the best point of
         every method is shown.
 
     Returns:
@@ -143,7 +143,7 @@ def _results_in(place: Path, job: Any, missing: list[str]) -> Iterator[Result]:
             for name in NEEDED:
                 if name not in history:
                     raise ValueError(
-                        f"{path} has no column {name!r}: it is damaged, or of "
+                        f"{path} has no column {name!r}: it is damaged, or was made by "
                         "`deploy`, whose runs do not count bytes"
                     )
             if not len(history["round"]):

@@ -1,4 +1,4 @@
-"""Sweeps in a run directory: grids of hyper-parameters, finished group by group.
+"""Sweeps in a run directory: grids of hyperparameters, finished group by group.
 
 config.json        what was asked for
 versions.json      of everything that computes
@@ -28,6 +28,7 @@ import numpy as np
 
 from fedjax_muon import data
 from fedjax_muon.core import numbers_of
+from fedjax_muon.core.reading import named
 from fedjax_muon.engine.programs import cache_programs
 from fedjax_muon.engine.terminal import plain_console, progress_bar
 from fedjax_muon.planning.memory import check_memory
@@ -103,7 +104,7 @@ def clear(path: Path) -> None:
         shutil.rmtree(path)
 
 
-Values = tuple[dict[str, Any], int]  # hyper-parameters and seed of a cell
+Values = tuple[dict[str, Any], int]  # hyperparameters and seed of a cell
 DRAWN = 10  # methods whose curves are drawn, the best
 
 
@@ -111,13 +112,12 @@ def check(job: Sweep, executor: str | None = None) -> None:
     """Raises `ValueError` for what can't be swept; only then are programs compiled."""
     if job.config.split_examples:
         raise ValueError(
-            "a sweep has a copy of the examples on each device; leave out "
-            "split_examples"
+            "a sweep copies the examples to each device; leave out split_examples"
         )
     if job.config.client_tests:
         raise ValueError(
-            "a sweep selects rates by all validation examples together; leave out "
-            "client_tests, and compare the best rates with it"
+            "a sweep chooses by all validation examples together; leave out "
+            "client_tests, and use it in compare with the best rates"
         )
     if executor is not None:
         if job.config.devices > 1:
@@ -127,47 +127,39 @@ def check(job: Sweep, executor: str | None = None) -> None:
         check_name(executor)
     launch.devices_of(job.config.devices)
     for name in job.algorithms:
-        try:
+        with named(name):
             if is_of_agents(job.cell(name, {}, 0)):
                 raise ValueError(
-                    "it has agents and no server, and a sweep is for methods with one"
+                    "it is decentralized, and a sweep is only for methods with a server"
                 )
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
     train, _ = _held_out(job)
     commons = {}
     for name in job.algorithms:
-        try:
+        with named(name):
             commons[name] = _common(job, name, train)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
     for name in job.algorithms:
         known = numbers_of(own_code.algorithm(method_of(name), {}))
         if job.grids[name] and not known:
             raise ValueError(
-                f"{name} has no hyper-parameters that a sweep can vary; decorate it "
+                f"{name} has no hyperparameters that a sweep can vary; decorate it "
                 "with fedjax_muon.recorded, and annotate its numbers Hyper"
             )
         for option, values in job.grids[name].items():
             if option not in known:
                 raise ValueError(
-                    f"the grid names {option!r}, which is no number that {name} takes; "
-                    f"it takes {', '.join(known)}"
+                    f"the grid names {option!r}, which is not a number that {name} "
+                    f"takes; it takes {', '.join(known)}"
                 )
             if len(set(values)) != len(values):
                 raise ValueError(f"the grid of {option} has a value twice: {values}")
-        for point in job.points(name):
-            try:
+        with named(f"the grid of {name}"):
+            for point in job.points(name):
                 algorithm_of(job.cell(name, point, 0))
-            except ValueError as error:
-                raise ValueError(f"the grid of {name}: {error}") from error
     for seed in job.seeds:
         parts_of(job.config, train, seed)
     for name, common in commons.items():  # last, since it compiles
-        try:
+        with named(name):
             check_memory(common)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
 
 
 def with_owners_counted(config: Config) -> Config:
@@ -293,8 +285,8 @@ def prepare(text: str, name: str, digest: str) -> tuple[Simulation, Examples]:
     train, validation = _held_out(job)
     if _digest(train, validation) != digest:
         raise ValueError(
-            f"its examples of {job.config.dataset} differ from those of the machine "
-            "that started the sweep; copy the files, or name them by data_dir"
+            f"the examples of {job.config.dataset} on this machine differ from those "
+            "of the machine that started the sweep; copy the files, or set data_dir"
         )
     return _common(job, name, train), validation
 
@@ -318,8 +310,12 @@ def _text(values: Sequence[Values]) -> str:
 def _record(
     rows: CheckedRows, cells: Iterable[Values], outcomes: list[Outcome]
 ) -> None:
-    ended = zip(cells, outcomes, strict=True)
-    rows.extend([row for cell, outcome in ended for row in _rows(cell, outcome)])
+    table = []
+    for (hyper, seed), outcome in zip(cells, outcomes, strict=True):
+        diverged = -1 if outcome.diverged is None else outcome.diverged
+        about = {**hyper, "seed": seed, "diverged": diverged}
+        table += [about | row for row in outcome.rows]
+    rows.extend(table)
 
 
 def rows_of(job: Sweep, name: str, run_dir: Path) -> CheckedRows:
@@ -342,13 +338,6 @@ def _unfinished(job: Sweep, name: str, path: Path) -> Iterator[tuple[dict, int]]
         for seed in job.seeds:
             if (*point.values(), seed) not in finished:
                 yield point, seed
-
-
-def _rows(cell: tuple[dict, int], outcome: Outcome) -> list[dict[str, Any]]:
-    hyper, seed = cell
-    diverged = -1 if outcome.diverged is None else outcome.diverged
-    about = {**hyper, "seed": seed, "diverged": diverged}
-    return [about | row for row in outcome.rows]
 
 
 def _finished(job: Sweep, name: str, path: Path) -> dict[tuple, History]:

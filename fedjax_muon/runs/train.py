@@ -17,11 +17,7 @@ from typing import Any
 
 import jax
 
-from fedjax_muon.engine.processes import (
-    broadcast_from_first,
-    is_first,
-    run_on_first,
-)
+from fedjax_muon.engine.processes import broadcast_from_first, is_first, run_on_first
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import files, privacy
 from fedjax_muon.runs.build import start_key
@@ -144,9 +140,9 @@ class _Recorder:
         elif self.released is not None:
             if self.metrics.exists() or self.released.exists():
                 raise ValueError(
-                    f"the secret state of {self.directory} is gone, with the key of "
-                    "its noise, or a copy of it was finished; train in another "
-                    "directory, which is charged anew"
+                    f"the secret state of {self.directory}, with the key of its noise, "
+                    "is missing, or a copy of the run was finished; train in another "
+                    "directory, which the ledger charges again"
                 )
             self.save(checkpoints, state)  # before anything is released
         if self.released is not None:
@@ -160,7 +156,7 @@ class _Recorder:
         rounds, every = self.run.config.rounds, self.run.config.evaluate_every
         if state.round > rounds:
             raise checkpoint.CheckpointError(
-                f"the checkpoint of {self.directory} is of round {state.round}, and "
+                f"the checkpoint of {self.directory} is of round {state.round}, but "
                 f"config.json has {rounds} rounds; write at least {state.round}"
             )
         if 0 < self.last_round < rounds and self.last_round % every:
@@ -222,9 +218,7 @@ def is_complete(run: Run, simulation: Simulation, directory: Path) -> bool:
         return False
     state = jax.eval_shape(
         lambda key: simulation.programs.begin(
-            simulation.inputs,
-            simulation.programs.create(key, None),
-            simulation.clients,
+            simulation.inputs, simulation.programs.create(key, None), simulation.clients
         )[0],
         start_key(run.seed),
     )
@@ -300,8 +294,3 @@ def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
             f"{resume_command(directory)}"
         )
     return restored[0]
-
-
-def last_params(run: Run, simulation: Simulation, directory: Path) -> Any:
-    """The parameters in the newest checkpoint of a run; raises as `last_state` does."""
-    return last_state(run, simulation, directory).params

@@ -213,9 +213,9 @@ def _newest(checkpoints: Any, mark: str) -> dict[str, Any] | None:
         raise _damaged(checkpoints)
     if about["fingerprint"] != mark:
         raise CheckpointError(
-            f"the checkpoint {_path(checkpoints)} was written by another "
-            "configuration or version; resume it with its own config.json, or start "
-            "anew in another directory"
+            f"the checkpoint {_path(checkpoints)} was written by another configuration "
+            "or version; resume it with its own config.json, or start again in another "
+            "directory"
         )
     if _digest_of_text(str(about.get("notes"))) != about.get("notes_digest"):
         raise _damaged(checkpoints)

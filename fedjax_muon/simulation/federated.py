@@ -70,12 +70,7 @@ from fedjax_muon.simulation.rounds import (
     run_rounds,
     with_inputs,
 )
-from fedjax_muon.simulation.simulation import (
-    Programs,
-    Runner,
-    Simulation,
-    inputs_of,
-)
+from fedjax_muon.simulation.simulation import Programs, Runner, Simulation, inputs_of
 from fedjax_muon.tasks.task import Task, as_argument
 
 
@@ -112,9 +107,9 @@ def federate(
         with `poisson_cohorts`, the expected number.
       local_steps: K, the number of batches that each of them trains on; or a number for
         every client, in the order of their ids.
-      local_epochs: In place of `local_steps`: E, for floor(E n / batch_size) local
-        steps of a client with n examples, at least 1; or (low, high), from which E is
-        drawn for each client and round.
+      local_epochs: Instead of `local_steps`: E, for floor(E n / batch_size) local steps
+        of a client with n examples, at least 1; or (low, high), from which E is drawn
+        for each client and round.
       batch_size: Examples in a batch.
       plan: Execution plan for a cohort; by default, the plan that was measured to be
         fastest on this backend.

@@ -35,12 +35,7 @@ def noise_norms(
 
 
 def _norms(
-    setup: Setup,
-    clients: Clients,
-    params: Params,
-    key: jax.Array,
-    *,
-    batches: int,
+    setup: Setup, clients: Clients, params: Params, key: jax.Array, *, batches: int
 ) -> jax.Array:
     grad = gradient_of_indices(clients, setup.task.grad)
     draw = draw_rows(clients, setup.sampler, 1, setup.batch_size)

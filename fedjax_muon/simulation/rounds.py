@@ -89,12 +89,12 @@ class Setup(NamedTuple):
 class Inputs(NamedTuple):
     """Arguments of compiled programs besides states and examples.
 
-    The arrays of a task and the hyper-parameters are arguments, and not constants in
+    The arrays of a task and the hyperparameters are arguments, and not constants in
     the programs.
     """
 
     task: Task
-    numbers: dict[str, Any]  # hyper-parameters by name
+    numbers: dict[str, Any]  # hyperparameters by name
     mixer: Any = None  # of agents' messages, in a decentralized simulation
     mark: Any = None  # of a private simulation, uint32 [2]; see `bound_key`
 
@@ -104,7 +104,7 @@ def bound_key(key: jax.Array, mark: Any) -> jax.Array:
 
     The difference of two releases with the same noise and other gradients has no noise
     at all. So a state that is copied to a simulation with other data, another clip or
-    other hyper-parameters draws other noise there.
+    other hyperparameters draws other noise there.
 
     Args:
       mark: Identifies the simulation, uint32 [2]; None leaves the key as it is.
@@ -145,8 +145,8 @@ def check_setup(setup: Setup) -> None:
     jax.eval_shape(draw, jax.random.key(0), jnp.int32(0))
     if algorithm.uniform_weights and setup.weighting is not uniform:
         raise ValueError(
-            "this algorithm has control variates, whose mean only uniform weights "
-            "keep, or bounds every client's part; use weighting=uniform"
+            "this algorithm has control variates or bounds each client's part, both of "
+            "which need uniform weights; use weighting=uniform"
         )
 
 
@@ -155,7 +155,7 @@ def with_inputs(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
 
     Args:
       run: Called as `run(setup, ...)`.
-      setup: Settings; the task and the hyper-parameters are those of the inputs.
+      setup: Settings; the task and the hyperparameters are those of the inputs.
     """
 
     @functools.wraps(run)

@@ -28,7 +28,7 @@ from fedjax_muon.simulation.rounds import Inputs, Metrics
 
 # settings that do not change what noise is added to, or that `Inputs` has
 UNBOUND = ("task", "plan", "mixing", "devices")
-NOISE = ("noise_scale", "noise_multiplier")  # hyper-parameters that privacy decides
+NOISE = ("noise_scale", "noise_multiplier")  # hyperparameters that privacy decides
 
 
 class NonFiniteError(ArithmeticError):
@@ -129,9 +129,7 @@ class Simulation:
         check_key(key)
         run_key = run_key_of(self.guarantee)
         state, received = self.programs.begin(
-            self.inputs,
-            self.programs.create(key, run_key),
-            self.clients,
+            self.inputs, self.programs.create(key, run_key), self.clients
         )
         if not drop_nonfinite and not np.all(received):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(received)).tolist())
@@ -193,8 +191,8 @@ class Simulation:
 
         Returns:
           Metrics of test and training examples by name, arrays []. A private simulation
-          has those of the test set and of the parameters, unless its privacy publishes
-          training metrics.
+          returns only metrics of the test set and of the parameters, unless its privacy
+          publishes training metrics.
         """
         self._check_state(state)
         scores = self.runner.evaluate(self, state)
@@ -256,7 +254,7 @@ class Simulation:
         weights: np.ndarray | None = None,
         privacy: Any = None,
     ) -> "Simulation":
-        """Changes the data, hyper-parameters or mixing weights of a simulation.
+        """Changes the data, hyperparameters or mixing weights of a simulation.
 
         The compiled programs are used again if all sizes are the same. The noise and
         the guarantee of a private simulation are derived anew.
@@ -264,7 +262,7 @@ class Simulation:
         Args:
           parts: For every client, the ids of its training examples.
           test_parts: For every client, the ids of its test examples.
-          hyper: Numbers, by the names of the algorithm's hyper-parameters; the others
+          hyper: Numbers, by the names of the algorithm's hyperparameters; the others
             stay unchanged.
           weights: Mixing matrix of a decentralized simulation.
           privacy: Mechanism of a private simulation, with other noise or rounds.
@@ -332,6 +330,6 @@ def inputs_of(
     """Makes the `Inputs` of a simulation's programs.
 
     Args:
-      noise: Hyper-parameters that privacy decides, in place of the algorithm's.
+      noise: Hyperparameters that privacy decides, in place of the algorithm's.
     """
     return Inputs(task, as_arrays(numbers_of(algorithm) | dict(noise or {})), mixer)

@@ -162,7 +162,7 @@ def train(
       callbacks: Functions and trackers. A function is called as
         `callback(state, record)` after every evaluation. The state must be copied to be
         kept. Training ends early if one returns True. A `tracking.Tracker` writes the
-        records somewhere; of several processes, those of the first do.
+        records somewhere; with several processes, only in the first one.
       progress: Whether the rounds are shown by a bar, on a terminal and in notebooks
         that have ipywidgets. Nothing is shown elsewhere.
 
@@ -220,11 +220,7 @@ def _shortest(number: Any) -> Any:
 
 
 def early_stopping(
-    column: str,
-    *,
-    patience: int,
-    mode: Literal["min", "max"],
-    min_change: float = 0.0,
+    column: str, *, patience: int, mode: Literal["min", "max"], min_change: float = 0.0
 ) -> Callable[[Any, Record], bool]:
     """Makes a callback that ends training when a metric no longer improves.
 

@@ -1,1 +1,1 @@
-"""Grids of hyper-parameters and seeds, in one compiled program, on several machines."""
+"""Grids of hyperparameters and seeds, in one compiled program, on several machines."""

@@ -106,7 +106,7 @@ def vectorized(function: Callable[..., Any], *stacked: Any) -> Any:
 class _Stacked(NamedTuple):
     """Inputs that differ between the cells of a group, leaves [cells, ...]."""
 
-    numbers: dict[str, Any]  # all hyper-parameters, including those that cells share
+    numbers: dict[str, Any]  # all hyperparameters, including those that cells share
     order: jax.Array  # the clients' segments
     start: jax.Array
     size: jax.Array
@@ -211,10 +211,7 @@ class Groups:
 
 
 def make_programs(
-    setup: Setup,
-    over: Over,
-    max_client_size: int,
-    devices: Sequence[jax.Device] = (),
+    setup: Setup, over: Over, max_client_size: int, devices: Sequence[jax.Device] = ()
 ) -> _Programs:
     """Makes the programs of a group, which are compiled when they are first used.
 

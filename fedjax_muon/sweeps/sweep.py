@@ -1,10 +1,10 @@
-"""Sweeps over hyper-parameters and seeds, in one compiled program.
+"""Sweeps over hyperparameters and seeds, in one compiled program.
 
     cells = [Cell({"lr": lr}, key, parts) for lr in rates for key, parts in seeds]
     for group in sweep(simulation, cells, rounds=100):
         for outcome in group: ...
 
-A cell is a run of `simulation` with its own hyper-parameters, key and clients. It gives
+A cell is a run of `simulation` with its own hyperparameters, key and clients. It gives
 the same numbers as a separate run. Cells run in groups of one size, which share
 compiled programs, in this process or on the workers of an executor.
 """
@@ -54,12 +54,12 @@ def sweep(
     """Trains all cells; yields the outcomes group by group, in the order of `cells`.
 
     With an executor, groups of cells are its tasks. A simulation holds functions, data
-    and compiled programs, which do not travel to other processes. So the function that
-    makes it is given in its place, and every worker calls it: what travels is its
-    import path, its arguments, and the cells. On a CPU the outcomes are those of one
-    machine to the bit, except for `seconds`, if all workers have the same processor and
-    the same number of cores. On accelerators the size of a group can change the last
-    bits; give the same `cells_at_once` to compare.
+    and compiled programs, which do not travel to other processes. So you pass the
+    function that makes it, and every worker calls it: only its import path, its
+    arguments, and the cells travel. On a CPU the outcomes are bitwise identical to
+    those of one machine, except for `seconds`, if all workers have the same processor
+    and the same number of cores. On accelerators the size of a group can change the
+    last bits; give the same `cells_at_once` to compare.
 
     Args:
       simulation: Settings that the cells have in common, or a function without
@@ -95,7 +95,7 @@ def sweep(
         _check_executor(executor, validation, over, pause)
         call = remote_call(simulation)
     if devices and (executor is not None or over is not None):
-        raise ValueError("devices divide cells in place of executor and over; give one")
+        raise ValueError("give only one of devices, executor and over")
     if not isinstance(simulation, Simulation):
         simulation, validation = _with_validation(simulation(), validation)
     _check(simulation, cells, cells_at_once)
@@ -159,7 +159,7 @@ def _check(
     for number, cell in enumerate(cells):
         if set(cell.hyper) != names:
             raise ValueError(
-                f"cell {number} has the hyper-parameters {sorted(cell.hyper)}, the "
+                f"cell {number} has the hyperparameters {sorted(cell.hyper)}, the "
                 f"first has {sorted(names)}"
             )
         if sum(map(len, cell.parts)) != examples:
@@ -257,5 +257,5 @@ def _check_executor(executor: Any, *functions: Any) -> None:
     if any(value is not None for value in functions):
         raise ValueError(
             "with an executor, leave out over and pause, and return validation "
-            "examples beside the simulation from the function that makes it"
+            "examples together with the simulation from the function that makes it"
         )

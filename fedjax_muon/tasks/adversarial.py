@@ -26,11 +26,7 @@ from fedjax_muon.tasks.task import Batch, Scores, Task
 
 
 def adversarial(
-    model: nn.Module,
-    examples: Examples,
-    *,
-    radius: float,
-    strength: float = 0.0,
+    model: nn.Module, examples: Examples, *, radius: float, strength: float = 0.0
 ) -> Task:
     """Classification of perturbed examples.
 

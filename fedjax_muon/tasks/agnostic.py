@@ -21,11 +21,7 @@ from fedjax_muon.tasks.task import Batch, Scores, Task
 
 
 def agnostic(
-    model: nn.Module,
-    examples: Examples,
-    num_clients: int,
-    *,
-    strength: float = 0.0,
+    model: nn.Module, examples: Examples, num_clients: int, *, strength: float = 0.0
 ) -> Task:
     """Classification for the worst mixture of clients.
 

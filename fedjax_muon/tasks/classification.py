@@ -32,7 +32,7 @@ def classification(model: nn.Module, examples: Examples) -> Task:
 
     The mean loss over a batch is sum(w l) / sum(w), and 0 for a batch of padding alone.
     `grad` passes its key to the model as the stream "dropout"; `init` and `evaluate`
-    have no such stream. A model whose dropout is active in training only says
+    have no such stream. A model whose dropout is active only in training calls
 
         nn.Dropout(rate, deterministic=not self.has_rng("dropout"))(x)
 

@@ -27,11 +27,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import Partial
 
 from fedjax_muon.core import Params, check_count, check_range
-from fedjax_muon.tasks.classification import (
-    check_model,
-    from_logits,
-    logits_of,
-)
+from fedjax_muon.tasks.classification import check_model, from_logits, logits_of
 from fedjax_muon.tasks.task import Task
 
 # Uniform within 1 / sqrt(in), as in the authors' code; in the paper it is normal.

@@ -27,13 +27,13 @@ def sign_scalars() -> optax.GradientTransformation:
 
 
 def biclip(low: Number, high: Number) -> optax.GradientTransformation:
-    """Clips the size of every entry to [low, high]; zero stays zero.
+    """Clips the magnitude of every entry to [low, high]; zero stays zero.
 
     Lee, Zaheer and Li, ICML 2025, arXiv:2502.04164.
 
     Args:
-      low: Smallest size of an entry that is not zero.
-      high: Largest size of an entry.
+      low: Smallest magnitude of an entry that is not zero.
+      high: Largest magnitude of an entry.
     """
     check_range("low", low, schedules=False)
     check_range("high", high, schedules=False)

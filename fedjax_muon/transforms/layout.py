@@ -43,17 +43,17 @@ def muon_dimension_numbers(
     Dense kernels (in, out), convolutions (height, width, in, out) and the output
     kernels of attention (heads, width, out) are summed over all axes but the last. The
     query, key and value kernels of attention (in, heads, width) are summed over the
-    first. Leaves with fewer than two axes are no matrices.
+    first. Leaves with fewer than two axes are not matrices.
 
     Layers that are stacked by `nn.scan` need a layout of their own.
 
     Args:
       params: Parameters of one client, never of a stack of clients.
-      exclude: Names in the paths of leaves that are no matrices. Add "embedding" or
-        the name of the head to exclude these from Muon.
+      exclude: Names in the paths of leaves to treat as vectors, not matrices. Add
+        "embedding" or the name of the head to exclude these from Muon.
 
     Returns:
-      A tree of `MuonDimensionNumbers`, with None for leaves that are no matrices.
+      A tree of `MuonDimensionNumbers`, with None for leaves that are not matrices.
 
     Example:
       >>> numbers = muon_dimension_numbers({"kernel": jnp.ones((4, 3))})

@@ -69,9 +69,7 @@ def spectral(fan_in: int, fan_out: int) -> float:
 
 
 def orthogonalize(
-    polar: Polar = kernel.orthogonalize,
-    *,
-    layout: Layout = muon_dimension_numbers,
+    polar: Polar = kernel.orthogonalize, *, layout: Layout = muon_dimension_numbers
 ) -> optax.GradientTransformation:
     """Replaces every matrix by its (approximate) polar factor.
 
@@ -100,8 +98,8 @@ def default_rule(
         return default(kernel.orthogonalize if polar is None else polar)
     if polar is not None:
         raise ValueError(
-            "rule and polar exclude each other: polar changes the default rule; build "
-            "it into yours with transforms.orthogonalize(polar)"
+            "give either rule or polar: polar changes the default rule; build it into "
+            "yours with transforms.orthogonalize(polar)"
         )
     return rule
 
@@ -126,9 +124,7 @@ def scale_by_shape(
     return optax.stateless(update)
 
 
-def scale_by_lmo(
-    lmo: Callable[[jax.Array], jax.Array],
-) -> optax.GradientTransformation:
+def scale_by_lmo(lmo: Callable[[jax.Array], jax.Array]) -> optax.GradientTransformation:
     """Steepest descent in the norm of `lmo`, leaf by leaf: `g -> -lmo(g)`.
 
     Use it for norms of whole leaves. The spectral norm depends on the layout of a leaf;
@@ -147,9 +143,9 @@ def scale_by_muon(
 ) -> optax.GradientTransformation:
     """Orthogonalizes a heavy-ball momentum: `m <- momentum m + g; u = scale polar(m)`.
 
-    An exponential average instead of the heavy ball differs by the factor
-    1 - momentum, which does not change the polar factor. The momentum of leaves that
-    are no matrices passes unchanged.
+    An exponential average instead of the heavy ball differs by the factor 1 - momentum,
+    which does not change the polar factor. The momentum of leaves that are not matrices
+    passes unchanged.
 
     Args:
       momentum: Weight of the past in [0, 1).
@@ -203,11 +199,7 @@ def muon(
         arXiv:2510.27403.
     """
     matrices = scale_by_muon(
-        momentum,
-        nesterov=nesterov,
-        polar=polar,
-        shape_scale=shape_scale,
-        layout=layout,
+        momentum, nesterov=nesterov, polar=polar, shape_scale=shape_scale, layout=layout
     )
     rest = optax.scale_by_adam(0.9, 0.95, 1e-10) if rest is None else rest
     return by_rank(matrices, rest, layout=layout)

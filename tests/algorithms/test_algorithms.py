@@ -269,7 +269,7 @@ def test_labels_are_unique_and_cost_rows_exist():
     assert ALL.keys() >= BEFORE.keys()
 
 
-# hyper-parameter, value, interval: the methods that refuse it
+# hyperparameter, value, interval: the methods that refuse it
 REFUSED = {
     ("lr", -0.1, "[0, infinity)"): (
         "fedavg fedprox scaffold fedmuon fedmuon_correct local_muon_persistent diloco "

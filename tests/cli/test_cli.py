@@ -128,7 +128,7 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
 
     other = place / "fedavg" / "seed3" / "config.json"
     other.write_text(other.read_text().replace('"lr": 0.2', '"lr": 0.3'))
-    assert "not what the comparison" in refused(capsys, "resume", place)
+    assert "does not match the config of the comp" in refused(capsys, "resume", place)
 
 
 @pytest.mark.slow

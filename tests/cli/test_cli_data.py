@@ -200,11 +200,11 @@ def test_images_of_a_directory_and_their_owners(folder, monkeypatch, capsys):
     said = refused(capsys, *train, "./scans", *owner, "bank(.)")
     assert "owner 'bank(.)' finds nothing in this path" in said
     said = refused(capsys, *train, "scans/", *owner, "(")
-    assert said.startswith("owner '(' is no regular expression: missing )")
+    assert said.startswith("owner '(' is not a regular expression: missing )")
     said = refused(capsys, *train, "scans", "--label", "risk")
-    assert said.startswith("label is for tables")
+    assert said.startswith("label is only for tables")
     said = refused(capsys, *TRAIN, "--image-size", "4", "4")
-    assert said.startswith("image_size is for directories of images, and digits is no")
+    assert said.startswith("image_size is only for directories of images, which digi")
     missing = f"there is no folder {folder.parent / 'scams'}"
     assert refused(capsys, *train, "scams/") == missing
     assert "unknown dataset 'scams'" in refused(capsys, *train, "scams")
@@ -231,7 +231,7 @@ def test_a_data_set_of_hugging_face(tmp_path):
     ("options", "said"),
     [
         (("--owner", "bank"), "add --partition by_owner"),
-        (("--partition", "by_owner"), "name the column by --owner, or choose another"),
+        (("--partition", "by_owner"), "name the column with --owner, or choose"),
         (("--owner", "bnk", "--partition", "by_owner"), "no column 'bnk' for owner"),
         (("--cohort-size", "99", "--partition", "iid"), "cohort_size"),
         (("--model", "rnn"), "the model rnn does not fit"),
@@ -251,13 +251,13 @@ def test_files_that_are_not_there_and_options_without_columns(tmp_path, capsys):
     said = refused(capsys, *TRAIN, "--dataset", missing)
     assert said == f"there is no file {missing}"
     np.savez(archive, x=np.eye(8), y=[0, 1] * 4)
-    tables = "is for tables (a CSV file, or a dataset of Hugging Face), and"
+    tables = "is only for tables (a CSV file, or a dataset of Hugging Face), which"
     said = refused(capsys, *TRAIN, "--dataset", archive, "--label", "risk")
-    assert said == f"label {tables} {archive} is none; leave it out"
+    assert said == f"label {tables} {archive} is not; leave out label"
     said = refused(capsys, *TRAIN, "--exclude", "risk")
-    assert said.startswith(f"exclude {tables} digits is none")
+    assert said.startswith(f"exclude {tables} digits is not")
     said = refused(capsys, *TRAIN, "--partition", "by_owner")
-    assert said.startswith("digits does not say whose its examples are")
+    assert said.startswith("digits does not say which clients its examples belong to")
     assert not Path("runs").exists()
 
 
@@ -309,7 +309,7 @@ def test_tests_follow_owners_or_proportions():
     assert [len(t) for t in build.tests_of(of_owners, halves, parts, 0)] == [0, 360]
     simulation = simulation_of(Run("fedavg", {}, 0, of_owners), halves)
     assert simulation.own_tests.ids.shape == (360,)
-    with pytest.raises(ValueError, match="does not say whose its test examples are"):
+    with pytest.raises(ValueError, match="does not say which clients its test exa"):
         build.tests_of(of_owners, halves._replace(test_owners=None), parts, 0)
     assert client_tests.by_owner([5, 5, 9], [9, 7, 5])[1].tolist() == [0]
 

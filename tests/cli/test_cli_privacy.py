@@ -123,7 +123,7 @@ def test_a_run_without_its_secret_state_does_not_draw_other_noise(tmp_path, caps
     shutil.rmtree(place / "checkpoints")
     said = refused(capsys, "resume", place)
     assert "the secret state of" in said
-    assert "train in another directory, which is charged anew" in said
+    assert "train in another directory, which the ledger charges again" in said
 
 
 def test_a_copy_of_a_run_does_not_release_what_is_not_charged(
@@ -140,7 +140,7 @@ def test_a_copy_of_a_run_does_not_release_what_is_not_charged(
         def begin(self, checkpoints):
             state = begun(self, checkpoints)
             shutil.copytree(directory, copies[1])
-            with pytest.raises(ValueError, match="another process works in"):
+            with pytest.raises(ValueError, match="another process is using"):
                 original(run, simulation, copies[1])
             return state
 
@@ -152,7 +152,7 @@ def test_a_copy_of_a_run_does_not_release_what_is_not_charged(
     monkeypatch.undo()
     for copy in copies:
         said = refused(capsys, "resume", copy)
-        assert "or a copy of it was finished" in said
+        assert "or a copy of the run was finished" in said
         assert not (copy / "metrics.csv").exists()
     run("resume", place)  # which is finished
 
@@ -243,7 +243,7 @@ def test_noise_from_the_seed_is_not_private(tmp_path, capsys):
     text = (tmp_path / "later" / "privacy.txt").read_text()
     assert "no guarantee: of 1 of them, the noise was drawn from the seed" in text
     said = refused(capsys, *ONE, 1, *ledger, "--budget", 9, "--output", tmp_path / "no")
-    assert "has, or would have, runs without a guarantee" in said
+    assert "contains, or would contain, runs without a guarantee" in said
 
 
 @pytest.mark.slow

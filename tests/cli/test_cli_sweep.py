@@ -190,7 +190,7 @@ def test_damaged_cells_and_those_of_another_config_are_refused(copy, heard, caps
     before = settings.read_text()
     settings.write_text(before.replace('"batch_size": 8', '"batch_size": 9'))
     said = refused(capsys, "resume", copy)
-    assert "fedavg.csv were computed with batch_size 8, and are wanted with 9" in said
+    assert "fedavg.csv were computed with batch_size 8, not with 9" in said
     settings.write_text(before)
     lines = path.read_bytes().splitlines(True)
     for name, damage in DAMAGE.items():
@@ -307,6 +307,6 @@ def test_a_config_whose_grids_are_of_other_algorithms_is_refused(tmp_path, capsy
     path = made / "config.json"
     path.write_text(path.read_text().replace('"fedavg": {', '"scaffold": {'))
     said = refused(capsys, "resume", made)
-    assert "grids must be those of fedavg, got scaffold" in said
-    with pytest.raises(ValueError, match="grids must be those of stem, got "):
+    assert "grids must name the algorithms fedavg, got scaffold" in said
+    with pytest.raises(ValueError, match="grids must name the algorithms stem, got "):
         config.Sweep(("stem",), {}, (0,), 0.1, None, config.Config())

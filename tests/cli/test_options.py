@@ -180,8 +180,8 @@ WRONG = {
     "choice.json": ('{"plan": "fast"}', "should be 'default', 'loop', 'mapped'"),
     "method.yaml": ("algorithm: fedmoun", "did you mean fedmuon"),
     "option.yaml": ("hyper: {foo: 1}", "unknown key 'foo'"),
-    "twice.yaml": ("rounds: 1\nrounds: 2", "'rounds' is there twice"),
-    "twice.json": ('{"rounds": 1, "rounds": 2}', "'rounds' is there twice"),
+    "twice.yaml": ("rounds: 1\nrounds: 2", "'rounds' occurs twice"),
+    "twice.json": ('{"rounds": 1, "rounds": 2}', "'rounds' occurs twice"),
     "values.json": ("[1]", "expected options by name, got list"),
     "ended.json": ("{", "expected a file in JSON ("),
     "ended.toml": ("a = ", "expected a file in TOML ("),
@@ -193,7 +193,7 @@ WRONG = {
     "deep.yaml": ("[" * 5000, "maximum recursion depth"),
     "latin.yaml": ("rounds: \xe9".encode("latin-1"), "can't decode byte 0xe9"),
     "huge.yaml": (b"a: 1\n" * 100_000, "expected at most 262144 bytes, found 500000"),
-    "file.ini": ("a=1", "a config file ends in .yaml, .yml, .json, .toml"),
+    "file.ini": ("a=1", "a config file must end in .yaml, .yml, .json, .toml"),
     "config.json": ('{"kind": "run"}', "config must be an object, got None"),
 }
 
@@ -220,7 +220,7 @@ def test_a_mistake_in_the_arguments_is_not_the_files(tmp_path, capsys):
 def test_the_config_of_another_command_is_named(tmp_path, capsys):
     path = write(tmp_path, "config.json", to_json(JOBS["sweep"]))
     said = refused(capsys, "train", "--config", tmp_path)
-    assert "is the config of `sweep`, not of `train`; repeat it by: " in said
+    assert "is the config of `sweep`, not of `train`; repeat it with: " in said
     assert said.endswith(f"fedjax-muon sweep --config {path}")
     assert "has no config.json" in refused(capsys, "train", "--config", tmp_path.parent)
     assert "No such file" in refused(capsys, "train", "--config", tmp_path / "no.yaml")
@@ -313,9 +313,9 @@ def test_options_are_where_they_are_looked_for():
 
 NOT_MINIMAX = "fsgda is a method for minimax problems; add --problem auc"
 TWO_CLASSES = "AUC is defined for two classes; the model gives 10 logits"
-TWO_RATIOS = "ratios must be one for each of the 8 clients, got 2"
+TWO_RATIOS = "ratios must have one number for each of the 8 clients, got 2"
 RATIOS = "--partition ratios --ratios 0.1 0.2"
-ONCE = "must be one or more, each once"
+ONCE = "must name one or more, each once"
 SWEEP, PRIVATE = "sweep --algorithms fedavg", "compare dpmixsgd --epsilon 1"
 LITTLE = (
     "train --algorithm fedavg --train-share 0.2 --num-clients 4 --min-client-size 1 "
@@ -341,7 +341,7 @@ QUICK = {
         "--alpha small": "could not convert",
     },
     "data": {
-        "digits --list": "--list shows all datasets, so leave out digits",
+        "digits --list": "--list shows all datasets; leave out digits",
         "digit": "unknown dataset 'digit'; choose one of digits",
         "mnist": (
             "mnist is stored in files: give data_dir or set the environment variable "
@@ -354,8 +354,8 @@ QUICK = {
         "--local-epochs 0": "local_epochs must be at least 1, got 0",
         "--local-epochs 3 2": "(low, high), got (3, 2)",
         "--own-leaves Dense_9": "no parameter has 'Dense_9' in its path",
-        "--own-leaves kernel bias": "kernel, bias are all parameters",
-        "--own-leaves Dense_1 --ditto 1": "exclude each other",
+        "--own-leaves kernel bias": "kernel, bias cover all parameters",
+        "--own-leaves Dense_1 --ditto 1": "cannot be combined",
         "--ditto -1": "pull must",
     },
     SWEEP: {
@@ -373,16 +373,16 @@ QUICK = {
         "--output .": "is already used; choose another --output",
         "--cohort-size 3": "dpmixsgd has no server; leave out cohort_size",
     },
-    "compare dpmixsgd dsgda": {"--epsilon 1": "dsgda is not private, and its results"},
-    "compare dpmixsgd fedavg": {"--epsilon 1 --delta 1e-3": "do not compare them"},
+    "compare dpmixsgd dsgda": {"--epsilon 1": "dsgda has no private version; leave"},
+    "compare dpmixsgd fedavg": {"--epsilon 1 --delta 1e-3": "compare them separately"},
     "train --algorithm fedavg": {
-        "--epsilon": "error parsing --epsilon: a value must follow",
+        "--epsilon": "error parsing --epsilon: it needs a value",
         "--epsilon 1 --ledger /dev/null/ledger.json": "/dev/null",
         "--clip-norm 1": "clip_norm is an option of private runs; add --epsilon",
-        "--graph ring": "fedavg has a server; leave out the graph of agents",
-        "--epsilon 1 2": "train takes one epsilon; several are of compare",
+        "--graph ring": "fedavg has a server, and a graph is for agents without one",
+        "--epsilon 1 2": "train takes one --epsilon; for several, use compare",
     },
-    "train --algorithm dpmixsgd": {"": "is a private method; choose its --epsilon"},
+    "train --algorithm dpmixsgd": {"": "is a private method; add --epsilon"},
 }
 SLOW = {
     "train": {
@@ -407,7 +407,7 @@ SLOW = {
         ),
         "--positives 0.1": "labels must be 0 (negative) or 1 (positive)",
         "--model rnn": (
-            "the model rnn does not fit digits; rnn, lstm and gru are for text"
+            "the model rnn does not fit digits; rnn, lstm, gru and roberta"
         ),
     },
     "train --problem auc": {
@@ -432,14 +432,14 @@ SLOW = {
     "plot": {"": "plot needs at least one run directory"},
     SWEEP: {
         "--grid lr=0.1 align=0.5": (
-            "names 'align', which is no number that fedavg takes; it takes lr,"
+            "names 'align', which is not a number that fedavg takes; it takes lr,"
         ),
         "--grid lr=abc": "NAME=NUMBER,NUMBER,...; got 'lr=abc'",
         "--grid lr=": "NAME=NUMBER,NUMBER,...; got 'lr='",
         "--grid lr": "NAME=NUMBER,NUMBER,...; got 'lr'",
         "--grid lr=0.1,1e-1": "the grid of lr has a value twice",
-        "--grid lr=0.1 lr=0.2": "the grid names 'lr' twice",
-        "--grid": "NAME=NUMBER,NUMBER,...; got none",
+        "--grid lr=0.1 lr=0.2": "--grid names 'lr' twice",
+        "--grid": "NAME=NUMBER,NUMBER,...; got nothing",
         "--seeds 1,1": f"seeds {ONCE}, got (1, 1)",
         "--seeds": f"seeds {ONCE}, got ()",
         "--seeds 0,4294967296": "a seed must lie in [0, 2^32), got 4294967296",
@@ -458,7 +458,7 @@ SLOW = {
     },
     "sweep": {
         "--algorithms fedmuon --grid synced=0,1": (
-            "the grid names 'synced', which is no number that fedmuon takes"
+            "the grid names 'synced', which is not a number that fedmuon takes"
         ),
         "--algorithms fedavg,fedavg": f"algorithms {ONCE}",
         "--algorithms": f"algorithms {ONCE}, got ()",
@@ -481,9 +481,11 @@ SLOW = {
         "--clip-norm 0": "clip_norm must lie in (0, infinity), got 0",
         "--num-clients 1000": "num_clients must be in 1..455 (the examples), got 1000",
         "--graph tree": "invalid choice",
-        "--lr-schedule cosine": "dpmixsgd has no schedule; leave out lr_schedule",
+        "--lr-schedule cosine": "dpmixsgd takes no learning rate schedule",
     },
-    "sweep --algorithms dpmixsgd": {"--epsilon 1": "several --epsilon to compare"},
+    "sweep --algorithms dpmixsgd": {
+        "--epsilon 1": "use compare, which takes several --epsilon"
+    },
     "deploy --num-clients 2 --algorithm dsgd": {"": "dsgd has no server"},
 }
 

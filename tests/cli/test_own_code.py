@@ -200,7 +200,7 @@ def test_code_that_a_directory_names_runs_only_if_it_is_named_again(
         words = [*command, "theirs", *["out.msgpack"] * (command == ["export"])]
         for other in ([], ["--algorithm", "other:f"]):
             said = refused(capsys, *words, *other)
-            assert said.startswith("theirs runs code of its own, evil:f")
+            assert said.startswith("theirs runs custom code, evil:f")
             assert said.endswith(f"if you trust it, add {named}")
             assert "evil" not in sys.modules
         refused(capsys, *words, *named.split())  # it has no function
@@ -230,7 +230,7 @@ REFUSED = {
     "own_fed.x:f": "there is no module 'own_fed.x', of own_fed.x:f",
     "own_fed:fedhal": "own_fed.py has no function 'fedhal'; did you mean fedhalf?",
     "own_fed:VALUE": "own_fed:VALUE must be a function, got a value of type int",
-    "own_fed:needs": "own_fed:needs must have defaults of all arguments; lr has none",
+    "own_fed:needs": "all arguments of own_fed:needs must have defaults; lr has none",
     "own_fed:nothing": "own_fed:nothing: nothing must return an algorithm, got None",
     "own_fed:number": "own_fed:number must return an Algorithm or a Gossip, got int",
     "own_exit:f": "own_exit ends the program when it is imported",
@@ -243,7 +243,7 @@ WRONG_MODELS = {
     "own_net:word": "own_net:word must return a flax.linen module, or one of flax.nnx",
     "own_net:without": "own_net:without must take the argument classes",
     "own_net:deep": "depth must have a default",
-    "mpl": "unknown model 'mpl'; did you mean mlp? there are mlp, lenet",
+    "mpl": "unknown model 'mpl'; did you mean mlp? choose one of mlp",
 }
 WRONG_PARTITIONS = {
     "own_cut:deal": "own_cut.py has no function 'deal'; did you mean dealt?",
@@ -256,7 +256,7 @@ WRONG_PARTITIONS = {
     "own_cut:empty": "own_cut:empty gives client 5 no examples",
     "own_cut:outside": "own_cut:outside gives client 5 examples ",
     "own_cut:twice": "own_cut:twice gives example 3 to two clients, or twice to one",
-    "iod": "unknown partition 'iod'; did you mean iid? there are dirichlet, ",
+    "iod": "unknown partition 'iod'; did you mean iid? choose one of dirichlet",
 }
 
 

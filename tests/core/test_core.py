@@ -1,4 +1,4 @@
-"""The local loop, hyper-parameters, wrappers, and arithmetic on pytrees."""
+"""The local loop, hyperparameters, wrappers, and arithmetic on pytrees."""
 
 import math
 
@@ -119,7 +119,7 @@ def test_moves_are_projected_and_descents_are_not():
     jax.tree.map(np.testing.assert_array_equal, after, same)
 
 
-# ---------------------------------------------------------------- hyper-parameters
+# ---------------------------------------------------------------- hyperparameters
 def test_hyper_parameters_are_numbers_or_schedules_of_the_round():
     assert value_at(0.3, in_round(4)) == 0.3
     assert float(value_at(lambda index: 0.5**index, in_round(3))) == 0.125

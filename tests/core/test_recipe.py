@@ -135,7 +135,7 @@ def test_numbers_of_what_is_wrapped_are_among_them():
     assert numbers_of(wrapped(lr=0.2)) == {"lr": 0.2, "momentum": 0.9}
     changed = with_numbers(wrapped(lr=0.2), {"momentum": 0.5})
     assert numbers_of(changed) == {"lr": 0.2, "momentum": 0.5}
-    said = r"^private_clients has no hyper-parameter 'mu'; it has lr, momentum$"
+    said = r"^private_clients has no hyperparameter 'mu'; it has lr, momentum$"
     with pytest.raises(ValueError, match=said):
         with_numbers(wrapped(), {"mu": 0.5})
 
@@ -191,10 +191,10 @@ def test_presets_hand_traced_numbers_on():
 
 # ------------------------------------------------------------------------- refusals
 def test_names_that_do_not_exist_are_refused():
-    said = r"^fedavg has no hyper-parameter 'momentum'; it has lr, server_lr$"
+    said = r"^fedavg has no hyperparameter 'momentum'; it has lr, server_lr$"
     with pytest.raises(ValueError, match=said):
         with_numbers(fedavg(), {"momentum": 0.5})
-    said = r"no hyper-parameter 'synced'; it has lr, mom"
+    said = r"no hyperparameter 'synced'; it has lr, mom"
     with pytest.raises(ValueError, match=said):
         with_numbers(fedmuon(), {"synced": 0.5, "lr": 0.1})
     with pytest.raises(ValueError, match=r"^lr must lie in \[0, infinity\), got -1"):
@@ -208,7 +208,7 @@ def test_what_was_changed_since_is_no_longer_its_recipe():
     changed = algorithm._replace(uniform_weights=True)
     assert recipe_of(changed) is None
     assert numbers_of(changed) == {}
-    with pytest.raises(ValueError, match=r"^this algorithm does not know what made it"):
+    with pytest.raises(ValueError, match=r"^this algorithm does not record the func"):
         with_numbers(changed, {"lr": 0.1})
     # neither inside of a wrapper, whose own numbers remain
     assert numbers_of(compress(changed, compression.no_compression())) == {}
@@ -219,7 +219,7 @@ def test_undecorated_algorithms_refuse_in_one_line():
     assert recipe_of(algorithm) is None
     assert numbers_of(algorithm) == {}
     assert with_numbers(algorithm, {}) is algorithm
-    with pytest.raises(ValueError, match="decorate the function") as caught:
+    with pytest.raises(ValueError, match="decorate that function") as caught:
         with_numbers(algorithm, {"lr": 0.5})
     (line,) = str(caught.value).splitlines()
     assert "`recorded`" in line

@@ -170,7 +170,7 @@ def test_unpacking_and_reading_stop_at_the_limit(tmp_path):
     path = tmp_path / "a"  # a plain file
     path.touch()
     os.truncate(path, 2**33)  # takes no space
-    with one_line("at most 268435456 bytes, found 8589934592; it"):
+    with one_line("at most 268435456 bytes, found 8589934592; the"):
         unpacked(path)
 
 
@@ -192,7 +192,7 @@ def test_tables_that_were_cut_between_lines(place, kind, file):
     path.write_text("".join(lines[:-2]))
     count = {"train.tsv": 12, "dev.tsv": 5}[file]
     message = f"{file}: expected {count} examples as published, found {count - 2}; "
-    remedy = "it was cut off, or is another file: delete it and download"
+    remedy = "the file is truncated or the wrong one: delete it and download"
     refused(kind, place, message + remedy)
 
 

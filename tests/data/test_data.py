@@ -232,7 +232,7 @@ def test_another_normalization_is_named():
         (ONE, ONE._replace(mean=np.float32([1, 2.01])), "mean of channel 1 is 2 in th"),
         (ONE, ONE._replace(std=np.float32([3.1, 4])), "std of channel 0 is 3 in the m"),
     ):
-        whole = f"other normalization at load: .*{said}"
+        whole = f"the dataset was normalized differently: .*{said}"
         with pytest.raises(ValueError, match=whole):
             data.check_standardization(saved, loaded)
     near = data.Standardization(ONE.mean * np.float32(1 + 1e-6), ONE.std)

@@ -87,8 +87,8 @@ HUGE_IDS = {"x": np.full((60, 2), 2**40), "text": True}
         ({"owners": [1, 2]}, "owners must be 60 integers or strings"),
         ({"owners": [None] * 60}, "owners must be 60 integers or strings"),
         ({"y": ["low"] * 60, "classes": ("low", "high")}, "all labels are 'low'; clas"),
-        ({"owners": np.arange(60)}, "every owner has one example, which is for train"),
-        ({"classes": ("low", "mid")}, "y has the label 'high', which is none of the c"),
+        ({"owners": np.arange(60)}, "every owner has only one example, which is need"),
+        ({"classes": ("low", "mid")}, "y has the label 'high', which is not one of t"),
         ({"test_share": 1.0}, r"the test share must be in \(0, 1\), got 1.0"),
         ({"test_share": 0.01}, "a test share of 0.01 leaves one side without a class"),
         ({"x": X * 1e300}, "x_train has NaN or infinity in 48 of 48"),
@@ -222,7 +222,7 @@ def test_an_archive_is_its_arrays(tmp_path):
 def test_wrong_archives_are_refused(tmp_path):
     path = tmp_path / "a.npz"
     for arrays, said in (
-        ({"x": X}, "expected the arrays x, y .* found no y; save them by numpy.savez"),
+        ({"x": X}, "expected the arrays x, y .* found no y; save them with numpy.s"),
         ({"z": X}, "found no x, y; save"),
         ({"x": X, "y": Y, "x_test": X}, "x_test and y_test belong together"),
         ({"x": X, "y": Y, "classes": np.arange(2)}, "expected classes as strings"),

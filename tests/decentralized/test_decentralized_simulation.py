@@ -184,16 +184,16 @@ def test_devices_share_the_agents_in_one_program(caplog):
 def test_refusals_of_variants(plain):
     with pytest.raises(ValueError, match="this simulation has 5 clients, got 4 parts"):
         plain.vary(parts=PARTS[:4])
-    with pytest.raises(ValueError, match="weights are those of 4 agents, but there"):
+    with pytest.raises(ValueError, match="weights are for 4 agents, but there"):
         plain.vary(weights=np.full((4, 4), 0.25))
-    with pytest.raises(ValueError, match="no hyper-parameter 'beta'; it has lr"):
+    with pytest.raises(ValueError, match="no hyperparameter 'beta'; it has lr"):
         plain.vary(hyper={"beta": 0.1})
     with pytest.raises(ValueError, match="lr must lie in"):
         plain.vary(hyper={"lr": -1.0})
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="weights are those of 4 agents, but there"):
+    with pytest.raises(ValueError, match="weights are for 4 agents, but there"):
         simulated(weights=np.full((4, 4), 0.25))
     with pytest.raises(ValueError, match="divide the 5 agents equally, got 4 devices"):
         simulated(devices=jax.devices()[:4])

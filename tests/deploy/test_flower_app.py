@@ -54,7 +54,7 @@ def test_a_directory_belongs_to_one_run(app, data, tmp_path, capsys):
     flower_app.write_app(place, RUN, data[-1], **OPTIONS)
     assert (place / "server_app.py").read_text() == "# of the user"
     other = dataclasses.replace(RUN, seed=1)
-    with pytest.raises(ValueError, match="made by other options"):
+    with pytest.raises(ValueError, match="made with other options"):
         flower_app.write_app(place, other, data[-1], **OPTIONS)
     fewer = dataclasses.replace(data[-1], max_client_size=1)
     with pytest.raises(ValueError, match="for other examples"):
@@ -64,7 +64,7 @@ def test_a_directory_belongs_to_one_run(app, data, tmp_path, capsys):
     (place / flower_app.FACTS).write_text("{}")
     with pytest.raises(ValueError, match="the same version of fedjax_muon"):
         flower_app.read_app(place)
-    assert "is of `deploy`" in refused(capsys, "resume", place)
+    assert "was made by `deploy`" in refused(capsys, "resume", place)
 
 
 def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app, data):
@@ -127,9 +127,9 @@ def test_a_node_imports_only_what_its_user_names():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--dropout", "0.1"), "deploy has no dropout"),
-        (("--plan", "vmapped"), "plan mapped; got vmapped"),
-        (("--local-epochs", "1"), "deploy has no local_epochs, since nodes take the"),
+        (("--dropout", "0.1"), "deploy does not support dropout"),
+        (("--plan", "vmapped"), "plan mapped; leave out plan, got vmapped"),
+        (("--local-epochs", "1"), "deploy does not support local_epochs, since node"),
         (("--local", "0"), "num_clients must be at least 1, got 0"),
     ],
 )

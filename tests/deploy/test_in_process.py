@@ -281,13 +281,13 @@ DAMAGE = {
     "not finite": "not finite",
     "schema": "it has another schema",
     "shape": "it has another schema: array 0",
-    "cut": "are no message",
+    "cut": "are not a message",
     "replayed": "an answer to another request",
     "of another client": "an answer of client",
-    "of no client": "are no message",
+    "of no client": "are not a message",
     "of another run": "an answer to another request",
     "too many examples": "1099511627776 examples",
-    "something else": "are no message",
+    "something else": "are not a message",
     "missing": "no answer",
 }
 

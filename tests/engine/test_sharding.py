@@ -18,7 +18,7 @@ from fedjax_muon.algorithms import ALL
 from fedjax_muon.engine import plans, processes, sharding
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import build as building, directory
-from fedjax_muon.runs.train import last_params
+from fedjax_muon.runs.train import last_state
 from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.batching import with_replacement
 from fedjax_muon.sweeps import sweep
@@ -238,8 +238,8 @@ def test_two_processes_are_one_run_and_the_death_of_one_ends_the_other(tmp_path)
     what = directory.read(place)
     dataset = data.load(what.config.dataset, what.config.data_dir)
     simulation = building.simulation_of(what, dataset)
-    got = last_params(what, simulation, place)
-    want = last_params(directory.read(alone), simulation, alone)
+    got = last_state(what, simulation, place).params
+    want = last_state(directory.read(alone), simulation, alone).params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-3, 1e-3), got, want)
 
 

@@ -256,8 +256,8 @@ def test_swin_starts_at_its_checkpoint(tiny):
 
 REFUSED = (
     ({"checkpoint": None}, "roberta is not trained from scratch; give --checkpoint"),
-    ({"model": "rnn"}, "rnn has no checkpoint; leave it out, or choose one of roberta"),
-    ({"problem": "auc"}, "a checkpoint is for classification; leave it out"),
+    ({"model": "rnn"}, "rnn takes no checkpoint; leave out checkpoint, or choose"),
+    ({"problem": "auc"}, "a checkpoint is only for classification; leave out"),
     ({"checkpoint": Path("no")}, "checkpoint no does not exist; give the directory of"),
     ({"dataset": "digits"}, "digits does not take an encoder"),
     ({"compute_dtype": "bfloat16"}, "roberta computes in float32; leave out compute_d"),

@@ -207,5 +207,5 @@ def test_cells_on_the_command_line(tmp_path, capsys):
     assert np.isfinite(rows["train_loss"]).all()
     for model in ("lstm", "gru"):
         said = refused(capsys, "train", "--model", model)
-        message = f"the model {model} does not fit digits; rnn, lstm and gru are for"
+        message = f"the model {model} does not fit digits; rnn, lstm, gru and roberta"
         assert message in said

@@ -143,7 +143,7 @@ def test_wrong_names_are_refused():
         keep_own(fm.fedavg(), [])
     with pytest.raises(ValueError, match=r"no parameter has 'head'.*there are b, w"):
         keep_own(fm.fedavg(), ["head"]).init(X)
-    with pytest.raises(ValueError, match="b, w are all parameters"):
+    with pytest.raises(ValueError, match="b, w cover all parameters"):
         keep_own(fm.fedavg(), ["b", "w"]).init(X)
     with pytest.raises(ValueError, match="pull must"):
         ditto(fm.fedavg(), pull=-1.0)

@@ -219,7 +219,9 @@ def test_a_foreign_file_is_not_overwritten(ledger):
     record = json.loads(ledger.path.read_bytes())
     for change in ({"version": 2}, {"version": None}, {"version": 2, "entries": {}}):
         ledger.path.write_text(json.dumps(record | change))
-        all_fail(ledger, f"version {change['version']}.*reads version 1; update it")
+        all_fail(
+            ledger, f"version {change['version']}.*reads version 1; update fedjax_muon"
+        )
 
 
 @pytest.mark.parametrize("broken", ["replace", "fsync", "open"])

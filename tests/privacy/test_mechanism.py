@@ -333,10 +333,10 @@ WRONG = {
     "got an algorithm without a recipe": lambda: agents(
         algorithm=dsgd(lr=0.1)._replace(recipe=None)
     ),
-    "asks for a gradient itself": lambda: agents(algorithm=heavy_ball(peeks=1)).init(
+    "computes a gradient itself": lambda: agents(algorithm=heavy_ball(peeks=1)).init(
         KEY
     ),
-    "once in an iteration, heavy_ball did 2 times": lambda: agents(
+    "once per iteration, but heavy_ball did 2 times": lambda: agents(
         algorithm=heavy_ball(estimates=2)
     ).init(KEY),
     "use weighting=uniform": lambda: clients(weighting=lambda sizes: 1.0 * sizes),

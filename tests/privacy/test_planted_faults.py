@@ -185,7 +185,7 @@ def test_laws_and_residuals():
     assert profiles.refuted_law("law", values + 0.2, stats.norm.cdf, 1e-3).alarm
     assert not profiles.refuted_energy("rest", values, 1e-3).alarm
     assert profiles.refuted_energy("rest", 1.2 * values, 1e-3).alarm
-    said = "all of them numbers"
+    said = "scores without NaN"
     refused(said, profiles.refuted_energy, "rest", [1.0, np.nan], 1e-3)
 
 

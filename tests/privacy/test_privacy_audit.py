@@ -181,9 +181,9 @@ def test_one_run_bounds_are_true_as_often_as_they_say(epsilon, delta):
 
 
 def test_bad_input_is_refused():
-    refused("absent must be scores.*none", audits.errors, [], [1.0], 0.0)
-    refused("present must be scores.*NaN", audits.errors, [1.0], [np.nan], 0.0)
-    refused("present must be scores", audits.best_threshold, [1.0], [], len)
+    refused("absent must be at least 1 scores.*none", audits.errors, [], [1.0], 0.0)
+    refused("present must be .* scores.*NaN", audits.errors, [1.0], [np.nan], 0.0)
+    refused("present must be at least 1 scores", audits.best_threshold, [1.0], [], len)
     limit, few = audits.clopper_pearson, Errors(0, 9, 0, 9)
     refused("trials must be at least 1", limit, 0, 0, 0.9)
     refused("events must be at least 0", limit, -1, 4, 0.9)
@@ -337,7 +337,7 @@ def test_bad_input_of_attacks_is_refused():
     refused(said, audits.moves_from_params, point, singular, 0.1)
     refused(said, audits.estimates_from_tracked, point, singular)
     refused("lr must lie in", audits.moves_from_params, point, np.eye(2), 0.0)
-    said = "pattern must not be zero everywhere"
+    said = "pattern must not be all zeros"
     refused(said, audits.matched_filter, one, np.zeros(3))
     for q in (0.0, 1.0):
         refused("probability must lie in", audits.likelihood_ratio, one, one, q)

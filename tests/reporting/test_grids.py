@@ -1,4 +1,4 @@
-"""Grids of hyper-parameters, tables, and the style of figures."""
+"""Grids of hyperparameters, tables, and the style of figures."""
 
 import itertools
 

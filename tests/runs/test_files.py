@@ -173,9 +173,9 @@ def test_rows_without_their_file_are_none(path):
 def test_rows_of_other_settings_are_refused(path):
     CheckedRows(path, SETTINGS).extend(ROWS)
     for name, value, message in (
-        ("rounds", 6, "computed with rounds 5, and are wanted with 6; start anew"),
-        ("hidden", (9,), r"with hidden \[8\], and are wanted with \[9\]"),
-        ("more", 1, "with more absent, and are wanted with 1"),
+        ("rounds", 6, "computed with rounds 5, not with 6; start again"),
+        ("hidden", (9,), r"with hidden \[8\], not with \[9\]"),
+        ("more", 1, "with more absent, not with 1"),
     ):
         with pytest.raises(ValueError, match=message):
             CheckedRows(path, SETTINGS | {name: value})
@@ -235,7 +235,7 @@ def test_a_config_of_another_version_is_refused_in_one_line():
         words = config | {"config": config["config"] | change}
         if not change:
             del words["config"]["delta"]
-        with pytest.raises(ValueError, match="it is of another version") as error:
+        with pytest.raises(ValueError, match="written by another version") as error:
             from_json(json.dumps(words))
         assert "\n" not in str(error.value)
 

@@ -88,7 +88,7 @@ def test_config_and_history_need_no_data(copied):
 
 def test_other_directories_are_refused(tmp_path):
     swept = Sweep(("fedavg",), {"fedavg": {}}, (0,), 0.1, None, Config())
-    none = "is of `sweep`, whose runs have no directories; read its CSV files"
+    none = "was made by `sweep`, whose runs have no directories; read its CSV files"
     four = "is a comparison of 4 runs; load one of them: .*fedavg/seed0, .*, ..."
     for text, message in (
         (None, "is not a run directory: it has no config.json"),
@@ -179,7 +179,7 @@ def test_what_cannot_be_exported_is_said(capsys, copied, tmp_path):
     said = refused(capsys, "export", tmp_path, path)
     assert said.endswith("is not a run directory: it has no config.json")
     said = refused(capsys, "export", copied, path.with_suffix(".onnx"))
-    assert said.startswith("the suffix of parameters is .safetensors or ")
+    assert said.startswith("the name of a parameter file must end in .safetensors or ")
     shutil.rmtree(copied / "checkpoints")
     said = refused(capsys, "export", copied, path)
     assert "has no checkpoint yet; train first, with: fedjax-muon resume" in said
@@ -387,7 +387,7 @@ def test_what_is_missing_is_named(compared, tmp_path, path):
     assert [words.split(str(tmp_path))[1] for words in said] == [
         f"/compared/fedavg/seed0 has no metrics; {RESUME}",
         "/compared/fedavg/seed1/metrics.csv has no column 'bytes_up': it is damaged, "
-        "or of `deploy`, whose runs do not count bytes",
+        "or was made by `deploy`, whose runs do not count bytes",
         f"/compared/fedavg/seed2 has 5 of 10 rounds; {RESUME}",
         "/compared/versions.json is missing or damaged: versions are unknown",
         "/foreign is not a run directory: it has no config.json",

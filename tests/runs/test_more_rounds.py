@@ -114,7 +114,9 @@ JOBS = {
         ("fedavg", "scaffold"), {}, {"scaffold": "cosine"}, (0,), CONFIG
     ),
     "is private: its noise is for 4 rounds": Run("dpmixsgd", {}, 0, OF_AUC),
-    "is of `sweep`": Sweep(("fedavg",), {"fedavg": {}}, (0,), 0.1, None, CONFIG),
+    "is a sweep, which cannot be trained further": Sweep(
+        ("fedavg",), {"fedavg": {}}, (0,), 0.1, None, CONFIG
+    ),
 }
 
 
@@ -129,16 +131,16 @@ def test_what_would_be_another_run_is_refused(message, tmp_path, capsys):
 def test_other_directories_and_numbers_are_refused(short, capsys, monkeypatch):
     text = (short / "config.json").read_text()
     words = ("resume", short, "--rounds")
-    fewer = "has 5 rounds already; --rounds must be more, got 3"
+    fewer = "has 5 rounds already; --rounds must be larger, got 3"
     assert fewer in refused(capsys, *words, 3)
     monkeypatch.setattr(launch, "begin", lambda *_: None)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     assert "several processes" in refused(capsys, *words, 9)
     monkeypatch.undo()
     with directory.held(short):
-        assert "another process works in" in refused(capsys, *words, 9)
+        assert "another process is using" in refused(capsys, *words, 9)
     (short / "deployed.json").write_text("{}")
-    assert "is of `deploy`" in refused(capsys, *words, 9)
+    assert "was made by `deploy`" in refused(capsys, *words, 9)
     assert (short / "config.json").read_text() == text
 
 
@@ -155,4 +157,4 @@ def test_fewer_rounds_in_config_json_than_are_done_are_refused(short, capsys):
     about = json.loads((short / "config.json").read_text())
     about["config"]["rounds"] = 3
     (short / "config.json").write_text(json.dumps(about))
-    assert "is of round 5, and config.json has 3" in refused(capsys, "resume", short)
+    assert "is of round 5, but config.json has 3" in refused(capsys, "resume", short)

@@ -124,7 +124,7 @@ def test_a_missing_package_is_refused_at_once(capsys, tmp_path, monkeypatch, cop
     assert not place.exists()
     (copied / "tracking.json").write_text('{"log": ["absent"], "run_id": "x"}')
     said = refused(capsys, "resume", copied)
-    assert said.endswith("or continue without trackers, by --log none")
+    assert said.endswith("or resume without trackers, with --log none")
 
 
 @pytest.mark.slow
@@ -293,7 +293,7 @@ def test_compare_runs_what_train_runs(name, alone, held_out, tmp_path):
     ("name", "grid", "seeds"),
     [
         ("fedmuon_align", [{}, {"lr": 0.03}], SEEDS),
-        # grids of other hyper-parameters, first their defaults
+        # grids of other hyperparameters, first their defaults
         ("fedmuon_align", [{"align": 0.5}, {"align": 0.25}], SEEDS),
         ("fedlada", [{"b2": 0.99}, {"b2": 0.9}], SEEDS),
     ],

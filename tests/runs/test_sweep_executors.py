@@ -98,7 +98,7 @@ BAD = {
     "an executor is processes:N, dask:ADDRESS, slurm or": "--executor threads:2",
     "got 'processes:two'": "--executor processes:two",
     "leave out devices": "--devices 2 --executor processes:2",
-    "a copy of the examples on each device; leave out": "--split-examples",
+    "copies the examples to each device; leave out": "--split-examples",
     "devices must be at most the 8 that this host has": "--devices 99",
     "got 'processes'": "--executor processes",
     "got 'dask:'": "--executor dask:",
@@ -143,12 +143,15 @@ def test_only_sweeps_are_resumed_on_an_executor(capsys, tmp_path):
     place = tmp_path / "run"
     run("train", "--rounds", "1", "--hidden", "4", "--output", place)
     message = refused(capsys, "resume", place, "--executor", "processes:2")
-    assert message == f"{place} is no sweep; leave out --executor, which is for sweeps"
+    assert (
+        message
+        == f"{place} is not a sweep; leave out --executor, which is only for sweeps"
+    )
 
 
 def test_workers_with_another_data_set_are_refused():
     job = Sweep(("fedavg",), {"fedavg": {"lr": (0.1,)}}, (0,), 0.1, None, Config())
-    with pytest.raises(ValueError, match="its examples of digits differ from those"):
+    with pytest.raises(ValueError, match="the examples of digits on this machine"):
         sweeps.prepare(to_json(job), "fedavg", "digest")
 
 

@@ -129,7 +129,9 @@ def test_a_compiler_that_is_missing_or_locked_is_named(monkeypatch):
 
     monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", locked)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
-    with pytest.raises(ValueError, match=r"^another process has locked the compiler"):
+    with pytest.raises(
+        ValueError, match=r"^another process has locked the TPU compiler"
+    ):
         compile_for(simulated(fedavg(lr=0.1)), "v5e:2x2")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"^compiling for TPUs needs libtpu, .*pip"):

@@ -296,7 +296,7 @@ def test_what_does_not_go_together_is_refused():
         ("cohorts", poisson_cohorts(7), "at most 6, the number of clients, got 7"),
         ("cohort_size", 3, r"made for \(clients, cohort_size\) \(6, 2\), got \(6, 3\)"),
         ("parts", PARTS[:5], r"made for .* \(6, 2\), got \(5, 2\)"),
-        ("weighting", by_examples, "or bounds every client's part"),
+        ("weighting", by_examples, "or bounds each client's part"),
         ("algorithm", full, "this algorithm is defined for full participation only"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -258,7 +258,7 @@ MISTAKES = {
     "dropout must lie in [0, 1), got 1": {"dropout": 1.0},
     "dropout must lie in [0, 1), got -0.1": {"dropout": -0.1},
     "dropout must lie in [0, 1), got nan": {"dropout": np.nan},
-    "control variates, whose mean only uniform weights keep": BY_EXAMPLES,
+    "control variates or bounds each client's part": BY_EXAMPLES,
     "at least one client": {"parts": []},
     "client 1 has no examples": {"parts": [PARTS[0], PARTS[1][:0]]},
     "cohort_size must be a whole number, got 2.5": {"cohort_size": 2.5},

@@ -344,7 +344,7 @@ def test_the_command(tmp_path, capsys):
         assert message == f"tail must lie in (0, 1), got {float(tail)}"
     assert "batches must be at least 2" in refused(capsys, *draw, "--batches", 1)
     few = refused(capsys, *draw, "--batches", 2)
-    assert few.startswith("the tail would have 0 norms; take more --batches or")
+    assert few.startswith("the tail would have 0 norms, and needs at least 5; ")
     unnamed = refused(capsys, *draw, "--output", tmp_path / "noise")
     assert unnamed.startswith("a figure's name must end in .png, .pdf, .svg, got")
     assert not figure.exists()
@@ -357,8 +357,8 @@ def test_runs_that_cannot_be_measured_are_refused(tmp_path, capsys):
     full = dataclasses.replace(given, sampler="full_batch")
     for message, what in {
         "has no checkpoint yet; train": config.Run("fedavg", {}, 0, given),
-        "is private; noise would show": config.Run("fedavg", {}, 0, private),
-        "are all of a client's examples": config.Run("fedavg", {}, 0, full),
+        "is a private run, and noise would": config.Run("fedavg", {}, 0, private),
+        "was trained on full batches": config.Run("fedavg", {}, 0, full),
         "holds several runs": config.Comparison(("fedavg",), {}, {}, (0,), given),
     }.items():
         place = directory.create(tmp_path / message[:6], what)

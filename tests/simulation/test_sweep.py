@@ -94,7 +94,7 @@ def test_every_cell_equals_a_run_of_its_own(name, changes, scored):
 
 
 def test_another_number_needs_no_other_program():
-    """Hyper-parameters are arguments: a run with other ones is not compiled again."""
+    """Hyperparameters are arguments: a run with other ones is not compiled again."""
     slow, fast = (federation.federation(fedavg(lr=lr)) for lr in (0.03, 0.3))
 
     def trained(prepared):
@@ -146,7 +146,7 @@ def test_devices_divide_the_cells_of_a_group(together):
     found = groups_of(prepared, CELLS, **how)
     assert [len(group) for group in found] == [4, 1]  # a multiple of two
     assert_same_outcomes(itertools.chain(*found), together)
-    with pytest.raises(ValueError, match="devices divide cells in place of executor"):
+    with pytest.raises(ValueError, match="give only one of devices, executor and over"):
         next(sweep.sweep(prepared, CELLS, rounds=1, over=sequential, **how))
 
 
@@ -223,7 +223,7 @@ MISTAKES = {
     "at least one cell": {"cells": []},
     "cells_at_once must be at least 1, got 0": {"cells_at_once": 0},
     "evaluate_every must be at least 1, got 0": {"evaluate_every": 0},
-    r"cell 1 has the hyper-parameters \[\], the first has \['lr'\]": {
+    r"cell 1 has the hyperparameters \[\], the first has \['lr'\]": {
         "cells": [USUAL, USUAL._replace(hyper={})]
     },
     "examples": {"cells": [USUAL, USUAL._replace(parts=PARTS[:5])]},

@@ -73,7 +73,7 @@ def without_recipe():
         (functools.partial(make, np.ones(3)), "is a ndarray; workers get numbers"),
         (functools.partial(make, name=fedavg), "is a function; workers get numbers"),
         (functools.partial(make, [{"a": {1}}]), "is a set; workers get numbers"),
-        (without_recipe, "this algorithm does not know what made it"),
+        (without_recipe, "this algorithm does not record the function"),
     ],
 )
 def test_what_cannot_be_described_is_refused_before_anything_runs(simulation, message):

@@ -113,7 +113,7 @@ def test_plans_that_do_not_fit_are_left_out(monkeypatch):
     assert [math.isinf(s) for s in tuned.seconds.values()] == [True, True, False]
     assert tuned.plan == "mapped"
     monkeypatch.setattr(tuning, "memory_of", lambda _: None)
-    with pytest.raises(ValueError, match="no plan fits in memory; take fewer clients"):
+    with pytest.raises(ValueError, match="no plan fits in memory; use fewer clients"):
         tune(federation.federation(**SIX))
 
 

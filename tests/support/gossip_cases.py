@@ -119,7 +119,7 @@ DSGDA = lambda trace: oracle.dsgda(BEGIN, trace, *LR, inside)
 DP_SGDA = lambda trace: oracle.dsgda(BEGIN, trace, *LR, inside, added_noise())
 DM_HSGD = lambda trace: oracle.dpmixsgd(BEGIN, trace, *SCHEDULES, *FADING, inside)
 DPMIXSGD = lambda trace: oracle.dpmixsgd(START, trace, *LR, *BETA, noise=added_noise())
-MINIMAX = {  # hyper-parameters, objective, transcription
+MINIMAX = {  # hyperparameters, objective, transcription
     "dsgda": ({"lr": LR}, INSIDE, DSGDA),
     "dp_sgda_unclipped": ({"lr": LR, "sigma": SIGMA}, INSIDE, DP_SGDA),
     "dm_hsgd": ({"lr": SCHEDULES, "beta": FADING}, INSIDE, DM_HSGD),
