@@ -52,9 +52,9 @@ def _methods_table(registry: Mapping[str, Method]) -> Table:
     padding = (0, 1, 0, 0)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
     rows = {}
-    for name, method in METHODS.items():
-        options = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
-        rows[name] = name, method.label, " ".join(options)
+    for each, method in METHODS.items():
+        words = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
+        rows[each] = each, method.label, " ".join(words)
     name, label, options = map(_longest_word, zip(*rows.values(), strict=True))
     table.add_column("name", width=name)
     table.add_column("algorithm", width=label)
