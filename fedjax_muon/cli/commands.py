@@ -197,9 +197,9 @@ def _with_grids(job: Comparison, fixed: Mapping[str, float]) -> Comparison:
     if grids:
         runs = sum(map(len, grids.values()))
         print(
-            f"learning rates first: {runs} runs of {config.rounds} rounds, before "
-            f"{len(job.rows) * len(job.seeds)} of the comparison; --quick skips them, "
-            "--lr fixes a rate",
+            f"tuning learning rates first: {runs} runs of {config.rounds} rounds, then "
+            f"{len(job.rows) * len(job.seeds)} of the comparison; --quick skips this, "
+            "--lr sets a rate",
             flush=True,
         )
     return dataclasses.replace(job, grids=grids)

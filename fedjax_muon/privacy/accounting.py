@@ -163,9 +163,10 @@ def _pld_epsilon(
     first_multiplier: float | None,
 ) -> float:
     accounting = library()
+    # which accepts truncated batches only for a record that is zeroed out
+    relation = adjacency.relation if sampling.max_batch is None else "REPLACE_SPECIAL"
     accountant = accounting.pld.PLDAccountant(
-        getattr(accounting.NeighboringRelation, _relation(sampling, adjacency)),
-        interval,
+        getattr(accounting.NeighboringRelation, relation), interval
     )
     event = steps_event(accounting, sampling, multiplier, steps, first_multiplier)
     return float(accountant.compose(event).get_epsilon(delta))
@@ -262,11 +263,6 @@ def _step(accounting: Any, sampling: Poisson, multiplier: float) -> Any:
     return accounting.TruncatedSubsampledGaussianDpEvent(
         n, b / n, sampling.max_batch, multiplier
     )
-
-
-def _relation(sampling: Poisson, adjacency: Adjacency) -> str:
-    """The library accepts truncated batches only for a record that is zeroed out."""
-    return adjacency.relation if sampling.max_batch is None else "REPLACE_SPECIAL"
 
 
 def check_delta(delta: float) -> float:

@@ -175,7 +175,8 @@ def _grid(axis: Any, method: str, points: Sequence[Point]) -> None:
     kinds = [score_column(point.runs[0]) for point in points if point.runs]
     least = min((LEAST.get(kind, 0.0) for kind in kinds), default=0.0)
     for number, (others, line) in enumerate(lines.items()):
-        shade = _lighter(color, 0.7 * number / len(lines))
+        white = 0.7 * number / len(lines)
+        shade = (1 - white) * np.array(matplotlib.colors.to_rgb(color)) + white
         line = sorted(line, key=lambda point: point.hyper[swept])
         x = [point.hyper[swept] for point in line]
         ends = [p.last(score_column(p.runs[0])) if p.runs else MISSING for p in line]
@@ -199,11 +200,6 @@ def _grid(axis: Any, method: str, points: Sequence[Point]) -> None:
 
 
 MISSING = (np.nan, np.nan)
-
-
-def _lighter(color: str, share: float) -> Any:
-    """Mixes a color with a share of white."""
-    return (1 - share) * np.array(matplotlib.colors.to_rgb(color)) + share
 
 
 def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None:

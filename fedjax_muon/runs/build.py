@@ -305,11 +305,6 @@ def plan_of(config: Config) -> plans.Plan:
     return kinds[config.plan]()
 
 
-def _task(config: Config, dataset: Dataset) -> Task:
-    task = _trained(config, dataset)
-    return by_matthews(task) if config.score == "MCC" else task
-
-
 def _trained(config: Config, dataset: Dataset) -> Task:
     is_text = dataset.x_train.dtype == np.int32
     fits = is_text == (config.model in (*RECURRENT, "roberta"))
@@ -362,7 +357,10 @@ def model_of(config: Config, dataset: Dataset) -> nn.Module:
 
 def task_of(config: Config, dataset: Dataset) -> Task:
     """The task of a run. Raises `ValueError` if the model does not fit the data."""
-    return _augmented(_task(config, dataset), config, dataset)
+    task = _trained(config, dataset)
+    if config.score == "MCC":
+        task = by_matthews(task)
+    return _augmented(task, config, dataset)
 
 
 def _augmented(task: Task, config: Config, dataset: Dataset) -> Task:

@@ -105,7 +105,7 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
     assert cell["hyper"] == {"lr": 0.2}
     assert rows["FedAvg"]["lr"] == "0.2"
     # the rate that is not given is the best of a sweep on another seed
-    assert "learning rates first: 4 runs of 4 rounds, before 4 of the com" in printed
+    assert "learning rates first: 4 runs of 4 rounds, then 4 of the com" in printed
     tuning = directory.read(place / "tuning")
     assert tuning.seeds == (5,)
     best = sweep.best_of(tuning, "fedmuon", place / "tuning").hyper
