@@ -9,17 +9,20 @@ private methods. Where the curves of a paper's item are not kept, its
 figure shows scores and losses after the last round.
 """
 
+import contextlib
 import csv
 import functools
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
 from PIL import Image
 
+import fedjax_muon
 from benchmarks import figure, table
 from experiments import dots, kept
 from experiments.dots import Dot
@@ -30,6 +33,7 @@ from experiments.studies import (
     newton_schulz_steps,
     private_images,
 )
+from fedjax_muon.data import partition
 from fedjax_muon.reporting import plots, style
 from fedjax_muon.reporting.comparison import Point, Summary
 
@@ -180,6 +184,31 @@ def front(results: Path) -> Iterator[Figure]:
     yield place, functools.partial(draw_front, methods)
 
 
+def tutorial(results: Path) -> Iterator[Figure]:
+    """The clients of the tutorial, by the code of its page."""
+    docs = results.parent / "docs"
+    text = (docs / "tutorial" / "1_own_data.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    code = "".join(block for block in blocks if "loans.csv" in block)
+    yield docs / "assets" / "tutorial_banks", functools.partial(draw_clients, code)
+
+
+def draw_clients(code: str, path: Path) -> None:
+    """Draws the clients that a page's code makes of the dataset `loans`."""
+    names: dict[str, Any] = {"fm": fedjax_muon}
+    with (
+        tempfile.TemporaryDirectory() as empty,
+        contextlib.chdir(empty),
+        contextlib.redirect_stdout(None),
+    ):
+        exec(code, names)
+    loans = names["loans"]
+    with style.drawing(path, (4.5, 1.8)) as drawing:
+        axis = drawing.subplots()
+        partition.plot(names["clients"], loans.y_train, loans.classes, axis=axis)
+        axis.margins(0.1, 0.5)
+
+
 def draw_front(methods: kept.Curves, path: Path) -> None:
     """Draws mean accuracies against megabytes and rounds; baselines are thin."""
     drawn = style.styles(methods)
@@ -202,7 +231,7 @@ def draw_front(methods: kept.Curves, path: Path) -> None:
         style.label_ends(axes[1], ends, 2.4)
 
 
-ALL = (front, sweeps, speed, dpmixsgd, privacy, newton_schulz, tails, papers)
+ALL = (front, tutorial, sweeps, speed, dpmixsgd, privacy, newton_schulz, tails, papers)
 
 
 def main(results: Annotated[Path, tyro.conf.Positional] = Path("results")) -> None:

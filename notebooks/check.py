@@ -19,7 +19,7 @@ from pathlib import Path
 
 import nbformat
 
-from notebooks.build import HERE, NAMES, execute
+from notebooks.build import HERE, NAMES, execute, install
 
 
 def installed() -> str:
@@ -46,6 +46,8 @@ def run(notebook: Path, wheel: Path) -> nbformat.NotebookNode:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(wheel, folder)
         executed = nbformat.read(notebook, as_version=4)
+        first = next(cell for cell in executed.cells if cell.cell_type == "code")
+        first.source = install(notebook.stem, "")  # from the wheel
         execute(executed, folder, None)
     return executed
 

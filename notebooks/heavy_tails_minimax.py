@@ -13,19 +13,8 @@
 # concave in $Y$.
 
 # %%
-import subprocess
-import sys
-from glob import glob
-from importlib.util import find_spec
-
-if not find_spec("fedjax_muon"):
-    sources = glob("fedjax_muon-*.whl")
-    if not sources:
-        raise FileNotFoundError(
-            "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
-            "of the repository, and upload the file in dist next to this notebook"
-        )
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
+# JAX and its CUDA libraries stay as they are
+# !pip freeze | grep ^jax > jax.txt; pip install -qc jax.txt fedjax*.whl
 
 # %%
 from functools import partial
@@ -47,6 +36,7 @@ from fedjax_muon.tasks.metrics import hill
 
 ROUNDS = 4000
 CLIENTS, STEPS = 4, 2
+print(jax.devices())
 
 # %% [markdown]
 # ## The tail index
@@ -172,6 +162,8 @@ axes[1].set_yticks((0.2, 0.5, 1, 2), ("0.2", "0.5", "1", "2"))
 plt.show()
 
 # %% [markdown]
+# ## Conclusion
+#
 # With light tails, all three methods come equally close to the solution, and plain
 # steps are the fastest. With heavy tails, single draws set the plain method back, even
 # at its best learning rate, which is small. Steps of a fixed length end at less than

@@ -5,19 +5,13 @@
 # of an exponential average of gradients. FedAvg uses it on digits of 16 clients.
 
 # %%
-import subprocess
-import sys
-from glob import glob
-from importlib.util import find_spec
+# JAX and its CUDA libraries stay as they are
+# !pip freeze | grep ^jax > jax.txt; pip install -qc jax.txt fedjax*.whl
 
-if not find_spec("fedjax_muon"):
-    sources = glob("fedjax_muon-*.whl")
-    if not sources:
-        raise FileNotFoundError(
-            "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
-            "of the repository, and upload the file in dist next to this notebook"
-        )
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
+# %%
+import jax
+
+print(jax.devices())
 
 # %%
 import jax
@@ -74,6 +68,37 @@ curves = {
 }
 
 # %% [markdown]
+# ## Why the rule loses to FedAvg
+#
+# A sign discards the size of a gradient. On heterogeneous clients, a client's last
+# steps are then as long as its first, in the direction of its own classes. If this is
+# the reason, the gap should close on identically distributed clients, and should shrink
+# with a falling learning rate. Each number is the mean of three seeds.
+
+
+# %%
+def final(algorithm, parts):
+    simulation = fm.federate(algorithm, task, digits, parts, **sizes)
+    states = [simulation.init(jax.random.key(seed)) for seed in (1, 2, 3)]
+    runs = [
+        fm.train(simulation, state, rounds=ROUNDS, evaluate_every=ROUNDS)
+        for state in states
+    ]
+    return sum(history[-1]["test_accuracy"] for _, history in runs) / len(runs)
+
+
+same = fm.partition.iid(digits.y_train, 16, key=key)
+decay = optax.cosine_decay_schedule(0.003, ROUNDS)
+custom = {"0.001": 0.001, "0.003": 0.003, "falling from 0.003": decay}
+tried = {"FedAvg": fm.fedavg(lr=0.3)} | {
+    f"custom rule, lr {words}": fm.fedavg(lr=lr, rule=sign_of_average())
+    for words, lr in custom.items()
+}
+for name, method in tried.items():
+    apart, together = final(method, clients), final(method, same)
+    print(f"{name:35} heterogeneous {apart:.3f}, identical {together:.3f}")
+
+# %% [markdown]
 # ## A custom algorithm
 #
 # An exchange has three functions: the server's broadcast, the client's message, and the
@@ -114,7 +139,7 @@ def majority_vote(lr: fm.Hyper = 0.1, *, server_lr: fm.Hyper = 0.005) -> fm.Algo
 
 # %% [markdown]
 # `federate` samples cohorts, draws batches, averages messages and counts bytes. A
-# hyper-parameter that is read by `value_at` may be a schedule of the round index.
+# hyperparameter that is read by `value_at` may be a schedule of the round index.
 # `recorded` makes numeric arguments annotated `Hyper` arguments of the compiled
 # programs, so that sweeps can vary them.
 
@@ -132,3 +157,15 @@ axis.set(
 )
 axis.legend()
 plt.show()
+for name, (_, accuracy) in curves.items():
+    print(f"{name:22} {accuracy[-1]:.3f}")
+
+# %% [markdown]
+# ## Conclusion
+#
+# The custom rule loses to FedAvg on heterogeneous clients only. On identical ones, it
+# is as accurate at the same rate. A larger rate that falls recovers most of the gap.
+# SCAFFOLD, which corrects the drift of clients, recovers all of it with the same rule
+# and rate. The majority vote, whose server rate falls, is between FedAvg and SCAFFOLD
+# with the custom rule. The curves are of one seed, so differences of a point are not a
+# ranking.

@@ -6,24 +6,14 @@
 # receives an image.
 
 # %%
-import subprocess
-import sys
-from glob import glob
-from importlib.util import find_spec
-
-if not find_spec("fedjax_muon"):
-    sources = glob("fedjax_muon-*.whl")
-    if not sources:
-        raise FileNotFoundError(
-            "no fedjax_muon-*.whl here: run `pip wheel --no-deps -w dist .` in a clone "
-            "of the repository, and upload the file in dist next to this notebook"
-        )
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *sources], check=True)
+# JAX and its CUDA libraries stay as they are
+# !pip freeze | grep ^jax > jax.txt; pip install -qc jax.txt fedjax*.whl
 
 # %%
 from pathlib import Path
 
 import jax
+import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import Image
 
@@ -32,6 +22,7 @@ from fedjax_muon.algorithms import ALL
 from fedjax_muon.reporting import comparison, plots
 
 ROUNDS = 60
+print(jax.devices())
 
 # %% [markdown]
 # ## The labels of each client
@@ -43,15 +34,13 @@ ROUNDS = 60
 digits = fm.data.load("digits")
 clients = fm.partition.dirichlet(digits.y_train, 16, alpha=0.1, key=jax.random.key(0))
 
-Path("runs").mkdir(exist_ok=True)
-counts = fm.partition.label_counts(digits.y_train, clients, len(digits.classes))
-plots.label_counts(counts, digits.classes, Path("runs/clients.png"))
-Image("runs/clients.png", width=700)
+fm.partition.plot(clients, digits.y_train, digits.classes)
+plt.show()
 
 # %% [markdown]
 # ## Training
 #
-# A task is a model and its loss. An algorithm is made from its hyper-parameters, like
+# A task is a model and its loss. An algorithm is made from its hyperparameters, like
 # an optax optimizer; `ALL` has the library's methods by name. In every round, 8 clients
 # take 5 local steps each. All rounds between two evaluations are one call of one
 # compiled program.
@@ -78,7 +67,7 @@ runs = {ALL[name].label: list(train(name)) for name in rates}
 # ## Comparison
 #
 # A round of FedMuon costs twice the bytes, since momenta are sent with the parameters.
-# The target is 90 % of the best accuracy.
+# The target is 90% of the best accuracy.
 
 # %%
 target = comparison.target_score(runs)
@@ -89,12 +78,16 @@ for row in comparison.summarize(runs, target):
     print(f"{row.method:12} {accuracy}, {target:.1%} {reached}")
 
 # %%
+Path("runs").mkdir(exist_ok=True)
 plots.curves(runs, Path("runs/curves.png"), title="digits, 16 clients", target=target)
 Image("runs/curves.png", width=1000)
 
 # %% [markdown]
+# ## Conclusion
+#
 # FedMuon has the highest final accuracy, and FedAvg reaches the target with the fewest
-# bytes. Two seeds of one partition are an example, not a comparison. For comparisons,
-# see [sweeps](sweeps.ipynb) and `fedjax-muon compare`.
+# bytes. Local Muon, whose clients do not share momenta, needs the most. Two seeds of
+# one partition are an example, not a comparison. For comparisons, see
+# [sweeps](sweeps.ipynb) and `fedjax-muon compare`.
 #
 # Next: [custom rules and algorithms](own_transformation.ipynb).

@@ -1,6 +1,6 @@
 """Pages of the notebooks, with the outputs that are stored in them.
 
-The cell that installs the package, which begins with `import subprocess`, is left out.
+The cell that installs the package, with a command of the shell, is left out.
 """
 
 import base64
@@ -36,7 +36,7 @@ def page(path: Path) -> tuple[str, dict[str, bytes]]:
         source = "".join(cell["source"]).strip()
         if cell["cell_type"] == "markdown":
             parts.append(source)
-        elif source and not source.startswith("import subprocess\n"):
+        elif source and "\n!pip " not in source:
             outputs, found = outputs_of(cell, f"{path.stem}_{number}")
             parts += [f"```python\n{source}\n```", *outputs]
             images |= found

@@ -57,7 +57,7 @@ PAGES = {
         "Datasets and partitions",
         "data",
         "data.partition:iid dirichlet dirichlet_per_client shards by_owner"
-        " label_counts",
+        " label_counts plot",
         "data.client_tests",
         "data.imbalance",
     ),

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import stats
 
 LEVEL = 0.95
+FEW = 5  # with fewer seeds, bands are wide, and lighter so as not to hide the lines
 WORDS = "95% intervals"
 
 
@@ -52,7 +53,8 @@ def band(
     mean, half = values.mean(0), half_width(values)
     axis.plot(x, mean, label=label, **style)
     ends = np.clip([mean - half, mean + half], lowest, highest)
-    axis.fill_between(x, *ends, color=style["color"], alpha=0.13, lw=0)
+    alpha = 0.13 if len(values) >= FEW else 0.05
+    axis.fill_between(x, *ends, color=style["color"], alpha=alpha, lw=0)
     return mean
 
 

@@ -13,6 +13,7 @@ import matplotlib
 import networkx as nx
 import numpy as np
 
+from fedjax_muon.data.partition import plot_counts
 from fedjax_muon.decentralized.topology import metropolis, spectral_gap
 from fedjax_muon.reporting import intervals
 from fedjax_muon.reporting.comparison import History, Point, Summary, score_column
@@ -211,8 +212,6 @@ def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None
     Args:
       counts: Number of examples, [clients, classes].
     """
-    clients, labels = np.nonzero(counts)
-    amount = counts[clients, labels]
     width = min(14.0, 3 + 0.3 * len(counts))
     with drawing(path, (width, 5.5)) as figure:
         sizes, discs = figure.subplots(
@@ -220,12 +219,7 @@ def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None
         )
         sizes.bar(np.arange(len(counts)), counts.sum(1), color="0.6")
         sizes.set_ylabel("examples")
-        area = 260 * amount / counts.max()
-        discs.scatter(clients, labels, s=area, c=labels, cmap="tab10", lw=0)
-        discs.set_xlabel("client")
-        discs.set_ylabel("class")
-        if len(classes) <= 30:
-            discs.set_yticks(np.arange(len(classes)), classes)
+        plot_counts(counts, classes, discs)
 
 
 def tail(

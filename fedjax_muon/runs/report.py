@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_muon.core.atomic_files import write
 from fedjax_muon.reporting import fairness, metrics_csv
 from fedjax_muon.reporting.comparison import History, score_column
-from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.reporting.intervals import FEW, half_width
 from fedjax_muon.reporting.plots import NAMES
 from fedjax_muon.reporting.style import Line, another, line_of
 from fedjax_muon.reporting.tables import percent
@@ -34,6 +34,20 @@ AXES = {  # titles
     "seconds": "seconds",
 }
 SCALES = ("linear", "log")
+# On a phone the menus are below each other, in plotly's 41 pixels per row.
+NARROW = """const plot = document.getElementById("{plot_id}");
+const sides = plot.layout.updatemenus.map((menu) => menu.x);
+const place = () => {
+  const narrow = innerWidth < 600, last = sides.length - 1;
+  const layout = {"margin.t": narrow ? 60 + 41 * last : 60};
+  sides.forEach((x, i) => {
+    layout[`updatemenus[${i}].x`] = narrow ? 0 : x;
+    layout[`updatemenus[${i}].pad.b`] = narrow ? 41 * (last - i) : 0;
+  });
+  Plotly.relayout(plot, layout);
+};
+addEventListener("resize", place);
+place();"""
 HEAD = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -46,6 +60,7 @@ body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 70rem; color: #1b1f
 h1 { font-size: 1.5rem; }
 h2 { font-size: 1.05rem; margin-top: 2.2rem; }
 div.wide { overflow-x: auto; }
+.plotly-graph-div { overflow: hidden; } /* until it follows a narrower window */
 table { border-collapse: collapse; font-size: .9rem; }
 th, td { padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #d9dee4;
   text-align: right; white-space: nowrap; }
@@ -276,7 +291,9 @@ def _figure(curves: Sequence[Curve]) -> str:
         "modeBarButtons": [["toImage"]],
         "toImageButtonOptions": picture,
     }
-    return figure.to_html(config, include_plotlyjs=True, full_html=False)
+    return figure.to_html(
+        config, include_plotlyjs=True, full_html=False, post_script=NARROW
+    )
 
 
 def _later(traces: Sequence[Trace], metric: str) -> tuple[float, float] | None:
@@ -342,6 +359,7 @@ def _traces(curve: Curve) -> Iterator[Trace]:
         "seconds": columns["seconds"].mean(0),
     }
     color, dash = curve.line
+    opacity = 0.15 if len(curve.runs) >= FEW else 0.06
     look = {"name": html.escape(curve.name), "legendgroup": curve.name, "mode": "lines"}
     for metric in (name for name in columns if name not in COUNTS):
         mean, half = columns[metric].mean(0), half_width(columns[metric])
@@ -356,7 +374,7 @@ def _traces(curve: Curve) -> Iterator[Trace]:
                 metric,
                 {name: around(at[known], at[known]) for name, at in x.items()},
                 {name: around(high, low) for name, low in lows.items()},
-                look | BAND | {"fillcolor": color},
+                look | BAND | {"fillcolor": color, "opacity": opacity},
             )
         spread = [f" ± {value:.2g}" if np.isfinite(value) else "" for value in half]
         yield Trace(
@@ -371,7 +389,6 @@ def _traces(curve: Curve) -> Iterator[Trace]:
 
 BAND = {
     "fill": "toself",
-    "opacity": 0.15,
     "line": {"width": 0},
     "hoverinfo": "skip",
     "showlegend": False,

@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 from sklearn.datasets import load_digits
 from sklearn.metrics import confusion_matrix
@@ -222,6 +224,24 @@ def test_label_counts_equal_a_confusion_matrix():
     parts = np.array([], int), np.array([1, 2, 2])  # a client of none, absent classes
     counts = partition.label_counts([0, 2, 2], parts, 4)
     np.testing.assert_array_equal(counts, [[0, 0, 0, 0], [0, 0, 3, 0]])
+
+
+def test_the_areas_of_discs_are_the_numbers_of_examples():
+    parts, labels = [np.array([0, 1, 2, 3]), np.array([4, 5])], [0, 0, 0, 2, 2, 2]
+    figure = Figure()
+    given = figure.subplots()
+    axis = partition.plot(parts, labels, ["a", "b", "c"], axis=given)
+    assert axis is given
+    (discs,) = axis.collections
+    assert discs.get_offsets().tolist() == [[0, 0], [0, 2], [1, 2]]
+    np.testing.assert_allclose(
+        discs.get_sizes() / discs.get_sizes()[0], [1, 1 / 3, 2 / 3]
+    )
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["a", "b", "c"]
+    axis = partition.plot(parts, labels)
+    assert plt.gcf() is axis.figure
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["0", "1", "2"]
+    plt.close(axis.figure)
 
 
 NO_KEYS = (0, jax.random.key_data(KEY), np.zeros(2, np.uint32), jax.random.split(KEY))

@@ -2,8 +2,10 @@
 
 import base64
 import io
+import os
 import re
 import runpy
+import subprocess
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -21,6 +23,7 @@ SHORT = {
     "own_transformation": "ROUNDS = 5",
     "heavy_tails_minimax": "ROUNDS = 50",
     "private_graph": "ROUNDS, WORLDS = 5, 20",
+    "paper_figure": "ROUNDS, SEEDS = 5, (0, 1)",
 }
 NAMES = build.NAMES
 LARGEST = 400_000  # bytes of a notebook
@@ -75,6 +78,7 @@ def test_script_and_notebook_say_the_same(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_first_cells_are_of_the_setting(name):
     current = script(name)
+    extra = f"[{build.EXTRAS[name]}]" if name in build.EXTRAS else ""
     assert build.opened(current, name, build.repository()) == current
     known = build.opened(current, name, ADDRESS)
     title, badge, *_ = [cell for cell in known.split("\n#\n") if cell]
@@ -82,6 +86,9 @@ def test_first_cells_are_of_the_setting(name):
     assert badge == f"# {build.badge(name, ADDRESS)}"
     assert badge.endswith(f"/github/OWNER/NAME/blob/main/notebooks/{name}.ipynb)")
     assert len(re.findall("OWNER/NAME", known)) == 2  # the badge, and what is installed
+    installing = codes(jupytext.reads(known, fmt="py:percent"))[0].source
+    assert installing.count("\n") == 1  # a comment and one line
+    assert installing.endswith(f'"fedjax-muon{extra} @ git+{ADDRESS}"')
     assert build.opened(known, name, ADDRESS) == known
     unknown = build.opened(known, name, "")
     assert "colab" not in unknown
@@ -89,6 +96,33 @@ def test_first_cells_are_of_the_setting(name):
     elsewhere = build.opened(current, name, "https://example.org/OWNER/NAME")
     assert "colab" not in elsewhere  # which opens no other site's files
     assert "https://example.org/OWNER/NAME" in elsewhere
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_last_cell_is_a_conclusion(name):
+    last = stored(name).cells[-1]
+    assert last.cell_type == "markdown"
+    assert last.source.startswith("## Conclusion\n\n")
+
+
+def test_the_installed_jax_stays(tmp_path):
+    """What pip is asked to install, by programs that answer for pip."""
+    (tmp_path / "fedjax_muon-1-py3-none-any.whl").touch()
+    answers = 'printf "jax==0.11.2\\njaxlib==0.11.2\\nflax==0.12.8\\n"'
+    pip = f'case $1 in freeze) {answers};; *) echo "$@"; cat jax.txt;; esac'
+    (tmp_path / "pip").write_text(f"#!/bin/sh\n{pip}\n")
+    (tmp_path / "pip").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for name in NAMES:
+        command = build.install(name, "").removeprefix("!")
+        done = subprocess.run(
+            command, shell=True, cwd=tmp_path, env=path, capture_output=True, text=True
+        )
+        asked, *kept = done.stdout.split("\n")
+        wheel = "fedjax_muon-1-py3-none-any.whl"
+        extra = f"[{build.EXTRAS[name]}]" if name in build.EXTRAS else ""
+        assert asked == f"install -qc jax.txt {wheel}{extra}"
+        assert kept == ["jax==0.11.2", "jaxlib==0.11.2", ""]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,6 +135,7 @@ def test_stored_outputs_are_whole(name):
     kinds = {"display_data", "execute_result", "stream"}
     assert {output.output_type for output in outputs} <= kinds
     assert all(output.get("name", "stdout") == "stdout" for output in outputs)
+    assert "Device(id=0)" in cells[1].outputs[0].text
     assert pictures(cells[-1])
     assert all(map(shows_something, (p for cell in cells for p in pictures(cell))))
 
