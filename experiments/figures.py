@@ -3,10 +3,9 @@
     python -m experiments.figures
 
 Every figure is written as .png, for pages with a white background, and as .svg, which
-has none. Nothing is trained. Figures whose numbers are not among the kept results are
-not drawn: the curves of sweeps, and reconstructions of MNIST and Fashion-MNIST. Where
-the curves of a paper's item are not kept, its figure shows scores and losses after the
-last round.
+has none. Nothing is trained. Two figures are not drawn, since their images are not
+kept: the reconstructions of MNIST and Fashion-MNIST. Where the curves of a paper's item
+are not kept, its figure shows scores and losses after the last round.
 """
 
 import contextlib
@@ -97,8 +96,6 @@ def sweeps(results: Path) -> Iterator[Figure]:
     for line in read(place / "points.csv"):
         grids.setdefault(line["method"], []).append(kept_point(line))
     yield place / "grids", functools.partial(plots.grids, grids, title=title)
-    if not (place / "curves.json").exists():
-        return
     best = kept.read(place / "curves.json")
     runs = {
         name: [{c: np.array(v) for c, v in run.items()} for run in seeds]
