@@ -3,10 +3,9 @@
     python -m experiments.figures
 
 Every figure is written as .png, for pages with a white background, and as .svg, which
-has none. Nothing is trained. Figures whose numbers are not among the kept results are
-not drawn: those of theory, the curves of sweeps, reconstructions and the utility of
-private methods. Where the curves of a paper's item are not kept, its
-figure shows scores and losses after the last round.
+has none. Nothing is trained. Two figures are not drawn, since their images are not
+kept: the reconstructions of MNIST and Fashion-MNIST. Where the curves of a paper's item
+are not kept, its figure shows scores and losses after the last round.
 """
 
 import contextlib
@@ -32,7 +31,10 @@ from experiments.studies import (
     client_privacy,
     newton_schulz_steps,
     private_images,
+    reconstruction,
 )
+from experiments.theory import report
+from experiments.theory.__main__ import STUDIES
 from fedjax_muon.data import partition
 from fedjax_muon.reporting import plots, style
 from fedjax_muon.reporting.comparison import Point, Summary
@@ -80,7 +82,7 @@ def kept_summary(cells: list[str]) -> Summary:
 
 
 def sweeps(results: Path) -> Iterator[Figure]:
-    """The ranking and the grids of the sweep."""
+    """The ranking, the grids and the best curves of the sweep."""
     place = results / "sweeps"
     text = (place / "summary.md").read_text()
     title = text.splitlines()[0].removeprefix("# ")
@@ -94,6 +96,13 @@ def sweeps(results: Path) -> Iterator[Figure]:
     for line in read(place / "points.csv"):
         grids.setdefault(line["method"], []).append(kept_point(line))
     yield place / "grids", functools.partial(plots.grids, grids, title=title)
+    best = kept.read(place / "curves.json")
+    runs = {
+        name: [{c: np.array(v) for c, v in run.items()} for run in seeds]
+        for name, seeds in best["methods"].items()
+    }
+    how = {"title": best["title"], "target": best["target"]}
+    yield place / "curves", functools.partial(plots.curves, runs, **how)
 
 
 def speed(results: Path) -> Iterator[Figure]:
@@ -122,6 +131,7 @@ def privacy(results: Path) -> Iterator[Figure]:
         for line in read(place / "audit.csv")
     ]
     yield place / "audit", functools.partial(audit.draw, rows)
+    yield place / "utility", functools.partial(draw_utility, results.parent)
     chosen = client_privacy.best(client_privacy.read(place / "clients.csv"))
     yield place / "clients", functools.partial(client_privacy.draw, chosen)
     lines = read(place / "images.csv")
@@ -131,6 +141,29 @@ def privacy(results: Path) -> Iterator[Figure]:
         cells = private_images.cells_of(lines, unit, name)
         draw = functools.partial(private_images.draw, studies[unit], name, cells)
         yield place / f"images_{unit}_{name}", draw
+
+
+def reconstructions(results: Path) -> Iterator[Figure]:
+    """Reconstructed images, of the datasets whose images are kept."""
+    for path in sorted((results / "privacy").glob("reconstruction_*.json")):
+        rows = kept.read(path)["rows"]
+        yield path.with_suffix(""), functools.partial(reconstruction.draw, rows)
+
+
+def draw_utility(root: Path, path: Path) -> None:
+    """Draws the table of docs/privacy.md: means and deviations of three seeds."""
+    text = (root / "docs" / "privacy.md").read_text()
+    [table] = re.findall(r"^\| method \| epsilon = .*\n(?:\|.*\n)+", text, re.M)
+    head, _, *lines = [line[2:-2].split(" | ") for line in table.splitlines()]
+    epsilons = [float(cell.removeprefix("epsilon = ")) for cell in head[1:]]
+    scores: dict[str, dict[float, list[float]]] = {}
+    for name, *cells in lines:
+        for epsilon, cell in zip(epsilons, cells, strict=True):
+            mean, spread = (float(number) / 100 for number in cell.split(" ± "))
+            seeds = [mean - spread, mean, mean + spread]
+            scores.setdefault(name, {})[epsilon] = seeds
+    title = "a9a, 10 agents on random graphs"
+    plots.utility(scores, path, title=title)
 
 
 def newton_schulz(results: Path) -> Iterator[Figure]:
@@ -160,6 +193,14 @@ def tails(results: Path) -> Iterator[Figure]:
     ]
     title = "Minimax methods under heavy tails: norm of the primal gradient at the end"
     yield place, functools.partial(dots.draw, shown, title=title, note="of 10 seeds")
+
+
+def theory(results: Path) -> Iterator[Figure]:
+    """Studies of theorems."""
+    for path in sorted((results / "theory").glob("*.json")):
+        module, drawn = STUDIES[path.stem], kept.read(path)
+        draw = functools.partial(report.draw, module, drawn, "full")
+        yield path.with_suffix(""), draw
 
 
 def papers(results: Path) -> Iterator[Figure]:
@@ -231,7 +272,8 @@ def draw_front(methods: kept.Curves, path: Path) -> None:
         style.label_ends(axes[1], ends, 2.4)
 
 
-ALL = (front, tutorial, sweeps, speed, dpmixsgd, privacy, newton_schulz, tails, papers)
+ALL = (front, tutorial, sweeps, speed, dpmixsgd, privacy, newton_schulz, tails)
+ALL += reconstructions, theory, papers
 
 
 def main(results: Annotated[Path, tyro.conf.Positional] = Path("results")) -> None:

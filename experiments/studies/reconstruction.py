@@ -26,14 +26,12 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import optax
 import tyro
-from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
-from experiments import inversion
+from experiments import inversion, kept
 from experiments.inversion import Reconstruction, Score, mean_guess, score
 from fedjax_muon import data
 from fedjax_muon.core import Objective, tree
@@ -41,7 +39,7 @@ from fedjax_muon.decentralized.estimators import fresh, noisy, storm
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import private_gradient
 from fedjax_muon.privacy import ADD_OR_REMOVE, Pld, Poisson, calibrate_noise
-from fedjax_muon.reporting.style import STYLE, save
+from fedjax_muon.reporting.style import drawing
 from fedjax_muon.tasks.classification import classification
 from fedjax_muon.tasks.task import Batch, per_example
 
@@ -296,8 +294,16 @@ def cell(row: Row, bar: float) -> str:
     return f"{first} / {row.score.ssim:.2f} / {labels}"
 
 
-def draw(pictures: list[Picture], path: Path) -> None:
-    """Draws one row per example and attack: the original and its reconstructions."""
+def pixels(image: np.ndarray) -> list[list[int]]:
+    """Returns the shades of an image in 0..255, as JSON has them."""
+    return np.rint(255 * np.squeeze(image)).astype(int).tolist()
+
+
+def drawn(pictures: list[Picture]) -> list[dict[str, Any]]:
+    """Returns the rows of the figure: one per example and attack.
+
+    A row has a label and, by the heads of columns, images with what is below them.
+    """
     lines = [(1, attack, i) for attack in ("analytic", "DLG", KNOWN) for i in (0, 1)]
     lines += [(size, attack, 0) for size in (4, 16) for attack in ("DLG", KNOWN)]
     lines = [line for line in lines if any(p.batch == line[0] for p in pictures)]
@@ -305,24 +311,31 @@ def draw(pictures: list[Picture], path: Path) -> None:
     hidden = f"σ = 1, mean of {AVERAGED[0]}"
     names = [n for n in every if n != hidden and not n.startswith("STORM")]
     find = {(p.batch, p.attack, p.repeat, p.release): p for p in pictures}
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
-        size = (1.15 * (len(names) + 2), 1.3 * len(lines) + 0.3)
-        figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(len(lines), len(names) + 2, squeeze=False)
-        for axes, (batch, attack, repeat) in zip(panels, lines, strict=True):
-            shown = [find[batch, attack, repeat, name] for name in names]
-            mean = find[batch, MEAN, repeat, names[0]]
-            entries = [(shown[0].truth, ""), (mean.guess, f"{mean.psnr:.1f} dB")]
-            entries += [(p.guess, f"{p.psnr:.1f} dB") for p in shown]
-            for axis, (image, text) in zip(axes, entries, strict=True):
-                axis.imshow(image.squeeze(), cmap="gray", vmin=0, vmax=1)
+    rows = []
+    for batch, attack, repeat in lines:
+        first = find[batch, attack, repeat, names[0]]
+        shown = {MEAN: find[batch, MEAN, repeat, names[0]]}
+        shown |= {name: find[batch, attack, repeat, name] for name in names}
+        images = {"original": [pixels(first.truth), ""]} | {
+            name: [pixels(p.guess), f"{p.psnr:.1f} dB"] for name, p in shown.items()
+        }
+        rows.append({"label": f"{attack}\nbatch of {batch}", "images": images})
+    return rows
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draws the originals and their reconstructions."""
+    columns = len(rows[0]["images"])
+    with drawing(path, (1.15 * columns, 1.3 * len(rows) + 0.3)) as figure:
+        panels = figure.subplots(len(rows), columns, squeeze=False)
+        for axes, row in zip(panels, rows, strict=True):
+            for axis, (image, text) in zip(axes, row["images"].values(), strict=True):
+                axis.imshow(image, cmap="gray", vmin=0, vmax=255)
                 axis.set_xlabel(text, fontsize=8, labelpad=1)
                 axis.set(xticks=[], yticks=[])
-            axes[0].set_ylabel(f"{attack}\nbatch of {batch}", fontsize=8)
-        heads = ["original", MEAN, *(n.replace(", ", ",\n") for n in names)]
-        for axis, head in zip(panels[0], heads, strict=True):
-            axis.set_title(head, fontsize=9)
-        save(figure, path)
+            axes[0].set_ylabel(row["label"], fontsize=8)
+        for axis, head in zip(panels[0], rows[0]["images"], strict=True):
+            axis.set_title(head.replace(", ", ",\n"), fontsize=9)
 
 
 def write(rows: list[Row], path: Path) -> None:
@@ -338,7 +351,7 @@ def main(
     data_dir: Path | None = None,
     output: Path = Path("results/privacy"),
 ) -> None:
-    """Runs the study; writes reconstruction_DATASET.csv, .md and .png.
+    """Runs the study; writes reconstruction_DATASET.csv, .md, .json, .png.
 
     Args:
       dataset: Images in `fedjax_muon.data`: digits, mnist, fashion_mnist.
@@ -376,7 +389,8 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     (output / f"{name}.md").write_text("\n".join(lines))
     write(rows, output / f"{name}.csv")
-    draw(pictures, output / f"{name}.png")
+    kept.write(output / f"{name}.json", {"rows": drawn(pictures)})
+    draw(drawn(pictures), output / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -4,20 +4,20 @@
     python -m experiments.theory --only stall consensus
     python -m experiments.theory --scale smoke            # a small smoke test
 
-Writes theory.md, theory.csv and one figure per study; results/theory has those of the
-first command. Criteria were set before any measurement. Grids were widened afterwards
-where the best setting was at their edge.
+Writes theory.md, theory.csv, and per study a figure and its numbers as JSON;
+results/theory has those of the first command. Criteria were set before any measurement.
+Grids were widened afterwards where the best setting was at their edge.
 """
 
 import time
 from pathlib import Path
 from typing import Literal, get_args
 
-import matplotlib
 import tyro
 from rich.console import Console
 
 from benchmarks.machine import machine
+from experiments import kept
 from experiments.theory import (
     consensus,
     heavy_tails,
@@ -26,7 +26,6 @@ from experiments.theory import (
     speedup,
     stall,
 )
-from fedjax_muon.reporting.style import STYLE, save
 
 STUDIES = {
     "stall": stall,
@@ -56,9 +55,10 @@ def main(
     entries = []
     for name in only or get_args(Name):
         begin = time.perf_counter()
-        with matplotlib.rc_context(STYLE):
-            found, figure = STUDIES[name].study(STUDIES[name].SIZES[scale])
-            save(figure, output / f"{name}.png")
+        found, drawn = STUDIES[name].study(STUDIES[name].SIZES[scale])
+        kept.write(output / f"{name}.json", drawn)
+        drawn = kept.read(output / f"{name}.json")
+        report.draw(STUDIES[name], drawn, scale, output / f"{name}.png")
         seconds = time.perf_counter() - begin
         command = COMMAND.format(scale, name)
         entries.append(report.Entry(name, found, seconds, command))

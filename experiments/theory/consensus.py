@@ -10,6 +10,7 @@ proof starts from equal momenta at the last exchange. Algorithm 1 does not provi
 before the first exchange: its M_0^k is a gradient of client k.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -171,22 +172,25 @@ def study(size: Size, *, algorithm=fedmuon) -> Study:
         momentum_finding(name, ratio.momentum, size)
         for name, ratio in zip(names, (printed, averaged), strict=True)
     ]
-    return Study((params, *momenta), draw(printed, averaged, size))
+    drawn = {
+        "params": averaged.params.max((1, 2, 3)),
+        "momenta": {
+            "as in Algorithm 1": printed.momentum.max((0, 1, 2)),
+            "averaged": averaged.momentum.max((0, 1, 2)),
+        },
+    }
+    return Study((params, *momenta), drawn)
 
 
-def draw(printed: Drift, averaged: Drift, size: Size) -> Figure:
+def draw(drawn: Mapping[str, Any], size: Size) -> Figure:
     """Draws the largest ratios against t."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharex=True)
     inner = np.arange(1, size.steps)
     t = (size.steps * np.arange(size.rounds)[:, None] + inner).ravel()
-    for i, lr in enumerate(size.lrs):
-        ratio = averaged.params[i].max((0, 1, 2))
+    for i, (lr, ratio) in enumerate(zip(size.lrs, drawn["params"], strict=True)):
         left.plot(t, ratio, ".", color=f"C{i}", label=rf"$\eta$ = {lr:g}")
-    for i, (name, drift) in enumerate(
-        (("as in Algorithm 1", printed), ("averaged", averaged))
-    ):
-        ratio = drift.momentum.max((0, 1, 2))
+    for i, (name, ratio) in enumerate(drawn["momenta"].items()):
         right.semilogy(t, ratio, ".", color=f"C{i}", label=rf"$M_0$ {name}")
     for axis, number in ((left, "6.2"), (right, "6.1")):
         axis.axhline(1, color="0.4", ls=":", label="bound")

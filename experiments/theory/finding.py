@@ -1,9 +1,7 @@
 """Findings of a study: claims, each with a verdict by a criterion set beforehand."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
-
-from matplotlib.figure import Figure
+from typing import Any, NamedTuple
 
 TAKEZAWA = "Takezawa et al. 2026, arXiv:2509.26337"
 ZHANG = "Zhang and Gao, On provable benefits of Muon in federated learning"
@@ -27,10 +25,10 @@ class Finding(NamedTuple):
 
 
 class Study(NamedTuple):
-    """Findings and their figure."""
+    """Findings, and the numbers of their figure."""
 
     findings: tuple[Finding, ...]
-    figure: Figure
+    drawn: Mapping[str, Any]  # what the module's `draw` takes, as JSON can have it
 
 
 def bound_verdict(holds: bool) -> str:

@@ -11,8 +11,8 @@ Results are from other seeds. The noise is symmetric, which is the best case for
 clipping, since the optimum does not move.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from experiments.theory.finding import ZHANG, Finding, Study, verdict
 from fedjax_muon.algorithms import fedavg, fedmuon
 from fedjax_muon.core import Objective
 from fedjax_muon.linalg.newton_schulz import polar
+from fedjax_muon.reporting.style import line_of
 from fedjax_muon.tasks import heavy_tails as noise
 from fedjax_muon.transforms import biclip, orthogonalize
 
@@ -87,6 +88,15 @@ METHODS = {
     PLAIN: Method(_fedavg, (1.0,)),
     CLIPPED: Method(_fedavg_clipped, (0.25, 1.0, 4.0, 16.0)),
     BICLIP: Method(_fedavg_biclip, (0.02, 0.1, 0.5, 2.5)),
+}
+
+
+COLORS = {
+    MUON: line_of("FedMuon").color,
+    IDENTITY: "C0",
+    PLAIN: line_of("FedAvg").color,
+    CLIPPED: "C2",
+    BICLIP: "C4",
 }
 
 
@@ -249,24 +259,25 @@ def study(size: Size, *, methods=METHODS) -> Study:
     """Runs all methods under noise of every tail index."""
     clients = quadratics.random(jax.random.key(9), CLIENTS, SHAPE, 0.1, 0.5)
     results = {name: measure(method, clients, size) for name, method in methods.items()}
-    return Study(findings(results, size), draw(results, size))
+    drawn = {name: result.norms for name, result in results.items()}
+    return Study(findings(results, size), drawn)
 
 
-def draw(results: dict[str, Result], size: Size) -> Figure:
+def draw(drawn: Mapping[str, Any], size: Size) -> Figure:
     """Draws seeds as points and medians as bars, one group for every tail index."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axis = figure.subplots()
-    width = 0.8 / len(results)
-    for i, (name, result) in enumerate(results.items()):
-        x = np.arange(len(size.tails)) + (i - (len(results) - 1) / 2) * width
-        axis.hlines(
-            result.median(), x - width / 2.5, x + width / 2.5, color=f"C{i}", lw=2.5
-        )
+    width = 0.8 / len(drawn)
+    for i, name in enumerate(drawn):
+        norms, color = np.array(drawn[name]), COLORS[name]
+        x = np.arange(len(size.tails)) + (i - (len(drawn) - 1) / 2) * width
+        ends = x - width / 2.5, x + width / 2.5
+        axis.hlines(np.median(norms, axis=1), *ends, color=color, lw=2.5)
         axis.semilogy(
-            np.repeat(x, result.norms.shape[1]),
-            result.norms.ravel(),
+            np.repeat(x, norms.shape[1]),
+            norms.ravel(),
             ".",
-            color=f"C{i}",
+            color=color,
             alpha=0.35,
             label=name,
         )

@@ -8,7 +8,8 @@ In this norm the theorem also allows larger T to be better.
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -129,10 +130,10 @@ def study(size: Size, *, algorithm=fedmuon_correct) -> Study:
         for name, polar in polar_factors(size).items()
     }
     found = [convergence(name, values, size) for name, values in best.items()]
-    return Study((*found, order(best, size)), draw(best, size))
+    return Study((*found, order(best, size)), best)
 
 
-def draw(best, size: Size) -> Figure:
+def draw(best: Mapping[str, Any], size: Size) -> Figure:
     """Draws the best mean gradient norms against R."""
     figure = Figure(figsize=(5.5, 3.8), layout="constrained")
     axis = figure.subplots()

@@ -1,13 +1,16 @@
 """Findings as a table in the terminal, in Markdown and, number by number, as CSV."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 
+import matplotlib
 from rich.table import Table
 
 from experiments.theory.finding import CAVEAT, FAILS, HOLDS, UNDECIDED, Finding
+from fedjax_muon.reporting.style import NO_BACKGROUND, STYLE, save
 
 COLORS = {HOLDS: "green", CAVEAT: "yellow", FAILS: "red", UNDECIDED: "blue"}
 COLUMNS = ("study", "claim", "source", "criterion", "measured", "verdict")
@@ -26,6 +29,13 @@ NOTE = (
     "Criteria were set before any measurement. Grids were widened afterwards where the "
     "best setting was at their edge, which changed verdicts of heavy_tails."
 )
+
+
+def draw(module: ModuleType, drawn: Mapping[str, Any], scale: str, path: Path) -> None:
+    """Draws the figure of a study's module from its numbers."""
+    bare = path.suffix == ".svg"
+    with matplotlib.rc_context(NO_BACKGROUND if bare else STYLE):
+        save(module.draw(drawn, module.SIZES[scale]), path)
 
 
 def table(entries: Sequence[Entry]) -> Table:

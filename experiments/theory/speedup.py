@@ -21,7 +21,8 @@ Noise of tail index s < 2 is alpha-stable with alpha = s. It has moments of all 
 below s, so the rates hold for p up to s. s = 2 is Gaussian noise.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -233,11 +234,13 @@ def study(size: Size, *, algorithm=fedmuon) -> Study:
     for i, s in enumerate(size.tails):
         edges = at_edges(where[i], size)
         found += findings(i, s, fixed, longer, best, edges, size)
-    return Study(tuple(found), draw(fixed, longer, best, size))
+    drawn = {"fixed": fixed, "longer": longer, "best": best}
+    return Study(tuple(found), drawn)
 
 
-def draw(fixed, longer, best, size: Size) -> Figure:
+def draw(drawn: Mapping[str, Any], size: Size) -> Figure:
     """Draws mean norms of every seed and the predicted slopes."""
+    fixed, longer, best = (np.array(drawn[k]) for k in ("fixed", "longer", "best"))
     figure = Figure(figsize=(11, 3.9), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     old = lambda s: -(s - 1) / (2 * s)

@@ -7,8 +7,9 @@ server has momentum. The gradient there is a/4, the optimum is -a/2, and zeta_*^
 mean_i |f_i'(-a/2)|^2 = a^2/4.
 """
 
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +23,13 @@ from fedjax_muon.algorithms import diloco, fedmuon_correct, local_muon_persisten
 from fedjax_muon.core import Algorithm
 from fedjax_muon.linalg import lmo
 from fedjax_muon.linalg.newton_schulz import polar
+from fedjax_muon.reporting.style import line_of
 from fedjax_muon.transforms import orthogonalize, scale_by_lmo
 
 A = 4.0  # the counterexample's a: a power of two, so that nothing is rounded
 SIZE = 8  # of the square matrices
 BETA = 0.1  # of the heterogeneous clients
+SHOWN = 100  # rounds of the counterexample in the figure
 THEOREM = f"{TAKEZAWA}, Theorem 1"
 
 
@@ -217,34 +220,39 @@ def study(
         pair = tuple(floors(f, clients, steps, size) for f in (local, corrected))
         found += heterogeneous_findings(steps, size, *pair)
         curves[steps] = pair
-    return Study(tuple(found), draw(path, moved, curves, size))
+    drawn = {
+        "paths": [x[:, -1, : SHOWN + 1, 0, 0] for x in (path, moved)],
+        "last": {steps: [last(x) for x in pair] for steps, pair in curves.items()},
+    }
+    return Study(tuple(found), drawn)
 
 
-def draw(path, moved, curves, size: Size) -> Figure:
+def draw(drawn: Mapping[str, Any], size: Size) -> Figure:
     """Draws the scalar's path, and the last gradients at every learning rate."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for x, label in ((path, "Local Muon"), (moved, "FedMuon, bias correction")):
+    names = "Local Muon", "FedMuon, bias correction"
+    known = "Local Muon", "FedMuon(bias correction)"
+    colors = [line_of(name).color for name in known]
+    for x, label, color in zip(drawn["paths"], names, colors, strict=True):
         for i in range(len(size.betas)):
             left.plot(
-                x[i, -1, :, 0, 0],
-                color="C0" if x is path else "C1",
+                x[i],
+                color=color,
                 alpha=0.4 + 0.6 * (i + 1) / len(size.betas),
                 label=label if i + 1 == len(size.betas) else None,
             )
     left.axhline(-A / 2, color="0.4", ls=":", label="optimum")
-    left.set_xlim(0, min(size.rounds, 100))
+    left.set_xlim(0, min(size.rounds, SHOWN))
     left.set_xlabel("round")
     left.set_ylabel("x, one line for every beta")
     left.set_title(f"counterexample of Theorem 1, learning rate {size.lrs[-1]:g}")
     left.legend()
-    names = "Local Muon", "FedMuon, bias correction"
-    for steps, pair in curves.items():
-        for i, (name, curve) in enumerate(zip(names, pair, strict=True)):
-            style = {"color": f"C{i}", "ls": "-" if steps == 1 else "--", "marker": "o"}
-            right.loglog(
-                size.long_lrs, last(curve), label=f"{name}, K = {steps}", **style
-            )
+    for steps, pair in drawn["last"].items():
+        for name, color, norms in zip(names, colors, pair, strict=True):
+            style = {"color": color, "ls": "-" if int(steps) == 1 else "--"}
+            label = f"{name}, K = {steps}"
+            right.loglog(size.long_lrs, norms, marker="o", label=label, **style)
     right.set_xlabel("learning rate")
     right.set_ylabel(r"$\|\nabla f\|_F\ /\ \zeta_*$, last tenth")
     right.set_title(f"{size.clients} clients with random targets")
