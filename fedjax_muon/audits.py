@@ -59,7 +59,7 @@ class Planted(NamedTuple):
 
 
 def plant(example_grad: GradFn, canaries: Any) -> GradFn:
-    """Appends the gradients of K canaries to those of a batch's examples.
+    """Appends the gradients of K canaries to the gradients of a batch's examples.
 
     Args:
       example_grad: Gradients of single examples, leaves [B, ...].
@@ -204,7 +204,7 @@ class Errors(NamedTuple):
 def errors(absent: ArrayLike, present: ArrayLike, threshold: float) -> Errors:
     """Counts the errors of an attack that says "present" above a threshold.
 
-    Scores are those of worlds without and with the record, of any shape.
+    Scores are from worlds without and with the record, and have any shape.
 
     Example:
       >>> errors([0.1, 0.9], [0.8, 1.2], threshold=0.5)

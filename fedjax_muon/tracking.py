@@ -297,7 +297,7 @@ def mlflow(
 
     Args:
       uri: Where runs are stored, such as "sqlite:///mlflow.db" or "http://host:5000";
-        by default that of the environment variable MLFLOW_TRACKING_URI.
+        by default, the environment variable MLFLOW_TRACKING_URI.
       experiment: Experiment of the run, which is made if it is missing.
       run_id: Identifies a run that is continued, or a new one; by default random.
     """

@@ -92,7 +92,7 @@ def muloco(
 
     Therien et al. 2025, arXiv:2505.23725. Matrices are orthogonalized and scaled by
     sqrt(fan_out / fan_in); other leaves use Adam. The update was checked against the
-    authors' code. The defaults are those of its configurations for two workers with
+    authors' code. The defaults are from its configurations for two workers with
     streaming or a quantized outer step (torchtitan/config/diloco/2x_4gpu_muloco_*.py).
 
     Args:

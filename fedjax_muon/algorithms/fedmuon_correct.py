@@ -57,11 +57,11 @@ def fedmuon_correct(
     Args:
       momentum: Weight of the past in the momentum, 1 - alpha in the paper.
       rule: Minus the linear minimization oracle (LMO) of a norm, without a learning
-        rate; for matrices, by default that of the spectral norm.
+        rate; for matrices, of the spectral norm by default.
       polar: Polar factor of matrices in the default rule.
       shape_scale: Factor of a matrix's step in the default rule, as a function of
         (fan_in, fan_out). The paper's experiments have one that depends on the
-        dimension (section 7.1); `transforms.moonlight` is that of the paper they cite.
+        dimension (section 7.1); `transforms.moonlight` is from the paper they cite.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

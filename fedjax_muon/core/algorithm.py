@@ -107,7 +107,7 @@ def map_exchanges(
 
     Args:
       change: Called as `change(number, exchange)`; exchanges are numbered from 0,
-        beginning with those of the prologue.
+        beginning with the prologue's.
     """
     first = len(algorithm.prologue)
     changed = [

@@ -207,7 +207,7 @@ def standardize(dataset: Dataset) -> Dataset:
 def check_standardization(
     saved: Standardization | None, loaded: Standardization | None
 ) -> None:
-    """Compares the standardization of a saved model with that of a dataset."""
+    """Checks that a saved model and a dataset have the same standardization."""
     difference = ""
     if saved is None or loaded is None:
         model, other = ("not " if x is None else "" for x in (saved, loaded))

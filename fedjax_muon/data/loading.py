@@ -93,8 +93,8 @@ def files_of(name: str, data_dir: Directory = None) -> Located:
 def status(name: str, data_dir: Directory = None) -> Status:
     """Checks the files of a dataset: their presence, sizes and known checksums.
 
-    Images and texts are not decoded, so reading them can reveal further damage.
-    Arguments are those of `load`.
+    Images and texts are not decoded, so reading them can reveal further damage. It
+    takes the same arguments as `load`.
 
     Example:
       >>> status("digits").state

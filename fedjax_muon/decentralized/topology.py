@@ -122,8 +122,8 @@ def spectral_gap(W: ArrayLike) -> float:
     """Returns 1 - ||W - 11^T / m||_2: 1 averages in one step, 0 never.
 
     Args:
-      W: Mixing matrix [m, m]; or a sequence [T, m, m], whose gap is that of the product
-        W_T ... W_1.
+      W: Mixing matrix [m, m]; or a sequence [T, m, m], whose gap is the gap of the
+        product W_T ... W_1.
     """
     period = _matrices(W)
     product = functools.reduce(lambda product, W: W @ product, period)

@@ -144,8 +144,8 @@ def _size(config: Mapping[str, Any], name: str, low: float, high: float) -> Any:
 def load_roberta(path: str | Path, model: RoBERTa) -> dict[str, Any]:
     """Reads the parameters of RoBERTa from a file `model.safetensors`.
 
-    Names in the file are those of `RobertaForSequenceClassification`, with or without
-    the prefix "roberta.". The head of masked words is ignored. Half precision becomes
+    Names in the file are as in `RobertaForSequenceClassification`, with or without the
+    prefix "roberta.". The head of masked words is ignored. Half precision becomes
     float32. The file is memory-mapped, and its tensors are copied to the device one by
     one. Requires the extra `roberta`.
 
@@ -257,8 +257,8 @@ def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
     The shapes of the tensors determine the sizes of the module. Its `side` is the side
     of images whose last map is one window, 224 for "patch4_window7_224", so images of
     any size are resized to it and use all relative positions as they were trained.
-    Names in the file are those of timm since version 0.9. Half precision becomes
-    float32. Requires the extra `roberta`.
+    Names in the file are as in timm since version 0.9. Half precision becomes float32.
+    Requires the extra `roberta`.
     """
     with opened(path, "Swin-T", SWIN_URL) as (file, stored):
         names = stored.keys()

@@ -12,9 +12,9 @@ from flax import nnx
 def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> nn.Module:
     """Converts a module of flax.nnx to one of flax.linen.
 
-    The parameters are those of the nnx module, as nested dictionaries by the names of
+    The parameters of the nnx module become nested dictionaries, keyed by the names of
     its attributes; entries of lists have their numbers as names. With a stream
-    "dropout", as in training, the module is in the mode of `train()`, else in that of
+    "dropout", as in training, the module is in the mode of `train()`, otherwise of
     `eval()`.
 
     Args:

@@ -71,17 +71,17 @@ class ResNet18(nn.Module):
         head                 kernel [512, classes], bias [classes]
 
     From "Deep Residual Learning for Image Recognition" (arXiv:1512.03385), with the
-    usual stem for small images in place of 7 x 7, stride 2 and pooling, and with "Group
-    Normalization" (arXiv:1803.08494) in place of batch normalization.
+    usual stem for small images instead of 7 x 7, stride 2 and pooling, and with "Group
+    Normalization" (arXiv:1803.08494) instead of batch normalization.
 
-    Muon's default layout treats all kernels as matrices, those of convolutions as
-    (height width in) x out, and nothing else. `exclude=("bias", "scale", "stem",
-    "head")` of `muon_dimension_numbers` also excludes the first and the last layer.
+    Muon's default layout treats all kernels as matrices, with convolutions as (height
+    width in) x out, and nothing else. `exclude=("bias", "scale", "stem", "head")` of
+    `muon_dimension_numbers` also excludes the first and the last layer.
 
     Attributes:
       groups: Groups of each normalization, 32 in its paper; federated work also uses 2
         (arXiv:1910.00189).
-      widths: Channels of the stages; the stem has those of the first stage.
+      widths: Channels of the stages; the stem has as many as the first stage.
     """
 
     classes: int = 10

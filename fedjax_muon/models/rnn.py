@@ -32,7 +32,7 @@ class RNN(nn.Module):
         SimpleCell_i/h       kernel U [H, H], orthogonal at first
         Dense_0              kernel [H, classes], bias [classes]
 
-    The default sizes are those of "Federated Stochastic Minimax Optimization Under
+    The default sizes are from "Federated Stochastic Minimax Optimization Under
     Heavy-Tailed Noises" (Zhang and Gao): 61,407,234 parameters. A size for laptops is
     `RNN(2, 2**15, 32, 64, 1)`. `lstm` and `gru` have other cells.
 

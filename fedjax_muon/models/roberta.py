@@ -108,10 +108,10 @@ class RoBERTa(nn.Module):
           out                kernel [width, classes], bias
 
     From "RoBERTa: A Robustly Optimized BERT Pretraining Approach" (arXiv:1907.11692).
-    The defaults are those of roberta-base: 124,647,170 parameters for 2 classes. Its
-    weights need the ids of its own tokenizer, with <s> 0, padding 1, </s> 2 and unknown
-    3. The ids of `data.load` without an encoder need `padding=0` and training from
-    scratch.
+    The defaults are the sizes of roberta-base: 124,647,170 parameters for 2 classes.
+    Its weights need the ids of its own tokenizer, with <s> 0, padding 1, </s> 2 and
+    unknown 3. The ids of `data.load` without an encoder need `padding=0` and training
+    from scratch.
 
     Attributes:
       position_count: Number of positions; sentences have at most position_count -

@@ -13,8 +13,8 @@ from fedjax_muon.models.convolution import Convolution, convolution, max_pool_2x
 class MLP(nn.Module):
     """A multilayer perceptron with ReLU on the flattened example.
 
-    It maps [B, ...] to logits [B, classes]. The default widths are those of the "2NN"
-    of "Communication-Efficient Learning of Deep Networks from Decentralized Data"
+    It maps [B, ...] to logits [B, classes]. The default widths are from the "2NN" of
+    "Communication-Efficient Learning of Deep Networks from Decentralized Data"
     (arXiv:1602.05629), which has 199,210 parameters for 784 inputs and 10 classes.
     """
 
@@ -39,8 +39,8 @@ class LeNet(nn.Module):
     the original. Images of 32 x 32 are not padded and give 6 x 6 x 16.
 
     From "Gradient-Based Learning Applied to Document Recognition" (LeCun, Bottou,
-    Bengio, Haffner, 1998), with ReLU, max pooling and dense layers in place of
-    sigmoids, trained averages, partial connections and radial basis outputs.
+    Bengio, Haffner, 1998), with ReLU, max pooling and dense layers instead of sigmoids,
+    trained averages, partial connections and radial basis outputs.
     """
 
     classes: int = 10

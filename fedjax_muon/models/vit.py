@@ -109,7 +109,7 @@ class ViT(nn.Module):
     "embedding", "head")` of `muon_dimension_numbers` also excludes the positions and
     the head.
 
-    From "An Image is Worth 16x16 Words" (arXiv:2010.11929). The defaults are those of
+    From "An Image is Worth 16x16 Words" (arXiv:2010.11929). The defaults are from
     https://github.com/kentaroy47/vision-transformers-cifar10, which has one kernel for
     query, key and value together: 9,523,722 parameters for 32 x 32 x 3 and 10 classes.
     Kernels are initialized as torch's linear layers, biases with 0. `vit_tiny` is a

@@ -99,7 +99,7 @@ class ClientPrivacy:
     def cycle(self, clients: int) -> int:
         """Returns the number of groups of clients that take turns.
 
-        It is that of the bands of the noise; 1 if all clients are in every round.
+        It is the number of bands of the noise, or 1 if all clients are in every round.
         """
         bands = 1 if self.strategy is None else self.strategy.bands
         return 1 if self.cohort_size == clients else bands or 1

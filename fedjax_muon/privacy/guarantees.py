@@ -64,7 +64,7 @@ class Neighbor:
         return "every message of the agent is seen, all other agents may collude"
 
     def effective_multiplier(self, multiplier: float) -> float:
-        """Returns that of what is seen."""
+        """Returns the noise multiplier of what is seen."""
         return multiplier
 
 
@@ -94,7 +94,7 @@ class MeanOnly:
         )
 
     def effective_multiplier(self, multiplier: float) -> float:
-        """Returns that of what is seen."""
+        """Returns the noise multiplier of what is seen."""
         return mean_multiplier(multiplier, self.agents, self.colluders)
 
 
@@ -118,7 +118,7 @@ class TrustedServer:
         )
 
     def effective_multiplier(self, multiplier: float) -> float:
-        """Returns that of what is seen."""
+        """Returns the noise multiplier of what is seen."""
         return multiplier
 
 
@@ -334,7 +334,7 @@ def transcript_multiplier(spec: PrivacySpec) -> float:
 
 
 def step_multipliers(spec: PrivacySpec) -> tuple[float, float]:
-    """Returns those of step 0 and of every later step, of all that is seen of one."""
+    """Returns the multipliers of step 0 and of later steps, of all that is seen."""
     noises = (release.noise for release in spec.releases.values())
     first, later = zip(*(noise.step_multipliers() for noise in noises), strict=True)
     effective = spec.threat.effective_multiplier
@@ -389,7 +389,7 @@ class Guarantee:
     def published(self, scores: Mapping[str, Any]) -> dict[str, Any]:
         """Selects the scores that may be published: all if training metrics are.
 
-        Otherwise they are those of the test set, which must be public, and of the
+        Otherwise, they are the scores of the test set, which must be public, and of the
         parameters.
         """
         if self.training_metrics:

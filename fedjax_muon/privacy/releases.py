@@ -64,7 +64,7 @@ class Inside:
         return self.multiplier if first is None else first, self.multiplier
 
     def transcript_multiplier(self, changes: np.ndarray, beta: float) -> float:
-        """Returns that of changes which are released once, so that beta is not used."""
+        """Returns the multiplier if each change is released once; beta is not used."""
         del beta
         first, later = self.step_multipliers()
         ratios = (changes > 0) / later
@@ -99,7 +99,7 @@ class Output:
         )
 
     def transcript_multiplier(self, changes: np.ndarray, beta: float) -> float:
-        """Returns that of a transcript which repeats the memory."""
+        """Returns the multiplier of a transcript that repeats the memory."""
         return self.sigma / transcript_norm(changes, 1 - beta)
 
 
@@ -145,9 +145,9 @@ class Correlated:
         return multiplier, multiplier
 
     def transcript_multiplier(self, changes: np.ndarray, beta: float) -> float:
-        """Returns that of the worst record, which takes part as early as it can.
+        """Returns the multiplier of the worst record, which joins as early as it can.
 
-        It does so always in the same direction, since no entry of C is negative.
+        Its parts always have the same direction, since no entry of C is negative.
         """
         del beta  # there is no memory
         steps = len(changes)

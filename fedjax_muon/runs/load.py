@@ -93,8 +93,8 @@ def load_run(directory: str | Path) -> LoadedRun:
     """Loads a run from its directory: of `fedjax-muon train`, or in a comparison.
 
     Returns:
-      The run, whose `history` is a table of metrics, and whose `params` are those of
-      the newest checkpoint. Its properties raise `ValueError` for what is missing or
+      The run, whose `history` is a table of metrics, and whose `params` are from the
+      newest checkpoint. Its properties raise `ValueError` for what is missing or
       damaged.
 
     Example:

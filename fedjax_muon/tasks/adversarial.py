@@ -36,8 +36,8 @@ def adversarial(
 
     Returns:
       A task whose parameters are `Pair(parameters of the model, perturbation)`. The
-      perturbation has the shape of one example and starts at zero. Scores are those of
-      the perturbed examples.
+      perturbation has the shape of one example and starts at zero. Scores are of the
+      perturbed examples.
     """
     check_range("strength", strength, schedules=False)
     check_range("radius", radius, open_low=True, schedules=False)

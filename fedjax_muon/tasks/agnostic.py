@@ -30,7 +30,7 @@ def agnostic(
 
     Returns:
       A task whose parameters are `Pair(parameters of the model, weights [N])`. The
-      weights are projected onto the simplex. Scores are those of `classification`. The
+      weights are projected onto the simplex. Scores are as in `classification`. The
       gradient requires `Batch.client`, and is NaN for clients from N on.
     """
     check_count("num_clients", num_clients)

@@ -45,7 +45,7 @@ def muon_dimension_numbers(
     query, key and value kernels of attention (in, heads, width) are summed over the
     first. Leaves with fewer than two axes are not matrices.
 
-    Layers that are stacked by `nn.scan` need a layout of their own.
+    Layers that are stacked by `nn.scan` need their own layout.
 
     Args:
       params: Parameters of one client, never of a stack of clients.

@@ -214,7 +214,7 @@ def test_functions_are_only_for_dense(mixer):
 )
 def test_weights_of_other_agents_are_refused(mixer):
     start, _ = make(ECHO, NONE, mixer, 4)
-    with pytest.raises(ValueError, match="those of 3 agents, but there are 4"):
+    with pytest.raises(ValueError, match="for 3 agents, but there are 4"):
         start((), messages(4), KEY)
 
 

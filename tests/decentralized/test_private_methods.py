@@ -115,7 +115,7 @@ def test_methods_of_the_same_sampling_get_the_same_multiplier():
 
 
 def test_samplings_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="divides by 4, the sampling has batches of 5"):
+    with pytest.raises(ValueError, match="divides by 4, but the sampling has ba"):
         calibrate("dp_sgda", M, 1.0, Poisson(20, 5), steps=3, delta=1e-3)
     with pytest.raises(ValueError, match="use Cyclic sampling, or noise Inside"):
         calibrate("dpmixsgd", M, 1.0, Poisson(20, 4), steps=3, delta=1e-3)

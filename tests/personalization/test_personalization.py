@@ -141,7 +141,7 @@ def test_wrong_names_are_refused():
         keep_own(fm.fedavg(), "b")
     with pytest.raises(ValueError, match="the name of a layer, got none"):
         keep_own(fm.fedavg(), [])
-    with pytest.raises(ValueError, match=r"no parameter has 'head'.*there are b, w"):
+    with pytest.raises(ValueError, match=r"no parameter has 'head'.*names are b, w"):
         keep_own(fm.fedavg(), ["head"]).init(X)
     with pytest.raises(ValueError, match="b, w cover all parameters"):
         keep_own(fm.fedavg(), ["b", "w"]).init(X)
