@@ -200,8 +200,8 @@ def _call(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:
     return init(key)
 
 
-# On CPUs, the code of random bits takes a quarter of the time to generate at this level,
-# and computes the same.
+# On CPUs, code of random bits takes a quarter of the time to generate at this level, and
+# computes the same.
 _QUICKLY = {"xla_backend_optimization_level": 1}
 _draw, _draw_on_cpu = jax.jit(_call), jax.jit(_call, compiler_options=_QUICKLY)
 
