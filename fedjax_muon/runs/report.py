@@ -65,7 +65,8 @@ table { border-collapse: collapse; font-size: .9rem; }
 th, td { padding: .3rem .8rem .3rem 0; border-bottom: 1px solid #d9dee4;
   text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-@media (max-width: 30em) { td:first-child { white-space: normal; } }
+@media (max-width: 30em) {
+  td:first-child { white-space: normal; overflow-wrap: normal; } }
 section { border-left: 4px solid #d98324; padding: .1rem 1rem; }
 </style>
 """

@@ -19,6 +19,7 @@ import pytest
 from packages import needs
 
 from fedjax_muon import cli
+from fedjax_muon.runs import report
 
 pytestmark = pytest.mark.slow
 
@@ -314,6 +315,13 @@ MENUS = """(async () => {
   }
   return []
 })()"""
+
+
+def test_the_sample_of_a_report_is_of_the_current_code():
+    sample = (DOCS / "assets" / "report.html").read_text()
+    assert report.HEAD.partition("<style>")[2] in sample
+    assert report.NARROW.partition("{plot_id}")[2] in sample
+    assert len(sample) < 300_000
 
 
 def test_the_menus_of_the_sample_of_a_report_do_not_overlap(address, tab):
