@@ -114,7 +114,7 @@ def majority_vote(lr: fm.Hyper = 0.1, *, server_lr: fm.Hyper = 0.005) -> fm.Algo
 
 # %% [markdown]
 # `federate` samples cohorts, draws batches, averages messages and counts bytes. A
-# hyper-parameter that is read by `value_at` may be a schedule of the round index.
+# hyperparameter that is read by `value_at` may be a schedule of the round index.
 # `recorded` makes numeric arguments annotated `Hyper` arguments of the compiled
 # programs, so that sweeps can vary them.
 

@@ -51,7 +51,7 @@ Image("runs/clients.png", width=700)
 # %% [markdown]
 # ## Training
 #
-# A task is a model and its loss. An algorithm is made from its hyper-parameters, like
+# A task is a model and its loss. An algorithm is made from its hyperparameters, like
 # an optax optimizer; `ALL` has the library's methods by name. In every round, 8 clients
 # take 5 local steps each. All rounds between two evaluations are one call of one
 # compiled program.

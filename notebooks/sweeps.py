@@ -57,7 +57,7 @@ parts = {
 # %% [markdown]
 # ## A grid as a list of cells
 #
-# A cell has hyper-parameters, a key and a partition. Each grid compiles once; cells run
+# A cell has hyperparameters, a key and a partition. Each grid compiles once; cells run
 # sequentially on a CPU and in parallel on an accelerator. Diverged cells are flagged;
 # the sweep continues.
 
