@@ -112,10 +112,11 @@ class Compare:
     """Train several algorithms on several seeds; show a table and draw curves.
 
     Without arguments: three variants of FedMuon, FedAvg, FedAvg(Adam), SCAFFOLD and
-    Local Muon on handwritten digits, divided among 16 clients by Dirichlet(0.1). With
-    `--problem auc`: all minimax methods on breast cancer cells, one in ten of them
-    malignant, divided among 8 clients. With private decentralized methods and
-    `--epsilon 1 4`: the test AUC at each epsilon, and what each guarantee covers.
+    Local Muon on handwritten digits, divided among 16 clients by Dirichlet(0.1).
+    With `--problem auc`: all minimax methods on breast cancer cells, one in ten of them
+    malignant, divided among 8 clients. With private decentralized methods and, for
+    example, `--epsilon 1 4`: the test AUC at each epsilon, and what each guarantee
+    covers.
     """
 
     algorithms: Positional[tuple[str, ...]] = MAIN_JOB

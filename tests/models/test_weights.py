@@ -159,7 +159,7 @@ def test_values_that_are_no_arrays_are_named(tmp_path, value):
 
 def test_other_suffixes_and_missing_files_are_refused(tmp_path):
     with pytest.raises(
-        ValueError, match=r"is \.safetensors or \.msgpack, got 'model\.pt'"
+        ValueError, match=r"end in \.safetensors or \.msgpack, got 'model\.pt'"
     ):
         save_params("model.pt", PARAMS)
     with pytest.raises(FileNotFoundError, match="does not exist"):
