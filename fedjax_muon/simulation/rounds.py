@@ -200,7 +200,7 @@ def _call(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:
     return init(key)
 
 
-# On CPUs, code of random bits takes a quarter of the time to generate at this level, and
+# On CPUs, code of random bits takes a quarter of the time to generate at this level. It
 # computes the same.
 _QUICKLY = {"xla_backend_optimization_level": 1}
 _draw, _draw_on_cpu = jax.jit(_call), jax.jit(_call, compiler_options=_QUICKLY)
