@@ -117,7 +117,7 @@ def test_communication_is_read_from_the_program():
 
 @pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:2", "v5e:axb", ""])
 def test_unknown_topologies_are_refused(name):
-    with pytest.raises(ValueError, match=r"there are v4:2x2, v5e:2x2, v5p:2x2, v6e"):
+    with pytest.raises(ValueError, match=r"such as v4:2x2, v5e:2x2, v5p:2x2, v6e"):
         compile_for(simulated(fedavg(lr=0.1)), name)
 
 
