@@ -56,8 +56,8 @@ PAGES = {
     "data": (
         "Datasets and partitions",
         "data",
-        "data.partition:iid dirichlet dirichlet_per_client shards by_owner"
-        " label_counts plot",
+        "data.partition:iid dirichlet dirichlet_per_client labels_per_client quantity"
+        " shards by_owner label_counts plot",
         "data.client_tests",
         "data.imbalance",
     ),

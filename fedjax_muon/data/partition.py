@@ -37,34 +37,32 @@ def dirichlet(
     key: jax.Array,
     min_size: int = 10,
     max_tries: int = 10_000,
+    balanced: bool = False,
 ) -> list[np.ndarray]:
     """Splits each class over the clients by its own p_k ~ Dir(alpha, ..., alpha).
 
     The n_k shuffled examples of class k are cut at floor(n_k cumsum(p_k)). The draw of
     all p_k is repeated until the smallest client has `min_size` examples (Li et al.,
-    arXiv:2102.02079, without the balancing heuristic of its code; Flower's
-    DirichletPartitioner). Each example has exactly one owner.
+    arXiv:2102.02079; Flower's DirichletPartitioner). Each example has exactly one
+    owner.
 
     Args:
       alpha: Concentration, positive. Small values give few classes per client; the
         limit of infinity is a stratified split into equal parts.
+      balanced: Whether a client that has n / num_clients examples gets none of the
+        classes that follow, as in the code of NIID-Bench and Flower's `self_balancing`.
     """
     labels = _checked(labels, num_clients)
-    check_range("alpha", alpha, open_low=True, schedules=False)
-    check_count("max_tries", max_tries)
-    check_count("min_size", min_size)
-    if min_size * num_clients > len(labels):
-        raise ValueError(
-            f"{num_clients} clients cannot hold min_size={min_size} of {len(labels)} "
-            "examples each; lower min_size (--min-client-size) or num_clients"
-        )
+    _check_dirichlet(labels, num_clients, alpha, min_size, max_tries)
     rng = generator(key)
     # Shuffled before the draws, so that their number does not change the result.
     dealt = rng.permutation(len(labels))
     dealt = dealt[np.argsort(labels[dealt], kind="stable")]
     order = rng.permutation(len(labels))
     counts = np.unique(labels, return_counts=True)[1]
-    sizes = _dirichlet_sizes(rng, counts, num_clients, alpha, min_size, max_tries)
+    sizes = _dirichlet_sizes(
+        rng, counts, num_clients, alpha, min_size, max_tries, balanced
+    )
     owner = np.empty(len(labels), np.int64)
     owner[dealt] = np.repeat(
         np.tile(np.arange(num_clients), len(counts)), sizes.ravel()
@@ -74,6 +72,19 @@ def dirichlet(
     return [part.astype(np.int32) for part in np.split(grouped, ends[:-1])]
 
 
+def _check_dirichlet(
+    labels: np.ndarray, num_clients: int, alpha: float, min_size: int, max_tries: int
+) -> None:
+    check_range("alpha", alpha, open_low=True, schedules=False)
+    check_count("max_tries", max_tries)
+    check_count("min_size", min_size)
+    if min_size * num_clients > len(labels):
+        raise ValueError(
+            f"{num_clients} clients cannot hold min_size={min_size} of {len(labels)} "
+            "examples each; lower min_size (--min-client-size) or num_clients"
+        )
+
+
 def _dirichlet_sizes(
     rng: np.random.Generator,
     counts: np.ndarray,
@@ -81,6 +92,7 @@ def _dirichlet_sizes(
     alpha: float,
     min_size: int,
     max_tries: int,
+    balanced: bool = False,
 ) -> np.ndarray:
     """Examples per class and client, [classes, clients], of the first draw that fits.
 
@@ -90,9 +102,7 @@ def _dirichlet_sizes(
     for start in range(0, max_tries, block):
         tries = min(block, max_tries - start)
         p = rng.dirichlet(np.full(num_clients, float(alpha)), (tries, len(counts)))
-        ends = np.floor(np.cumsum(p, axis=-1) * counts[:, None])
-        ends[..., -1] = counts
-        sizes = np.diff(ends, axis=-1, prepend=0).astype(np.int64)
+        sizes = _balanced_sizes(p, counts) if balanced else _cut(p, counts[:, None])
         fits = sizes.sum(axis=1).min(axis=-1) >= min_size
         if fits.any():
             return sizes[np.argmax(fits)]
@@ -101,6 +111,95 @@ def _dirichlet_sizes(
         f"{num_clients} clients min_size={min_size} examples; raise alpha, or "
         "lower min_size (--min-client-size) or num_clients"
     )
+
+
+def _cut(p: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Numbers of examples by shares on the last axis, which sum up to the counts."""
+    ends = np.floor(np.cumsum(p, axis=-1) * counts)
+    ends[..., -1:] = counts
+    return np.diff(ends, axis=-1, prepend=0).astype(np.int64)
+
+
+def _balanced_sizes(p: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Sizes for shares [tries, classes, clients], by classes in turn."""
+    sizes = np.zeros(p.shape, np.int64)
+    for k, count in enumerate(counts):
+        held = sizes.sum(axis=1)
+        open_ = (held < counts.sum() / p.shape[-1]).astype(float)
+        share = p[:, k] * open_
+        share = np.where(share.sum(-1, keepdims=True) > 0, share, open_)
+        sizes[:, k] = _cut(share / share.sum(-1, keepdims=True), count)
+    return sizes
+
+
+def labels_per_client(
+    labels: ArrayLike, num_clients: int, count: int, *, key: jax.Array
+) -> list[np.ndarray]:
+    """Gives every client examples of `count` classes, such as "#C=2" of NIID-Bench.
+
+    Client j has class j mod C, and further ones of the C classes at random. The
+    shuffled examples of a class are divided evenly among the clients that have it
+    (Li et al., arXiv:2102.02079, checked against its code; Flower's
+    PathologicalPartitioner, "first-deterministic").
+
+    Args:
+      count: Number of classes of every client. With all classes, clients are alike.
+    """
+    labels = _checked(labels, num_clients)
+    check_count("labels_per_client", count)
+    classes = np.unique(labels)
+    if count > len(classes):
+        raise ValueError(
+            f"clients cannot have labels_per_client={count} of {len(classes)} classes; "
+            "lower labels_per_client"
+        )
+    rng = generator(key)
+    has = np.zeros((num_clients, len(classes)), bool)
+    for client, row in enumerate(has):
+        first = client % len(classes)
+        others = np.delete(np.arange(len(classes)), first)
+        row[[first, *rng.permutation(others)[: count - 1]]] = True
+    if not has.any(axis=0).all():
+        raise ValueError(
+            f"{num_clients} clients with labels_per_client={count} leave out classes "
+            f"{classes[~has.any(axis=0)].tolist()}; raise num_clients to {len(classes)}"
+        )
+    held: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+    for k, label in enumerate(classes):
+        owners = np.flatnonzero(has[:, k])
+        pool = rng.permutation(np.flatnonzero(labels == label))
+        if len(pool) < len(owners):
+            raise ValueError(
+                f"{len(owners)} clients have class {label}, which has {len(pool)} "
+                "examples; lower num_clients or labels_per_client"
+            )
+        for owner, share in zip(owners, np.array_split(pool, len(owners)), strict=True):
+            held[owner].append(share)
+    return [rng.permutation(np.concatenate(one)).astype(np.int32) for one in held]
+
+
+def quantity(
+    labels: ArrayLike,
+    num_clients: int,
+    alpha: float,
+    *,
+    key: jax.Array,
+    min_size: int = 10,
+    max_tries: int = 10_000,
+) -> list[np.ndarray]:
+    """Gives clients random examples, in numbers of proportions p ~ Dir(alpha).
+
+    The draw of p is repeated until the smallest client has `min_size` examples
+    (quantity skew of NIID-Bench, whose beta is alpha; arXiv:2102.02079, checked against
+    its code).
+    """
+    labels = _checked(labels, num_clients)
+    _check_dirichlet(labels, num_clients, alpha, min_size, max_tries)
+    rng = generator(key)
+    order = rng.permutation(len(labels)).astype(np.int32)
+    whole = np.array([len(labels)])
+    (sizes,) = _dirichlet_sizes(rng, whole, num_clients, alpha, min_size, max_tries)
+    return np.split(order, np.cumsum(sizes)[:-1])
 
 
 def dirichlet_per_client(

@@ -234,10 +234,24 @@ def _parts(
     if own_code.is_own(config.partition):
         return own_code.parts(config.partition, labels, number, key=key)
     match config.partition:
-        case "dirichlet":
+        case "dirichlet" | "dirichlet_balanced" as kind:
+            least, balanced = config.min_client_size, kind == "dirichlet_balanced"
             return partition.dirichlet(
-                labels, number, config.alpha, key=key, min_size=config.min_client_size
+                labels,
+                number,
+                config.alpha,
+                key=key,
+                min_size=least,
+                balanced=balanced,
             )
+        case "quantity":
+            least = config.min_client_size
+            return partition.quantity(
+                labels, number, config.alpha, key=key, min_size=least
+            )
+        case "labels_per_client":
+            count = config.labels_per_client
+            return partition.labels_per_client(labels, number, count, key=key)
         case "dirichlet_per_client":
             return partition.dirichlet_per_client(labels, number, config.alpha, key=key)
         case "shards":

@@ -37,7 +37,10 @@ MODELS = (
 )
 PARTITIONS = (
     "dirichlet",
+    "dirichlet_balanced",
     "dirichlet_per_client",
+    "labels_per_client",
+    "quantity",
     "shards",
     "iid",
     "ratios",
@@ -87,7 +90,9 @@ class Config:
     examples are divided among."""
     partition: NameOrFunction = "dirichlet"
     """How the training examples are divided: dirichlet, each class by Dirichlet(alpha)
-    over clients; dirichlet_per_client, each client by Dirichlet(alpha) over classes;
+    over clients; dirichlet_balanced, the same with sizes that differ less;
+    dirichlet_per_client, each client by Dirichlet(alpha) over classes;
+    labels_per_client, a number of classes each; quantity, sizes by Dirichlet(alpha);
     shards of sorted labels; iid, at random; ratios, two classes with a given share of
     positives per client; by_owner, as the data says (ignores num_clients); or your own,
     as MODULE:FUNCTION."""
@@ -99,7 +104,10 @@ class Config:
     alpha: float = 0.1
     """Dirichlet concentration. The smaller it is, the more the clients differ."""
     min_client_size: int = 10
-    """Fewest examples that a client may have in the partition dirichlet."""
+    """Fewest examples that a client may have in the partitions dirichlet,
+    dirichlet_balanced and quantity."""
+    labels_per_client: int = 2
+    """Number of classes that each client has, for the partition labels_per_client."""
     shards_per_client: int = 2
     """Number of label shards that each client gets, for the partition shards."""
     client_tests: bool = False

@@ -20,6 +20,8 @@ SPLITS = {
     "iid": (),
     "dirichlet": (0.5,),
     "dirichlet_per_client": (0.5,),
+    "labels_per_client": (10,),
+    "quantity": (2.0,),
     "shards": (10,),
 }
 
@@ -39,7 +41,10 @@ def counts_by_key(labels, split, number):
     return np.stack([counts(key) for key in keys(number)])
 
 
-@pytest.mark.parametrize("name", ["iid", "dirichlet", "shards"])
+ONE_OWNER = ["iid", "dirichlet", "labels_per_client", "quantity", "shards"]
+
+
+@pytest.mark.parametrize("name", ONE_OWNER)
 @pytest.mark.parametrize("num_clients", [1, 7, 40])
 def test_every_example_has_one_owner(name, num_clients):
     parts = parted(name, LABELS, num_clients, jax.random.key(3))
@@ -214,6 +219,56 @@ def test_shards_are_runs_of_the_sorted_labels():
     assert abs(np.mean(means) - 4.5) < 5 * deviation / np.sqrt(300)
 
 
+@pytest.mark.parametrize(("clients", "count"), [(10, 2), (23, 3), (7, 10)])
+def test_clients_have_their_number_of_labels(clients, count):
+    parts = partition.labels_per_client(LABELS, clients, count, key=KEY)
+    found = partition.label_counts(LABELS, parts, 10)
+    np.testing.assert_array_equal((found > 0).sum(1), count)
+    np.testing.assert_array_equal(found.sum(0), np.bincount(LABELS))
+    for client, row in enumerate(found):
+        assert row[client % 10] > 0
+    for column in found.T:  # a class is divided evenly among those that have it
+        assert np.ptp(column[column > 0]) <= 1
+
+
+def test_further_labels_are_drawn_at_random():
+    split = lambda key: partition.labels_per_client(LABELS, 10, 2, key=key)
+    has = (counts_by_key(LABELS, split, 200) > 0).mean(0)
+    np.testing.assert_array_equal(np.diag(has), 1)
+    rest = has[~np.eye(10, dtype=bool)]
+    assert np.abs(rest - 1 / 9).max() < 5 * np.sqrt(8 / 81 / 200)
+
+
+def test_quantities_follow_the_law():
+    """Of p ~ Dir(a) over N, the variance of a share is (N - 1) / N^2 / (N a + 1)."""
+    sizes = lambda key: [len(p) for p in partition.quantity(LABELS, 4, 2.0, key=key)]
+    shares = np.array([sizes(key) for key in keys(400)]) / 4000
+    variance = 3 / 16 / 9
+    assert np.abs(shares.mean(0) - 1 / 4).max() < 5 * np.sqrt(variance / 400)
+    assert np.abs(shares.var(0) / variance - 1).max() < 0.5
+    parts = partition.quantity(LABELS, 4, 0.1, key=KEY, min_size=200)
+    assert min(map(len, parts)) >= 200
+
+
+def test_balanced_clients_stop_at_their_average_size():
+    """By NIID-Bench's loop over classes, on the same draws."""
+    p = np.random.default_rng(0).dirichlet(np.full(5, 0.3), (3, 4))
+    counts = np.array([40, 7, 25, 28])
+    found = partition._balanced_sizes(p, counts)
+    for try_, sizes in zip(p, found, strict=True):
+        held = np.zeros(5)
+        for k, count in enumerate(counts):
+            share = np.array([q * (h < 20) for q, h in zip(try_[k], held, strict=True)])
+            ends = (np.cumsum(share / share.sum()) * count).astype(int)[:-1]
+            pieces = np.split(np.arange(count), ends)
+            assert [len(piece) for piece in pieces] == sizes[k].tolist()
+            held += [len(piece) for piece in pieces]
+    split = partition.dirichlet
+    sizes = lambda key, **how: list(map(len, split(LABELS, 8, 0.5, key=key, **how)))
+    spread = lambda **how: np.mean([np.std(sizes(key, **how)) for key in keys(30)])
+    assert spread(balanced=True) < 0.8 * spread()
+
+
 def test_label_counts_equal_a_confusion_matrix():
     parts = partition.dirichlet(LABELS, NUM_CLIENTS, 0.3, key=jax.random.key(9))
     owner = np.empty(len(LABELS), int)
@@ -273,6 +328,7 @@ def test_labels_numbers_of_clients_and_keys_are_checked(name):
 def test_other_refusals():
     dirichlet, per_client = partition.dirichlet, partition.dirichlet_per_client
     counts, shards = partition.label_counts, partition.shards
+    labels, quantity = partition.labels_per_client, partition.quantity
     one = "at least 1, got 0"
     for call, message in (
         (lambda: dirichlet(LABELS, 2, 1.0, key=KEY, min_size=0), f"min_.*{one}"),
@@ -286,10 +342,14 @@ def test_other_refusals():
         (lambda: counts([0, 1], [[0], [-1]], 3), r"client 1 holds.*only 0\.\.1"),
         (lambda: dirichlet(LABELS, 401, 1.0, key=KEY), "401 .* min_size=10 of 4000"),
         (lambda: shards(LABELS, 40, 101, key=KEY), "40 clients x 101 shards.*got 4000"),
+        (lambda: labels(LABELS, 9, 11, key=KEY), "labels_per_client=11 of 10 classes"),
+        (lambda: labels(LABELS, 9, 1, key=KEY), r"out classes \[9\]; raise .* to 10"),
+        (lambda: labels([0, 0, 1], 3, 2, key=KEY), "3 clients have class 0, .* has 2"),
+        (lambda: quantity(LABELS, 401, 1.0, key=KEY), "401 .* min_size=10 of 4000"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
-    for split in (dirichlet, per_client):
+    for split in (dirichlet, per_client, quantity):
         for alpha in (0.0, -1.0, np.inf, np.nan):
             with pytest.raises(ValueError, match=r"alpha must lie in \(0, infinity\)"):
                 split(LABELS, 2, alpha, key=KEY)
