@@ -28,6 +28,7 @@ from .algorithms import (
     fedavg as fedavg,
     fedavg_m as fedavg_m,
     fedavg_vr as fedavg_vr,
+    fedexp as fedexp,
     fedlada as fedlada,
     fedmuon as fedmuon,
     fedmuon_align as fedmuon_align,

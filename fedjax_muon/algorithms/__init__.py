@@ -14,6 +14,7 @@ from fedjax_muon.algorithms.fedavg import (
 )
 from fedjax_muon.algorithms.fedavg_m import fedavg_m
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
+from fedjax_muon.algorithms.fedexp import fedexp
 from fedjax_muon.algorithms.fedlada import fedlada
 from fedjax_muon.algorithms.fedmuon import fedmuon
 from fedjax_muon.algorithms.fedmuon_align import fedmuon_align, fedmuon_svd
@@ -38,6 +39,7 @@ __all__ = [
     "fedavg",
     "fedavg_m",
     "fedavg_vr",
+    "fedexp",
     "fedlada",
     "fedmuon",
     "fedmuon_align",

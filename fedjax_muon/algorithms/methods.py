@@ -18,6 +18,7 @@ from fedjax_muon.algorithms.fedavg import (
 )
 from fedjax_muon.algorithms.fedavg_m import fedavg_m
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
+from fedjax_muon.algorithms.fedexp import fedexp
 from fedjax_muon.algorithms.fedlada import fedlada
 from fedjax_muon.algorithms.fedmuon import fedmuon
 from fedjax_muon.algorithms.fedmuon_align import fedmuon_align, fedmuon_svd
@@ -41,6 +42,7 @@ MCMAHAN = "McMahan et al. 2017, arXiv:1602.05629"
 MCMAHAN_DP = "McMahan et al. 2018, arXiv:1710.06963"
 REDDI = "Reddi et al. 2021, arXiv:2003.00295"
 LI = "Li et al. 2020, arXiv:1812.06127"
+JHUNJHUNWALA = "Jhunjhunwala et al. 2023, arXiv:2301.09604"
 WANG = "Wang et al. 2020, arXiv:2007.07481"
 KARIMIREDDY = "Karimireddy et al. 2020, arXiv:1910.06378"
 LIU = "Liu et al. 2025, arXiv:2510.27403"
@@ -108,6 +110,7 @@ ALL = by_name(
     Method(fedadagrad, "FedAdagrad", REDDI, INDEPENDENT, SERVER_GRID),
     Method(fedprox, "FedProx", LI, INDEPENDENT, MU_GRID),
     Method(fednova, "FedNova", WANG, AUTHORS, LIU_SGD_GRID),
+    Method(fedexp, "FedExP", JHUNJHUNWALA, AUTHORS),
     Method(scaffold, "SCAFFOLD", KARIMIREDDY, INDEPENDENT, LIU_SGD_GRID),
     preset(
         "scaffold_momentum",

@@ -254,7 +254,7 @@ def test_traffic_is_the_papers():
             (algorithm.exchanges, COST.get(name, (1, 1))),
             (algorithm.prologue, BEFORE.get(name, (0, 0))),
         ):
-            if name == "fednova" and exchanges:  # one number in float32
+            if name in ("fednova", "fedexp") and exchanges:  # a number in float32
                 sizes = np.add(sizes, (0, 4 / tree.nbytes(params)))
             sent = engine.traffic(exchanges, algorithm, TOY, params, batches)
             share = np.array(sent) / tree.nbytes(params)
@@ -272,8 +272,8 @@ def test_labels_are_unique_and_cost_rows_exist():
 # hyperparameter, value, interval: the methods that refuse it
 REFUSED = {
     ("lr", -0.1, "[0, infinity)"): (
-        "fedavg fedprox scaffold fedmuon fedmuon_correct local_muon_persistent diloco "
-        "scaffold_m padamfed_vr fafed stem"
+        "fedavg fedexp fedprox scaffold fedmuon fedmuon_correct local_muon_persistent "
+        "diloco scaffold_m padamfed_vr fafed stem"
     ),
     (
         "lr",
@@ -296,7 +296,7 @@ REFUSED = {
     ("amend", -0.1, "[0, 1]"): "fedlada",
     ("b1", 1.0, "[0, 1)"): "fedlada",
     ("b2", 1.0, "[0, 1)"): "fedlada",
-    ("eps", 0.0, "(0, infinity)"): "fedlada",
+    ("eps", 0.0, "(0, infinity)"): "fedexp fedlada",
     ("beta", 1.1, "[0, 1]"): "fafed",
     ("floor", 0.0, "(0, infinity)"): "fafed",
 }

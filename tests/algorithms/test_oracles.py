@@ -76,6 +76,7 @@ CASES = {
     "fedadagrad": Case(avg.fedadagrad, {"lr": 0.1, "server_lr": 0.01}),
     "fedprox": Case(fedprox, {"lr": 0.1, "proximal": 0.01}),
     "fednova": Case(fednova, {"lr": 0.1}),
+    "fedexp": Case(avg.fedexp, {"lr": 0.01}, {"lr": 0.1, "eps": 1e-4}),
     "scaffold": Case(scaffold, {"lr": 0.01}),
     "scaffold_momentum": Case(scaffold_momentum, {"lr": 0.01}),
     "scaffold_adam": Case(scaffold_adam, {"lr": 0.001}, {"lr": 0.02}),

@@ -12,7 +12,16 @@ import numpy as np
 import optax
 import pytest
 from oracles import fedavg as avg
-from oracles.cases import COSINE, FULL, ONE_STEP, ONE_STEP_PARTIAL, PARTIAL, SIZES, X
+from oracles.cases import (
+    ALONE,
+    COSINE,
+    FULL,
+    ONE_STEP,
+    ONE_STEP_PARTIAL,
+    PARTIAL,
+    SIZES,
+    X,
+)
 from oracles.fedlada import fedlada
 from oracles.guided import fedavg_m, fedavg_vr, padamfed_vr, scaffold_m, scaffold_vr
 from oracles.problem import Trace, draw_trace, times
@@ -44,6 +53,11 @@ cosine = lambda r: 0.05 * 0.5 * (1 + jnp.cos(jnp.pi * r / 6))  # as `COSINE`
 def assert_follows(got, want):
     assert farthest(want[-1:], [X]) >= 1e-2
     assert farthest(got, want) <= 1e-10
+
+
+def test_fedexp_of_one_client_is_fedavg():
+    got = path(ALL["fedexp"].function(lr=0.2), X, ALONE)
+    assert_follows(got, avg.fedavg(X, ALONE, 0.2))
 
 
 # ------------------------------------------------------------- schedules and options

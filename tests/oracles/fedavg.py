@@ -60,6 +60,19 @@ def fedavg(x, trace, lr, server_lr=1.0):
     return replay(x, trace, lr, plain_sgd(trace), plain_server(server_lr))
 
 
+def fedexp(x, trace, lr, eps=1e-3):
+    """FedExP (Jhunjhunwala et al. 2023): an extrapolated step along the mean."""
+    local, history = plain_sgd(trace), []
+    square = lambda change: sum(float(np.sum(np.square(v))) for v in change.values())
+    for r, (_, data) in enumerate(trace.rounds):
+        changes = [sub(local(x, batches, rate(lr, r)), x) for batches in data]
+        delta = mean(changes)
+        apart = sum(map(square, changes)) / len(changes)
+        x = add(x, times(max(1.0, apart / (2 * (square(delta) + eps))), delta))
+        history.append(x)
+    return history
+
+
 def fedavg_weighted(x, trace, lr, server_lr=1.0):
     """FedAvg, displacements weighted by n_i / sum of n_j over the cohort.
 

@@ -1,0 +1,91 @@
+"""FedExP: a server step as long as the clients' disagreement allows.
+
+Jhunjhunwala et al. 2023, arXiv:2301.09604. From the broadcast x, client i takes local
+steps x_i <- x_i - lr rule(grad_i(x_i; s)) and sends D_i = x_i - x and ||D_i||^2. Then
+
+    x <- x + max(1, mean_i ||D_i||^2 / (2 (||mean_i D_i||^2 + eps))) mean_i D_i
+
+with norms of the whole model. Checked against the authors' code and an independent one.
+The authors' code adds eps once per client, and reports the mean of the last two
+iterates, since the last one oscillates.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Hyper,
+    Number,
+    after_change,
+    broadcast_params,
+    check_range,
+    local_steps,
+    move,
+    no_client_state,
+    recorded,
+    tree,
+    value_at,
+)
+
+
+class State(NamedTuple):
+    params: Any
+
+
+class Message(NamedTuple):
+    params: Any  # x_i - x
+    square: jax.Array  # its squared norm
+
+
+def _square(change: Any) -> jax.Array:
+    """The squared norm of all leaves together, in float32 or wider."""
+    kind = jnp.result_type(jnp.float32, *jax.tree.leaves(change))
+    return optax.tree.norm(tree.map(lambda x: x.astype(kind), change), squared=True)
+
+
+@recorded
+def fedexp(
+    lr: Hyper = 0.01,
+    *,
+    eps: Number = 1e-3,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> Algorithm:
+    """FedAvg with an extrapolated server step, of at least the length of FedAvg's.
+
+    The norms are sent next to the changes: a compressor does not change them.
+
+    Args:
+      lr: Local learning rate.
+      eps: Added to the squared norm of the mean change.
+      rule: Local rule, without a learning rate.
+    """
+    check_range("lr", lr)
+    check_range("eps", eps, open_low=True, schedules=False)
+
+    def client(objective, broadcast, client_state, batches, round):
+        start = broadcast.params
+
+        def step(carry, batch, key):
+            x, opt = carry
+            g = objective.grad(x, batch, key)
+            return move(objective, x, value_at(lr, round), rule, opt, g), ()
+
+        (x, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
+        change = tree.sub(x, start)
+        return Message(change, _square(change)), client_state
+
+    def server(state, mean, round):
+        del round
+        ratio = mean.square / (2 * (_square(mean.params) + eps))
+        step = tree.map(
+            lambda d: (jnp.maximum(1, ratio) * d).astype(d.dtype), mean.params
+        )
+        return State(tree.add(state.params, step))
+
+    main = Exchange(broadcast_params, client, server, local_params=after_change)
+    return Algorithm(State, no_client_state, (main,))
