@@ -39,11 +39,10 @@ class Attention(nn.Module):
     ) -> jax.Array:
         *outer, width = x.shape
         dense = partial(nn.Dense, kernel_init=self.kernel_init, dtype=self.dtype)
-        rows = x.reshape(-1, width)  # on CPUs, products of matrices are faster
 
         def project(name: str) -> jax.Array:
             inner = self.heads * self.head_width
-            y = dense(inner, use_bias=self.bias, name=name)(rows)
+            y = dense(inner, use_bias=self.bias, name=name)(_rows(x))
             return y.reshape(*outer, self.heads, self.head_width)
 
         query, key, value = (project(name) for name in ("query", "key", "value"))
@@ -52,8 +51,8 @@ class Attention(nn.Module):
             query, key, bias, mask, force_fp32_for_softmax=half
         ).astype(value.dtype)
         y = jnp.einsum("...hqk,...khd->...qhd", weights, value)
-        inner = self.heads * self.head_width
-        return dense(width, name="out")(y.reshape(-1, inner)).reshape(x.shape)
+        y = y.reshape(*outer, self.heads * self.head_width)
+        return dense(width, name="out")(_rows(y)).reshape(x.shape)
 
 
 class Block(nn.Module):
@@ -80,9 +79,15 @@ class Block(nn.Module):
         shape = self.heads, self.head_width, self.attention_bias
         attention = Attention(*shape, self.kernel_init, self.dtype)
         x = x + drop()(attention(norm()(x)))
-        rows = norm()(x).reshape(-1, x.shape[-1])  # see `Attention`
-        y = drop()(nn.gelu(dense(self.hidden)(rows), approximate=False))
-        return x + drop()(dense(x.shape[-1])(y).reshape(x.shape))
+        width = x.shape[-1]
+        y = nn.gelu(dense(self.hidden)(_rows(norm()(x))), approximate=False)
+        y = drop()(y.reshape(*x.shape[:-1], self.hidden))
+        return x + drop()(dense(width)(_rows(y)).reshape(x.shape))
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    """All tokens as the rows of one matrix, whose products are faster on CPUs."""
+    return x.reshape(-1, x.shape[-1])
 
 
 class ViT(nn.Module):

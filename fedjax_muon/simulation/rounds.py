@@ -196,21 +196,10 @@ def steps_of(setup: Setup, clients: Clients) -> engine.Steps | None:
     )
 
 
-def _call(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:
-    return init(key)
-
-
-# On CPUs, code of random bits takes a quarter of the time to generate at this level. It
-# computes the same.
-_QUICKLY = {"xla_backend_optimization_level": 1}
-_draw, _draw_on_cpu = jax.jit(_call), jax.jit(_call, compiler_options=_QUICKLY)
-
-
+@jax.jit
 def _drawn_params(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:
     """The initial parameters; compiled, since single operations take seconds."""
-    if isinstance(key, jax.core.Tracer):  # a part of another program
-        return init(key)
-    return (_draw_on_cpu if jax.default_backend() == "cpu" else _draw)(init, key)
+    return init(key)
 
 
 def init_state(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -> State:
