@@ -65,7 +65,7 @@ LocalSGDAM; FedSGDA-M; SAGDA; FSGDA; FESS-GDA; D-SGD; Gradient tracking; D-SGDA;
 DM-HSGD; DP-SGDA (unclipped, no privacy); DPMixSGD (unclipped, no privacy);
 DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
 DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
-DP-FedAvg""".replace("\n", " ").split("; ")
+DP-FedAvg; FedExP""".replace("\n", " ").split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,
