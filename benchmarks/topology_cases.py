@@ -90,10 +90,13 @@ CHOSEN = "fedavg", "fedmuon", "scaffold"
 
 
 def methods() -> Iterator[Case]:
-    """Yields the methods that have code of their own, on one chip and on 256."""
+    """Yields the methods that have code of their own, on one chip and on 256.
+
+    DM-HSGD, a preset, is the one for minimax problems on a graph.
+    """
     registries = algorithms.ALL | minimax.ALL | decentralized.ALL
     for chips, (name, row) in itertools.product((CHIP, POD), registries.items()):
-        if row.preset is None:
+        if row.preset is None or name == "dm_hsgd":
             plain = name in algorithms.ALL or name in DESCENT
             yield Case("methods", name, MLP if plain else AUC, chips)
 
