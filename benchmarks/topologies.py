@@ -147,7 +147,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         ]
         lines += [_line(row) for row in rows if row["group"] == group]
         parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(["# Rounds compiled for TPUs", *parts]) + "\n"
 
 
 def _line(row: Mapping[str, Any]) -> str:
