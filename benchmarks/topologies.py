@@ -20,11 +20,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before JAX is imported
+# before JAX is imported; only several devices can divide examples
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 
 from benchmarks.machine import machine
 from benchmarks.topology_cases import GROUPS, Case, prepare
+from fedjax_muon import decentralized
 from fedjax_muon.planning import compile_for
+from fedjax_muon.runs.build import plan_of
 
 Row = dict[str, Any]
 ENDED = "the compiler's process ended"
@@ -43,7 +47,7 @@ def row_of(case: Case) -> Row:
     simulation = prepare(case)
     exchanges = getattr(simulation.setup.algorithm, "exchanges", None)
     try:
-        compiled = compile_for(simulation, case.topology, plan=_plan(simulation))
+        compiled = compile_for(simulation, case.topology, plan=_plan(case))
     except ValueError as error:  # it does not fit, for one
         return {"error": str(error)}
     return {
@@ -59,9 +63,9 @@ def row_of(case: Case) -> Row:
     }
 
 
-def _plan(simulation: Any) -> Any:
-    """The plan of a simulation; agents have none."""
-    return getattr(simulation.setup, "plan", None)
+def _plan(case: Case) -> Any:
+    """The plan of a case; agents have none."""
+    return None if case.algorithm in decentralized.ALL else plan_of(case.config)
 
 
 class Worker:

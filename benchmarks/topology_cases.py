@@ -123,7 +123,7 @@ def scaling() -> Iterator[Case]:
     ):
         sizes: dict[str, Any] = {"num_clients": count, "cohort_size": count}
         how: dict[str, Any] = {"plan": "chunked", "chunk_size": 50, "batch_size": 1}
-        how |= {"hidden": (64,), "split_examples": True}
+        how |= {"hidden": (64,), "split_examples": side > 1, "devices": min(2, side)}
         config = dataclasses.replace(MLP, **sizes, **how)
         yield Case("scaling", algorithm, config, f"v5e:{side}x{side}")
 

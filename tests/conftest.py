@@ -39,7 +39,8 @@ os.environ["XDG_DATA_HOME"] = LEDGERS.name
 # Many tests compile the same programs, in workers and in processes that they start. All
 # of them share one cache, which is not the user's. JAX locks it only if it has a size.
 PROGRAMS = tempfile.TemporaryDirectory()
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", PROGRAMS.name)
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have that of the main process
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = PROGRAMS.name
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**33)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])

@@ -127,7 +127,12 @@ def compile_for(
       plan: Execution plan for a cohort; by default `vmapped`, the default on
         accelerators. Agents of a decentralized simulation have no plan.
     """
-    devices = topology_devices(topology)
+    devices, setup = topology_devices(topology), simulation.setup
+    if isinstance(setup, Setup) and setup.split_examples and len(devices) == 1:
+        raise ValueError(
+            f"{topology} is one chip, and split_examples needs several; choose a "
+            "larger topology, or leave out split_examples"
+        )
     traced = _traced(simulation, devices, plan or vmapped)
     began = time.perf_counter()
     try:

@@ -187,11 +187,9 @@ def of_matrices(
     return optax.stateless(update)
 
 
-def map_leaves(
-    function: Callable[..., Any],
-) -> Callable[..., Any]:
-    """Maps (numbers or None, leaf, leaf of another tree) over pytrees of one form."""
-    return partial(jax.tree.map, function, is_leaf=is_numbers)
+def map_leaves(function: Callable[..., Any], numbers: Numbers, *trees: Any) -> Any:
+    """Applies `function(numbers or None, leaf, ...)` to the leaves of pytrees."""
+    return jax.tree.map(function, numbers, *trees, is_leaf=is_numbers)
 
 
 def squared_norms(matrices: jax.Array, side: str) -> jax.Array:

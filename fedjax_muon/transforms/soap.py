@@ -117,7 +117,7 @@ def scale_by_soap(
         return Turned(jnp.zeros_like(x), jnp.zeros_like(x), pair, pair)
 
     def init(params: optax.Params) -> SoapState:
-        leaves = map_leaves(start)(layout(params), params)
+        leaves = map_leaves(start, layout(params), params)
         return SoapState(jnp.zeros((), jnp.int32), leaves)
 
     def average(leaf: Turned, x: jax.Array) -> Pair:

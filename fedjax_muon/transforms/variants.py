@@ -122,11 +122,12 @@ def _divide_by_rms(
     """
 
     def init(params: optax.Params) -> Any:
-        zeros = lambda n, x: jnp.zeros_like(mean(to_matrices(n, x)))
-        none = jax.tree.map(lambda x: jnp.zeros((), x.dtype), params)
-        return map_leaves(lambda n, x, z: z if n is None else zeros(n, x))(
-            layout(params), params, none
-        )
+        def zeros(n: Any, x: jax.Array) -> jax.Array:
+            if n is None:  # not used
+                return jnp.zeros((), x.dtype)
+            return jnp.zeros_like(mean(to_matrices(n, x)))
+
+        return map_leaves(zeros, layout(params), params)
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
@@ -147,8 +148,8 @@ def _divide_by_rms(
 
             return x if n is None else as_matrices(one, n, x).astype(x.dtype)
 
-        state = map_leaves(average)(numbers, updates, state)
-        return map_leaves(divide)(numbers, updates, state), state
+        state = map_leaves(average, numbers, updates, state)
+        return map_leaves(divide, numbers, updates, state), state
 
     return optax.GradientTransformation(init, update)
 
@@ -251,7 +252,7 @@ def scale_by_muon2(
         squares = optax.tree.update_moment(updates, state.squares, b2, order=2)
         steps, held = trace.update(updates, state.trace)
         divide = lambda n, x, v: x if n is None else x / (jnp.sqrt(v) + eps)
-        steps = map_leaves(divide)(layout(updates), steps, squares)
+        steps = map_leaves(divide, layout(updates), steps, squares)
         steps, _ = polar_of.update(steps, polar_of.init(steps))
         return steps, Muon2State(held, squares)
 

@@ -190,3 +190,13 @@ def test_a_plan_that_fits_is_named(libtpu):
     large = federate(fedavg(lr=0.1), wide, DIGITS, parts, **sizes)
     with pytest.raises(ValueError, match=r"^this plan does not fit: .*; chunked with"):
         compile_for(large, "v5e:1x1")
+
+
+def test_one_chip_does_not_divide_examples(monkeypatch):
+    one = lambda name: jax.devices()[:1]
+    monkeypatch.setattr(ahead_of_time, "topology_devices", one)
+    sizes = {"cohort_size": 4, "local_steps": 2, "batch_size": 4}
+    how = {"devices": jax.devices()[:2], "split_examples": True}
+    simulation = federate(fedavg(lr=0.1), TASK, DIGITS, PARTS, **sizes, **how)
+    with pytest.raises(ValueError, match="v5e:1x1 is one chip, and split_examples"):
+        compile_for(simulation, "v5e:1x1")
