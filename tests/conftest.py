@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import sys
 import tempfile
 from importlib.metadata import version
 
@@ -70,3 +71,11 @@ def _releases_programs():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _closes_figures():
+    """A figure that one test leaves open would be among the figures of another."""
+    yield
+    if plots := sys.modules.get("matplotlib.pyplot"):
+        plots.close("all")

@@ -159,7 +159,6 @@ def test_it_runs(name, tmp_path, monkeypatch):
             assert axis.get_xlabel()
             assert axis.get_title()
             assert axis.get_legend()
-        plt.close("all")
     drawn = [plt.imread(png) for png in Path("runs").glob("*.png")]
     assert axes or drawn
     assert all(map(shows_something, drawn))
