@@ -11,7 +11,9 @@ Prints JSON lines: the machine, then a row for every contender and algorithm. A
 contender is a process of its own; contenders run one round each in turns. They are the
 library with FedAvg, FedMuon and Local AdamW, and with FedAvg those that are installed
 of hand-written JAX, a PyTorch loop, Flower, pfl and FedJAX; with `--peers torch_vmap`
-also PyTorch that runs clients in parallel. On a CPU everything is
+also PyTorch that runs clients in parallel. With `--also PYTHON`, the library and
+hand-written JAX take turns in that environment too, which has another version of JAX.
+On a CPU everything is
 bound to one core and one thread, or to as many as `--devices` says, with one device per
 core. Large models then run fewer steps with fewer clients, unless `--full` is given.
 """
@@ -60,6 +62,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--devices", type=int, default=1, help="that the library divides a cohort over")
     add("--algorithms", type=_names, default=ALGORITHMS, metavar="A,B")
     add("--peers", type=_names, default=DEFAULT_PEERS, metavar="A,B", help="or none")
+    add("--also", metavar="PYTHON", help="interpreter with another JAX, to run it too")
     add("--full", action="store_true", help="full-size large models on a CPU too")
     for size in SIZES:
         add(f"--{size}", type=int, help=f"another number of {size}")
@@ -122,6 +125,8 @@ def measured(options: argparse.Namespace) -> Iterator[race.Row]:
         request = {"do": "prepare", "workloads": workloads, "weights": folder}
         head, *about = race.answers(request | {"module": "benchmarks"}, options.devices)
         head["command"] = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+        also = options.also and (options.also, race.jax_of(options.also))
+        head |= {"also_jax": also[1]} if also else {}
         head |= {"peers": race.versions(options.peers), "load": os.getloadavg()[0]}
         on_cpu = head["backend"] == "cpu"
         if (available := head.pop("local_devices")) < options.devices:
@@ -143,7 +148,7 @@ def measured(options: argparse.Namespace) -> Iterator[race.Row]:
                 algorithms=options.algorithms,
                 peers=options.peers,
                 weights=Path(folder),
-                limits=race.Limits(options.devices, options.repeats),
+                limits=race.Limits(options.devices, options.repeats, also),
             )
             yield from (row | {"parameters": parameters[name]} for row in rows)
 

@@ -67,10 +67,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axis.axvline(1, color=NOTE, lw=1, zorder=1)
         names = dict.fromkeys(name for ratios in found.values() for name in ratios)
         for name in sorted(names, key=lambda name: name == OURS):  # ours in front
-            mark, color = LOOKS.get(name, ("X", NOTE))
+            label, _, version = name.partition(", jax ")
+            mark, color = LOOKS.get(label, ("X", NOTE))
+            # hollow: with another JAX
+            how = {"label": name, "color": color, "mfc": "none" if version else color}
             dots = [(d[name], y) for y, d in enumerate(found.values()) if name in d]
             if name != UNIT:
-                axis.plot(*zip(*dots, strict=True), mark, color=color, label=name, ms=6)
+                axis.plot(*zip(*dots, strict=True), mark, ms=6, **how)
         axis.set_yticks(range(len(found)), list(found), fontsize=7.5)
         axis.set_ylim(len(found) - 0.5, -0.5)
         logarithmic(

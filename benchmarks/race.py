@@ -28,6 +28,7 @@ class Limits(NamedTuple):
 
     devices: int  # on a CPU, as many cores of one thread each
     repeats: int
+    also: tuple[str, str] | None = None  # an interpreter, and its version of JAX
 
 
 class ContenderError(RuntimeError):
@@ -56,9 +57,16 @@ def environment(threads: bool, devices: int) -> dict[str, str]:
 class Contender:
     """A process that runs rounds; see `benchmarks.turns`."""
 
-    def __init__(self, request: Row, *, devices: int, threads: bool = False):
+    def __init__(
+        self,
+        request: Row,
+        *,
+        devices: int,
+        threads: bool = False,
+        python: str = sys.executable,
+    ):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.contender", json.dumps(request)],
+            [python, "-m", "benchmarks.contender", json.dumps(request)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -131,6 +139,19 @@ def versions(peers: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def jax_of(python: str) -> str:
+    """Returns the version of JAX that an interpreter imports.
+
+    Raises:
+      ValueError: If it is not an interpreter, or cannot import JAX.
+    """
+    command = [python, "-c", "import jax; print(jax.__version__)"]
+    try:
+        return subprocess.check_output(command, text=True, stderr=subprocess.PIPE)[:-1]
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(f"--also {python}: it does not import jax ({error})") from None
+
+
 class Lane(NamedTuple):
     """A contender with all its algorithms, and their times so far."""
 
@@ -148,10 +169,17 @@ def _lanes(request: Row, algorithms, peers: Sequence[str], limits: Limits):
         "devices": limits.devices,
     }
     lanes, absent = [], []
+
+    def start(label: str, names: Sequence[str], request: Row, **how: Any) -> None:
+        contender = Contender(request, **how)
+        lanes.append(Lane(label, tuple(names), contender, [[] for _ in names]))
+
     if algorithms:
-        contender = Contender(own, devices=limits.devices)
-        times: list[list[Row]] = [[] for _ in algorithms]
-        lanes.append(Lane("fedjax_muon", tuple(algorithms), contender, times))
+        start("fedjax_muon", algorithms, own, devices=limits.devices)
+        if limits.also:
+            python, version = limits.also
+            label = f"fedjax_muon, jax {version}"
+            start(label, algorithms, own, devices=limits.devices, python=python)
     for peer in peers:
         label = PEERS[peer].label
         if lacking := missing(peer):
@@ -161,22 +189,29 @@ def _lanes(request: Row, algorithms, peers: Sequence[str], limits: Limits):
         how = {"cores": limits.devices, "rounds": limits.repeats + 1}
         theirs = request | {"contender": f"peers.{peer}"} | how
         # one device with all threads: peers use one device only
-        contender = Contender(theirs, devices=1, threads=limits.devices > 1)
-        lanes.append(Lane(label, ("fedavg",), contender, [[]]))
+        alone = {"devices": 1, "threads": limits.devices > 1}
+        start(label, ("fedavg",), theirs, **alone)
+        if limits.also and peer == "handwritten":
+            python, version = limits.also
+            label = f"{label}, jax {version}"
+            start(label, ("fedavg",), theirs, python=python, **alone)
     return lanes, absent
 
 
 def summary(rounds: Sequence[Row]) -> Row:
     """Returns the time of the first round, and medians and minima of the others.
 
-    `load` is the number of cores that other processes kept busy meanwhile.
+    `walls` are the wall seconds of the others, in order. Contenders take turns, so
+    their rounds of one number follow each other. `load` is the number of cores that
+    other processes kept busy meanwhile.
     """
     first, *others = rounds
-    row = {"first_call_seconds": round(first["wall"], 3), "repeats": len(others)}
+    row: Row = {"first_call_seconds": round(first["wall"], 3), "repeats": len(others)}
     for kind in ("wall", "cpu"):
         times = [one[kind] for one in others]
         row[f"{kind}_seconds"] = round(statistics.median(times), 5)
         row[f"{kind}_seconds_min"] = round(min(times), 5)
+    row["walls"] = [round(one["wall"], 5) for one in others]
     used = sum(max(0.0, one["busy"] - one["cpu"]) for one in others)
     row["load"] = round(used / sum(one["wall"] for one in others), 2)  # by others
     return row

@@ -1,4 +1,4 @@
-"""Results in Markdown: seconds per round, and Newton-Schulz compared with optax.
+"""Results in Markdown: seconds per round, also relative to PyTorch, and Newton-Schulz.
 
 python -m benchmarks table RESULTS.jsonl [MORE.jsonl ...]
 """
@@ -9,12 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.peers import PEERS
 from benchmarks.workloads import WORKLOADS
+from fedjax_muon.reporting.intervals import half_width
 
 OURS = "fedjax_muon"
 FEDAVG = (OURS, *(peer.label for peer in PEERS.values()))
 IDLE = 0.5  # cores that other processes may keep busy on a machine that counts as idle
+BASE = "PyTorch loop"  # that the library is compared with, round by round
 OTHERS = {"fedmuon": "FedMuon", "local_adamw": "Local AdamW"}
 
 
@@ -33,10 +37,11 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a table of workloads and one of Newton-Schulz, if either has run."""
+    """Returns tables of workloads and one of Newton-Schulz, of those that have run."""
     finished = [row for row in rows if "wall_seconds" in row]
     tables = (
         rounds([row for row in finished if row["workload"] in WORKLOADS]),
+        ratios([row for row in finished if row["workload"] in WORKLOADS]),
         kernels([row for row in finished if row["workload"] == "newton_schulz"]),
     )
     lines: list[str] = []
@@ -74,6 +79,37 @@ def rounds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         here = [row.get("load", 0.0) for row in rows if row["workload"] == name]
         busy = f" (not idle: load {max(here):.1f})" if max(here) > IDLE else ""
         lines.append(f"| {about(first)}{busy} | {' | '.join(cells)} |")
+    return lines
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a table of the library's times divided by those of the PyTorch loop.
+
+    They are geometric means over rounds that were measured one after the other, and
+    their 95% intervals.
+    """
+    walls = {
+        (row["workload"], row["contender"]): np.log(row["walls"])
+        for row in rows
+        if row["algorithm"] == "fedavg" and len(row.get("walls", ())) > 1
+    }
+    compared = [key for key in walls if (key[0], BASE) in walls]
+    own = dict.fromkeys(name for _, name in compared if name.split(",")[0] == OURS)
+    if not own:
+        return []
+    lines = [
+        f"| time divided by that of the {BASE} | {' | '.join(own)} |",
+        "|---|" + "---:|" * len(own),
+    ]
+    for name in dict.fromkeys(workload for workload, _ in compared):
+        cells = []
+        for contender in own:
+            pairs = walls[name, contender] - walls[name, BASE]
+            width = half_width(pairs)
+            low, mean, high = np.exp(pairs.mean() + width * np.array([-1, 0, 1]))
+            cells.append(f"{mean:.2f} ({low:.2f} to {high:.2f})")
+        (first, *_) = (row for row in rows if row["workload"] == name)
+        lines.append(f"| {about(first)} | {' | '.join(cells)} |")
     return lines
 
 

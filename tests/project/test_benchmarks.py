@@ -14,6 +14,7 @@ from packages import needs
 from benchmarks import (
     figure,
     library,
+    table,
     turns,
     workloads,
 )
@@ -27,7 +28,7 @@ torch_vmap = needs("benchmarks.peers.torch_vmap")
 
 ROOT = Path(__file__).parents[2]
 FIRST = {"first_call_seconds", "repeats", "wall_seconds", "wall_seconds_min"}
-FIELDS = FIRST | {"cpu_seconds", "cpu_seconds_min", "load"}
+FIELDS = FIRST | {"walls", "cpu_seconds", "cpu_seconds_min", "load"}
 
 
 @functools.cache
@@ -122,6 +123,7 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
     words = [sys.executable, "-m", "benchmarks", "w2", "--repeats", "1"]
     words += [part for size, n in FULL.items() for part in (f"--{size}", str(n))]
     words += ["--algorithms", "fedavg", "--peers", "torch_loop"]
+    words += ["--also", sys.executable]
     words += ["--output", str(output), "--figure", str(figure_path)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -135,7 +137,25 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
         assert row["whole"] is False
         assert row["loss"] == pytest.approx(own, abs=1e-3)
     contenders = {row["contender"] for row in rows}
-    assert contenders == {figure.OURS, PEERS["torch_loop"].label}
+    also = f"{figure.OURS}, jax {head['also_jax']}"
+    assert contenders == {figure.OURS, also, PEERS["torch_loop"].label}
     kept = [json.loads(line) for line in output.read_text().splitlines()]
     assert kept == [head, *rows]
     assert figure_path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_rounds_are_compared_with_those_of_pytorch_in_turn():
+    """A machine that slows down slows all contenders; their ratios stay."""
+    slowing = np.array([1.0, 2.0, 4.0])
+    about = {"workload": "w2", "algorithm": "fedavg", "whole": True}
+    row = lambda name, walls: about | {"contender": name, "walls": list(walls)}
+    also = f"{table.OURS}, jax 0.10.2"
+    rows = [row(table.BASE, slowing), row(table.OURS, 0.5 * slowing)]
+    rows += [row(also, 0.5 * slowing * np.array([0.8, 1.0, 1.25])), row("pfl", slowing)]
+    *_, line = table.ratios(rows)
+    _, _, alone, other, _ = line.split("|")
+    assert alone.strip() == "0.50 (0.50 to 0.50)"
+    # log(1.25) is 0.2231, the deviation of these three; t(0.975, 2) is 4.303
+    low, high = 0.5 * np.exp(np.array([-1, 1]) * 4.303 * 0.2231 / np.sqrt(3))
+    assert other.strip() == f"0.50 ({low:.2f} to {high:.2f})"
+    assert table.ratios(rows[1:]) == []  # without PyTorch
