@@ -176,29 +176,70 @@ Accountant = Gaussian | Pld
 
 
 def calibrate_noise(
-    epsilon: Callable[[float], float], target: float, tolerance: float = 1e-5
+    epsilon: Callable[[float], float],
+    target: float,
+    tolerance: float = 1e-5,
+    rough: Callable[[float], float] | None = None,
 ) -> float:
     """Finds the smallest noise level that reaches a target epsilon.
 
     Args:
       epsilon: Function of the noise level, which must not increase.
       target: Largest epsilon allowed, positive.
+      rough: A fast approximation of `epsilon`, to evaluate that only a few times.
 
     Returns:
       A level with epsilon(level) <= target that exceeds the smallest such level by at
-      most `tolerance`, relative to it.
+      most `tolerance`, relative to it. With `rough` this is judged by its slope.
     """
     check_epsilon(target)
+    level = None
+    if rough is not None:
+        level = _by_rough_epsilon(epsilon, rough, target, tolerance)
+    if level is None:
+        level = _smallest_level(epsilon, target, tolerance)
+    if level is None:
+        raise ValueError(
+            f"no noise level reaches epsilon {target:g}, got {epsilon(2.0**40):g} at "
+            "the largest and more noise does not help: raise epsilon or delta"
+        )
+    return level
+
+
+def _by_rough_epsilon(
+    epsilon: Callable[[float], float],
+    rough: Callable[[float], float],
+    target: float,
+    tolerance: float,
+) -> float | None:
+    """The level where the rough epsilon, plus its error there, is the target.
+
+    None if the error differs so much between levels that this does not converge.
+    """
+    aim = target
+    for _ in range(5):
+        level = _smallest_level(rough, aim, tolerance / 4) if aim > 0 else None
+        if level is None:
+            return None
+        exact = epsilon(level)
+        error = exact - rough(level)
+        if exact <= target < rough(level * (1 - tolerance)) + error:
+            return level
+        aim = target - error
+    return None
+
+
+def _smallest_level(
+    epsilon: Callable[[float], float], target: float, tolerance: float
+) -> float | None:
+    """As `calibrate_noise`; None if no level reaches the target."""
 
     def excess(log: float) -> float:  # between -1 and 1 even if epsilon is 0 or inf
         return 1 - 2 * target / (epsilon(math.exp(log)) + target)
 
     bracket = _bracket(excess, 0.5 * math.log(2), 40 * math.log(2))
     if bracket is None:
-        raise ValueError(
-            f"no noise level reaches epsilon {target:g}, got {epsilon(2.0**40):g} at "
-            "the largest and more noise does not help: raise epsilon or delta"
-        )
+        return None
     from scipy import optimize  # slow to import, for private runs alone
 
     log = optimize.brentq(excess, *bracket, xtol=tolerance / 2)

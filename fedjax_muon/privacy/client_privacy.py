@@ -35,7 +35,6 @@ from fedjax_muon.privacy.guarantees import (
     calibrated,
     check_noise,
     checked_accountant,
-    report,
 )
 from fedjax_muon.privacy.releases import Correlated, Inside, Noise, Output, Release
 from fedjax_muon.privacy.sampling import FullBatch, Poisson, Sampling, rare_size
@@ -149,10 +148,10 @@ class ClientPrivacy:
             strategy=self.strategy,
         )
         checked_accountant(spec)
-        if self.epsilon is not None:
-            spec = calibrated(spec, self.epsilon)
         if self.max_cohort is None and not private_states:
             spec = self._cut(spec)
+        if self.epsilon is not None:
+            spec = calibrated(spec, self.epsilon)
         (release,) = spec.releases.values()
         noise = release.noise
         assert not isinstance(noise, Output)  # by `client_spec`
@@ -179,8 +178,7 @@ class ClientPrivacy:
     def _cut(self, spec: PrivacySpec) -> PrivacySpec:
         """The spec with cohorts that are cut where a larger one is rare.
 
-        The cut changes epsilon by less than its accountant resolves. Where epsilon is
-        asked for and missed nevertheless, the noise is calibrated again.
+        The cut changes epsilon by less than its accountant resolves.
         """
         if not isinstance(spec.sampling, Poisson):
             return spec
@@ -189,10 +187,7 @@ class ClientPrivacy:
         if room >= group:
             return spec
         sampling = dataclasses.replace(spec.sampling, max_batch=room)
-        spec = dataclasses.replace(spec, sampling=sampling)
-        if self.epsilon is None or report(spec).epsilon <= self.epsilon:
-            return spec
-        return calibrated(spec, self.epsilon)
+        return dataclasses.replace(spec, sampling=sampling)
 
     def _assumptions(self, noise_multiplier: float) -> tuple[str, ...]:
         if not isinstance(self.clip_norm, AdaptiveClip):

@@ -157,6 +157,20 @@ def test_solving_for_a_known_function(target):
     assert gaussian_epsilon(gaussian, DELTA) == pytest.approx(target, 1e-4)
 
 
+@pytest.mark.parametrize("target", [1e-3, 0.5, 1.0, 30.0])
+def test_a_rough_epsilon_saves_evaluations(target):
+    calls, exact = [], lambda z: 1 / z**2
+    counted = lambda z: calls.append(z) or exact(z)
+    for error in (0.0, 3e-4, -3e-4, 0.01):  # 0.01 at a target of 1e-3: no root
+        calls.clear()
+        level = calibrate_noise(counted, target, rough=lambda z: exact(z) + error)
+        assert exact(level) <= target < exact(level * (1 - 1e-5))
+        assert len(calls) <= 3 or error > target
+    for useless in (lambda z: 7.0, lambda z: 9 / z, lambda z: math.inf):
+        level = calibrate_noise(exact, target, rough=useless)
+        assert exact(level) <= target < exact(level * (1 - 1e-5))
+
+
 def test_what_accountants_refuse():
     epsilon, cut = Pld().epsilon, Poisson(6512, 20, max_batch=64)
     refused("use Pld", Gaussian().check, A9A, ADD_OR_REMOVE)
