@@ -138,7 +138,8 @@ def labels(panel, method):
 # -------------------------------------------------------------------------------- run
 
 
-def test_every_item_may_be_run_small():
+def test_every_item_may_be_run_small(monkeypatch):
+    monkeypatch.setattr(sweeps, "check_memory", lambda common: None)  # which compiles
     found = [one for about in ITEMS for one in panels(*about, "smoke").values()]
     assert len(found) >= len(ITEMS)
     for what in {repr(panel.sweep): panel.sweep for panel in found}.values():

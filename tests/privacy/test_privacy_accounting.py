@@ -163,7 +163,9 @@ def test_a_rough_epsilon_saves_evaluations(target):
     counted = lambda z: calls.append(z) or exact(z)
     for error in (0.0, 3e-4, -3e-4, 0.01):  # 0.01 at a target of 1e-3: no root
         calls.clear()
-        level = calibrate_noise(counted, target, rough=lambda z: exact(z) + error)
+        level = calibrate_noise(
+            counted, target, rough=lambda z, error=error: exact(z) + error
+        )
         assert exact(level) <= target < exact(level * (1 - 1e-5))
         assert len(calls) <= 3 or error > target
     for useless in (lambda z: 7.0, lambda z: 9 / z, lambda z: math.inf):

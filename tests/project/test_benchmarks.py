@@ -18,12 +18,13 @@ from benchmarks import (
     turns,
     workloads,
 )
-from benchmarks.peers import PEERS, handwritten
+from benchmarks.peers import handwritten
 from benchmarks.workloads import WORKLOADS
 
 pytestmark = pytest.mark.slow
 torch = needs("torch")
 torch_nets = needs("benchmarks.peers.torch_nets")
+torch_loop = needs("benchmarks.peers.torch_loop")
 torch_vmap = needs("benchmarks.peers.torch_vmap")
 
 ROOT = Path(__file__).parents[2]
@@ -116,13 +117,13 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
 
     peer = {"cores": 1, "rounds": 2}
     own = loss(library.run, algorithms=["fedavg"], devices=1)
-    for by_peer in (handwritten.run, torch_vmap.run):
+    for by_peer in (handwritten.run, torch_loop.run, torch_vmap.run):
         assert loss(by_peer, **peer) == pytest.approx(own, abs=1e-4)
     # the same, in processes of their own and by the command
     figure_path, output = tmp_path / "dots.png", tmp_path / "rows.jsonl"
     words = [sys.executable, "-m", "benchmarks", "w2", "--repeats", "1"]
     words += [part for size, n in FULL.items() for part in (f"--{size}", str(n))]
-    words += ["--algorithms", "fedavg", "--peers", "torch_loop"]
+    words += ["--algorithms", "fedavg", "--peers", "none"]
     words += ["--also", sys.executable]
     words += ["--output", str(output), "--figure", str(figure_path)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
@@ -138,7 +139,7 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
         assert row["loss"] == pytest.approx(own, abs=1e-3)
     contenders = {row["contender"] for row in rows}
     also = f"{figure.OURS}, jax {head['also_jax']}"
-    assert contenders == {figure.OURS, also, PEERS["torch_loop"].label}
+    assert contenders == {figure.OURS, also}
     kept = [json.loads(line) for line in output.read_text().splitlines()]
     assert kept == [head, *rows]
     assert figure_path.read_bytes()[:4] == b"\x89PNG"
