@@ -9,13 +9,13 @@
 
 Prints JSON lines: the machine, then a row for every contender and algorithm. A
 contender is a process of its own; contenders run one round each in turns. They are the
-library with FedAvg, FedMuon and Local AdamW, and with FedAvg those that are installed
-of hand-written JAX, a PyTorch loop, Flower, pfl and FedJAX; with `--peers torch_vmap`
-also PyTorch that runs clients in parallel. With `--also PYTHON`, the library and
-hand-written JAX take turns in that environment too, which has another version of JAX.
-On a CPU everything is
-bound to one core and one thread, or to as many as `--devices` says, with one device per
-core. Large models then run fewer steps with fewer clients, unless `--full` is given.
+library with FedAvg, FedMuon (also in blocks, `transforms.orthogonalize_blocks`) and
+Local AdamW, and with FedAvg those that are installed of hand-written JAX, a PyTorch
+loop, Flower, pfl and FedJAX; with `--peers torch_vmap` also PyTorch that runs clients
+in parallel. With `--also PYTHON`, the library and hand-written JAX take turns in that
+environment too, which has another version of JAX. On a CPU everything is bound to one
+core and one thread, or to as many as `--devices` says, with one device per core. Large
+models then run fewer steps with fewer clients, unless `--full` is given.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from benchmarks.peers import PEERS
 from benchmarks.workloads import SIZES, WORKLOADS, check_sizes
 
 DEFAULT_PEERS = tuple(name for name, peer in PEERS.items() if peer.by_default)
-ALGORITHMS = ("fedavg", "fedmuon", "local_adamw")
+ALGORITHMS = ("fedavg", "fedmuon", "fedmuon_blocks", "local_adamw")
 MEASURES = {  # further workloads: modules with `rows`
     "newton_schulz": "five Newton-Schulz steps compared with optax, and with the "
     "machine's matrix-product rate",

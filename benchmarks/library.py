@@ -1,7 +1,8 @@
-"""The library's contender: FedAvg, FedMuon and Local AdamW, in turns."""
+"""The library's contender: FedAvg, FedMuon (whole or in blocks), Local AdamW."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,14 +12,18 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from benchmarks.turns import Turns
 from benchmarks.workloads import LR, Workload, arrays_of, parts_of, probed
-from fedjax_muon import data, models, simulation, tasks
-from fedjax_muon.algorithms import ALL
+from fedjax_muon import algorithms, data, models, simulation, tasks
+from fedjax_muon.core import Algorithm
+from fedjax_muon.transforms import by_rank, orthogonalize_blocks
 
 # at their default learning rates, except for FedAvg
-ALGORITHMS: dict[str, dict[str, float]] = {
-    "fedavg": {"lr": LR},
-    "fedmuon": {},
-    "local_adamw": {},
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "fedavg": partial(algorithms.fedavg, lr=LR),
+    "fedmuon": algorithms.fedmuon,
+    "fedmuon_blocks": partial(
+        algorithms.fedmuon, rule=by_rank(orthogonalize_blocks(period=5, blocks=4))
+    ),
+    "local_adamw": algorithms.local_adamw,
 }
 
 
@@ -76,7 +81,7 @@ def prepare(
         start = nested(weights)
         task = task._replace(init=lambda key: start)
     return simulation.federate(
-        ALL[algorithm].function(**(ALGORITHMS[algorithm] | hyper)),
+        ALGORITHMS[algorithm](**hyper),
         task,
         dataset,
         parts,

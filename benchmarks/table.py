@@ -19,7 +19,8 @@ OURS = "fedjax_muon"
 FEDAVG = (OURS, *(peer.label for peer in PEERS.values()))
 IDLE = 0.5  # cores that other processes may keep busy on a machine that counts as idle
 BASE = "PyTorch loop"  # that the library is compared with, round by round
-OTHERS = {"fedmuon": "FedMuon", "local_adamw": "Local AdamW"}
+OTHERS = {"fedmuon": "FedMuon", "fedmuon_blocks": "FedMuon, blocks"}
+OTHERS |= {"local_adamw": "Local AdamW"}
 
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:

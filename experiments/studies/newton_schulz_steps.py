@@ -1,14 +1,14 @@
-"""FedMuon with fewer Newton-Schulz steps, under two normalizations.
+"""FedMuon with fewer Newton-Schulz steps, under two normalizations, or on blocks.
 
     python -m experiments.studies.newton_schulz_steps digits     # minutes on a core
     python -m experiments.studies.newton_schulz_steps fashion_mnist --data-dir ~/data
 
 Fewer steps cost less and leave small singular values small. Division by the Schatten-8
 norm instead of the Frobenius norm makes all singular values larger at the start, at no
-cost. FedMuon runs on the default job of `fedjax-muon compare` with Jordan's
-coefficients. Several learning rates are tried, since fewer steps give shorter updates,
-which a larger rate may compensate. A seed has the same partition, initial parameters,
-cohorts and batches in every row.
+cost. Blocks of matrices cost less than whole ones. FedMuon runs on the default job of
+`fedjax-muon compare` with Jordan's coefficients. Several learning rates are tried,
+since fewer steps give shorter updates, which a larger rate may compensate. A seed has
+the same partition, initial parameters, cohorts and batches in every row.
 """
 
 import csv
@@ -24,37 +24,58 @@ import tyro
 
 from benchmarks.machine import machine
 from experiments import dots
-from fedjax_muon import data, models, simulation, tasks
+from fedjax_muon import data, models, simulation, tasks, transforms
 from fedjax_muon.algorithms import fedmuon
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.linalg.newton_schulz import orthogonalize
 from fedjax_muon.runs.build import parts_of, start_key
 from fedjax_muon.runs.config import Config
 from fedjax_muon.sweeps.sweep import Cell, sweep
+from fedjax_muon.transforms.variants import blocks_of
 
 TABLE = """
 | learning rate | Newton-Schulz | flops | final accuracy, % | difference \
 | mean over rounds, % | difference |
 |---:|---|---:|---:|---:|---:|---:|"""
 NORMS = {"Frobenius": kernel.frobenius, "Schatten-8": kernel.schatten8}
-NEWTON_SCHULZ: dict[str, tuple[int | None, Any]] = {
-    f"{name}, {t} steps": (t, partial(orthogonalize, steps=t, normalization=norm))
+
+
+class Variant(NamedTuple):
+    changes: dict[str, Any]  # arguments of `fedmuon`
+    steps: int | None  # None without Newton-Schulz
+    period: int = 1  # whole matrices are orthogonalized in one step of so many
+    blocks: int = 1  # the others have so many blocks
+
+
+def few_steps(steps: int, norm: Any) -> Variant:
+    polar = partial(orthogonalize, steps=steps, normalization=norm)
+    return Variant({"polar": polar}, steps)
+
+
+def in_blocks(period: int, blocks: int) -> Variant:
+    rule = transforms.by_rank(transforms.orthogonalize_blocks(period, blocks))
+    return Variant({"rule": rule}, 5, period, blocks)
+
+
+NEWTON_SCHULZ = {
+    f"{name}, {t} steps": few_steps(t, norm)
     for name, norm in NORMS.items()
     for t in (5, 4, 3, 2)
 }
-ALL = NEWTON_SCHULZ | {"Exact, by SVD": (None, kernel.polar)}
+BLOCKS = {f"{b} blocks, but in every 5th step": in_blocks(5, b) for b in (2, 4)}
+ALL = NEWTON_SCHULZ | BLOCKS | {"Exact, by SVD": Variant({"polar": kernel.polar}, None)}
 
 
 class Job(NamedTuple):
     model: Any
     rates: tuple[float, ...]
-    variants: Mapping[str, tuple[int | None, Any]]  # steps, None without Newton-Schulz
+    variants: Mapping[str, Variant]
     stride: int  # one in that many examples is used
 
 
 JOBS = {
     "digits": Job(models.MLP(10, (64, 64)), (0.01, 0.03, 0.1), ALL, 1),
-    "fashion_mnist": Job(models.LeNet(10), (0.01,), NEWTON_SCHULZ, 10),
+    "fashion_mnist": Job(models.LeNet(10), (0.01,), NEWTON_SCHULZ | BLOCKS, 10),
 }
 
 
@@ -72,19 +93,26 @@ def flops(shape: tuple[int, int], steps: int) -> int:
     return sum(sizes)
 
 
-def model_flops(task: tasks.Task, steps: int) -> int:
+def model_flops(task: tasks.Task, variant: Variant) -> float:
+    """Returns the flops of all matrices, on average over the steps of a period."""
     leaves = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
     shapes = [(x.size // x.shape[-1], x.shape[-1]) for x in leaves if x.ndim > 1]
-    return sum(flops(shape, steps) for shape in shapes)
+    whole = sum(flops(shape, variant.steps) for shape in shapes)
+    divided = 0
+    for shape in shapes:
+        rows, columns = blocks_of(shape, variant.blocks)
+        block = shape[0] // rows, shape[1] // columns
+        divided += rows * columns * flops(block, variant.steps)
+    return (whole + (variant.period - 1) * divided) / variant.period
 
 
-def trained(job: Job, task: tasks.Task, polar, dataset, config: Config, seeds):
+def trained(job: Job, task: tasks.Task, changes, dataset, config: Config, seeds):
     """Returns the columns of all runs by (rate, seed)."""
     parts = {seed: parts_of(config, dataset, seed) for seed in seeds}
     points = list(itertools.product(job.rates, seeds))
     cells = [Cell({"lr": lr}, start_key(seed), parts[seed]) for lr, seed in points]
     prepared = simulation.federate(
-        fedmuon(lr=job.rates[0], polar=polar),
+        fedmuon(lr=job.rates[0], **changes),
         task,
         dataset,
         parts[seeds[0]],
@@ -145,9 +173,11 @@ def main(
         given = given._replace(**{name: getattr(given, name)[:: job.stride]})
     task = tasks.classification(job.model, given.x_train.shape[1:])
     about = machine("experiments.studies.newton_schulz_steps")
-    runs, usual = {}, model_flops(task, 5)
-    for label, (_, polar) in job.variants.items():
-        for point, run in trained(job, task, polar, given, config, seeds).items():
+    runs = {}
+    usual = model_flops(task, next(iter(job.variants.values())))
+    for label, variant in job.variants.items():
+        changes = variant.changes
+        for point, run in trained(job, task, changes, given, config, seeds).items():
             runs[label, *point] = run
             print(label, *point, run["test_accuracy"][-1], flush=True)
     output.mkdir(parents=True, exist_ok=True)
@@ -172,8 +202,10 @@ def main(
             label: np.array([runs[label, lr, seed]["test_accuracy"] for seed in seeds])
             for label in job.variants
         }
-        for label, (steps, _) in job.variants.items():
-            cost = f"{model_flops(task, steps) / usual:.2f}" if steps else ""
+        for label, variant in job.variants.items():
+            cost = ""
+            if variant.steps:
+                cost = f"{model_flops(task, variant) / usual:.2f}"
             first = next(iter(scores.values()))
             cells = [f"{lr:g}", label, cost, *row(first, scores[label])]
             lines.append(f"| {' | '.join(cells)} |")

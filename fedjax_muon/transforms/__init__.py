@@ -40,6 +40,7 @@ from fedjax_muon.transforms.soap import scale_by_soap
 from fedjax_muon.transforms.variants import (
     equilibrate,
     normalize_axes,
+    orthogonalize_blocks,
     scale_by_adamuon,
     scale_by_mars,
     scale_by_muon2,
@@ -62,6 +63,7 @@ __all__ = [
     "normalize",
     "normalize_axes",
     "orthogonalize",
+    "orthogonalize_blocks",
     "output_direction",
     "rms_direction",
     "scale_by_adamuon",

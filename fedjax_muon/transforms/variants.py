@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.core import Number, check_range
+from fedjax_muon.core import Number, check_count, check_range
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms.layout import (
     Layout,
@@ -97,6 +97,72 @@ def equilibrate(
         return math.prod(factors, start=x)
 
     return of_matrices(one, layout)
+
+
+# ---------------------------------------------------------------------------- blocks
+
+
+def blocks_of(shape: tuple[int, int], blocks: int) -> tuple[int, int]:
+    """How many blocks a matrix is divided into, along fan_in and along fan_out.
+
+    The shorter side is divided, by the largest number up to `blocks` that divides it.
+
+    Example:
+      >>> blocks_of((784, 200), 4), blocks_of((10, 10), 4)
+      ((1, 4), (2, 1))
+    """
+    short = min(shape)
+    count = max(n for n in range(1, min(blocks, short) + 1) if short % n == 0)
+    return (count, 1) if shape[0] == short else (1, count)
+
+
+def orthogonalize_blocks(
+    period: int = 5,
+    blocks: int = 4,
+    *,
+    polar: Polar = kernel.orthogonalize,
+    layout: Layout = muon_dimension_numbers,
+) -> optax.GradientTransformation:
+    """Orthogonalizes whole matrices in every `period`-th step, otherwise their blocks.
+
+    Newton-Schulz steps of blocks take 1 / blocks of the operations, or less. This is
+    MuonBP (arXiv:2510.16981; after the paper's abstract and summaries of it), where the
+    blocks are those of devices, and block steps can have another learning rate. The
+    first step is a whole one. Other leaves pass unchanged.
+
+    Args:
+      period: P; 1 is `orthogonalize`.
+      blocks: See `blocks_of`; 1 is `orthogonalize`.
+
+    Example:
+      >>> rule = by_rank(orthogonalize_blocks(), scale_by_lmo(euclidean))
+      >>> algorithm = fm.fedmuon(lr=0.01, rule=rule)
+    """
+    check_count("period", period)
+    check_count("blocks", blocks)
+
+    def of_blocks(matrices: jax.Array) -> jax.Array:
+        fan_in, fan_out = matrices.shape[-2:]
+        rows, columns = blocks_of((fan_in, fan_out), blocks)
+        axis = -2 if rows > 1 else -1
+        parts = jnp.split(matrices, rows * columns, axis)
+        return jnp.concatenate([*polar(jnp.stack(parts))], axis)
+
+    whole = orthogonalize(polar, layout=layout)
+    divided = orthogonalize(of_blocks, layout=layout)
+
+    def init(params: optax.Params) -> optax.ScaleByScheduleState:
+        del params
+        return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+    def update(updates: optax.Updates, state: Any, params: Any = None) -> Any:
+        del params
+        alone = lambda rule: lambda updates: rule.update(updates, optax.EmptyState())[0]
+        is_whole = state.count % period == 0
+        result = jax.lax.cond(is_whole, alone(whole), alone(divided), updates)
+        return result, state._replace(count=optax.safe_increment(state.count))
+
+    return optax.GradientTransformation(init, update)
 
 
 # -------------------------------------------------------------------- second moments

@@ -185,9 +185,10 @@ def test_flops_are_those_of_the_products(shape, steps):
 
 @pytest.mark.slow
 def test_the_study_writes_all_runs_and_a_table_for_every_rate(tmp_path, monkeypatch):
-    def columns(job, task, polar, dataset, config, seeds):
+    def columns(job, task, changes, dataset, config, seeds):
         assert len(dataset.y_train) == 1437
-        base = 0.8 if "steps" in getattr(polar, "keywords", {}) else 0.9
+        exact = changes.get("polar") is polar
+        base = 0.9 if exact else 0.8
         run = lambda lr, seed: {
             "round": np.array([0, config.rounds]),
             "test_accuracy": np.array([0.1, base + lr + 0.01 * seed]),
@@ -199,11 +200,11 @@ def test_the_study_writes_all_runs_and_a_table_for_every_rate(tmp_path, monkeypa
     monkeypatch.setattr(newton_schulz_steps, "trained", columns)
     newton_schulz_steps.main("digits", rounds=7, seeds=(0, 2), output=tmp_path)
     points = (tmp_path / "digits.csv").read_text().splitlines()
-    assert len(points) == 1 + 9 * 3 * 2 * 2
+    assert len(points) == 1 + 11 * 3 * 2 * 2
     assert points[2] == '"Frobenius, 5 steps",0.01,0,7,0.8100'
     assert len(list(tmp_path.glob("digits.png"))) == 1
-    rows = (tmp_path / "digits.md").read_text().splitlines()[-27:]
-    assert rows[8] == (
+    rows = (tmp_path / "digits.md").read_text().splitlines()[-33:]
+    assert rows[10] == (
         "| 0.01 | Exact, by SVD |  | 92.0 ± 1.4 | 10.0 ± 0.0 | 51.0 ± 0.7 | 5.0 ± 0.0 |"
     )
     # 10 x 64 in the gram form, 2 x 64 x 64 step by step
@@ -211,4 +212,11 @@ def test_the_study_writes_all_runs_and_a_table_for_every_rate(tmp_path, monkeypa
     share = (2 * 2 * square + last + 2000 * 5) / (
         2 * 5 * square + 2 * last + 2000 * (5 + 9)
     )
-    assert rows[12].startswith(f"| 0.03 | Frobenius, 2 steps | {share:.2f} | 84.0")
+    assert rows[14].startswith(f"| 0.03 | Frobenius, 2 steps | {share:.2f} | 84.0")
+    # 64 x 64 as four of 16 x 64, and 64 x 10 as two of 64 x 5
+    whole = 2 * flops((64, 64), 5) + flops((64, 10), 5)
+    blocks = 2 * 4 * flops((16, 64), 5) + 2 * flops((64, 5), 5)
+    share = (whole + 4 * blocks) / (5 * whole)
+    assert rows[9].startswith(
+        f"| 0.01 | 4 blocks, but in every 5th step | {share:.2f} |"
+    )

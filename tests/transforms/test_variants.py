@@ -92,6 +92,20 @@ def muon_eq(given, order):
         yield 0.2 * math.sqrt(max(o, i)) * orth(n * factor)
 
 
+def muon_bp(given, period=2):
+    """Blocks of up to 3, of the shorter side: the divisor, and whether of inputs."""
+    o, i = given[0].shape
+    count, axis = {(7, 3): (3, 1), (4, 6): (2, 0), (4, 4): (2, 1)}[o, i]
+    m = np.zeros((o, i))
+    for t, g in enumerate(given):
+        m = 0.95 * m + g
+        if t % period == 0:
+            yield math.sqrt(max(1, o / i)) * orth(m)
+        else:
+            parts = [orth(part) for part in np.split(m, count, axis)]
+            yield math.sqrt(max(1, o / i)) * np.concatenate(parts, axis)
+
+
 def adamuon(given, beta=0.95):
     v = np.zeros_like(given[0])
     for n in nesterov(given, beta):
@@ -204,6 +218,14 @@ CASES = {
     "MuonEq, R": equal("out"),
     "MuonEq, C": equal("in"),
     "MuonEq, RC": equal("out", "in"),
+    "MuonBP": (
+        optax.chain(
+            optax.trace(0.95),
+            transforms.orthogonalize_blocks(2, 3, polar=polar),
+            transforms.scale_by_shape(jordan),
+        ),
+        muon_bp,
+    ),
     "AdaMuon": (transforms.scale_by_adamuon(polar=polar), adamuon),
     "Muon^2": (transforms.scale_by_muon2(b2=0.9, polar=polar), muon_squared),
     "MARS-M": (
@@ -341,6 +363,31 @@ def test_constrained_scion_stays_in_its_ball():
             size = np.linalg.norm(x["w"], 2) * math.sqrt(3 / 7)
             assert size <= 2.0 + 1e-9
     assert size > 0.5
+
+
+def test_one_block_or_every_step_is_orthogonalize():
+    given = gradients()
+    plain = updates(transforms.orthogonalize(), given)
+    for rule in (
+        transforms.orthogonalize_blocks(1, 4),
+        transforms.orthogonalize_blocks(3, 1),
+    ):
+        jax.tree.map(np.testing.assert_array_equal, updates(rule, given), plain)
+    for name in ("period", "blocks"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+            transforms.orthogonalize_blocks(**{name: 0})
+
+
+def test_clients_that_are_vectorized_compute_one_branch():
+    """The count of steps is the same for all, so `cond` does not become `select`."""
+    rule = transforms.orthogonalize_blocks()
+    grads = {"kernel": jnp.ones((3, 8, 4))}
+    both = "f32[3,8,4] = select_n"
+    new = lambda g: rule.update(g, rule.init(g))[0]
+    assert both not in str(jax.make_jaxpr(jax.vmap(new))(grads))
+    other = lambda g, n: rule.update(g, rule.init(g)._replace(count=n))[0]
+    counts = jnp.arange(3)
+    assert both in str(jax.make_jaxpr(jax.vmap(other))(grads, counts))
 
 
 @pytest.mark.parametrize("given", [(), ("out", "out"), ("rows",)])
