@@ -12,8 +12,8 @@ contender is a process of its own; contenders run one round each in turns. They 
 library with FedAvg, FedMuon (also in blocks, `transforms.orthogonalize_blocks`) and
 Local AdamW, and with FedAvg those that are installed of hand-written JAX, a PyTorch
 loop, Flower, pfl and FedJAX; with `--peers torch_vmap` also PyTorch that runs clients
-in parallel. With `--also PYTHON`, the library and hand-written JAX take turns in that
-environment too, which has another version of JAX. On a CPU everything is bound to one
+in parallel. With `--also PYTHON`, FedAvg of the library and of hand-written JAX takes
+turns in that environment too, which has another version of JAX. On a CPU everything is bound to one
 core and one thread, or to as many as `--devices` says, with one device per core. Large
 models then run fewer steps with fewer clients, unless `--full` is given.
 """
@@ -62,7 +62,7 @@ def arguments() -> argparse.ArgumentParser:
     add("--devices", type=int, default=1, help="that the library divides a cohort over")
     add("--algorithms", type=_names, default=ALGORITHMS, metavar="A,B")
     add("--peers", type=_names, default=DEFAULT_PEERS, metavar="A,B", help="or none")
-    add("--also", metavar="PYTHON", help="interpreter with another JAX, to run it too")
+    add("--also", metavar="PYTHON", help="an interpreter with another JAX, for FedAvg")
     add("--full", action="store_true", help="full-size large models on a CPU too")
     for size in SIZES:
         add(f"--{size}", type=int, help=f"another number of {size}")

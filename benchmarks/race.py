@@ -176,10 +176,10 @@ def _lanes(request: Row, algorithms, peers: Sequence[str], limits: Limits):
 
     if algorithms:
         start("fedjax_muon", algorithms, own, devices=limits.devices)
-        if limits.also:
+        if limits.also and "fedavg" in algorithms:
             python, version = limits.also
-            label = f"fedjax_muon, jax {version}"
-            start(label, algorithms, own, devices=limits.devices, python=python)
+            label, own = f"fedjax_muon, jax {version}", own | {"algorithms": ["fedavg"]}
+            start(label, ["fedavg"], own, devices=limits.devices, python=python)
     for peer in peers:
         label = PEERS[peer].label
         if lacking := missing(peer):
