@@ -13,9 +13,9 @@ library with FedAvg, FedMuon (also in blocks, `transforms.orthogonalize_blocks`)
 Local AdamW, and with FedAvg those that are installed of hand-written JAX, a PyTorch
 loop, Flower, pfl and FedJAX; with `--peers torch_vmap` also PyTorch that runs clients
 in parallel. With `--also PYTHON`, FedAvg of the library and of hand-written JAX takes
-turns in that environment too, which has another version of JAX. On a CPU everything is bound to one
-core and one thread, or to as many as `--devices` says, with one device per core. Large
-models then run fewer steps with fewer clients, unless `--full` is given.
+turns in that environment too, which has another version of JAX. On a CPU everything is
+bound to one core and one thread, or to as many as `--devices` says, with one device per
+core. Large models then run fewer steps with fewer clients, unless `--full` is given.
 """
 
 import argparse
