@@ -1,5 +1,7 @@
 from . import (
+    aggregators as aggregators,
     algorithms as algorithms,
+    attacks as attacks,
     audits as audits,
     compression as compression,
     core as core,
@@ -19,6 +21,7 @@ from . import (
     tracking as tracking,
     transforms as transforms,
 )
+from .aggregators import robust as robust
 from .algorithms import (
     diloco as diloco,
     dp_fedmuon as dp_fedmuon,
@@ -48,6 +51,7 @@ from .algorithms import (
     scaffold_vr as scaffold_vr,
     stem as stem,
 )
+from .attacks import attack as attack
 from .compression import (
     compress as compress,
     memory_share as memory_share,

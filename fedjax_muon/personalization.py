@@ -142,7 +142,7 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
             own = _only(state.params, _paths(state.params, names))
             return after._replace(params=merged(after.params, own))
 
-        return Exchange(send, client, server)
+        return Exchange(send, client, server, stack=exchange.stack)
 
     changed = map_exchanges(change, algorithm)
     return changed._replace(init=init, init_client=init_client)

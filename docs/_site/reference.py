@@ -44,6 +44,7 @@ PAGES = {
         "compression:compress truncated_svd power_iteration top_k quantize"
         " no_compression rank_share memory_share Compressor Encoded",
     ),
+    "robust": ("Robust aggregation", "aggregators", "attacks"),
     "personalization": ("Personalization", "personalization:keep_own ditto"),
     "transforms": (
         "Update rules",

@@ -62,7 +62,7 @@ NEWTON_SCHULZ = {
     for name, norm in NORMS.items()
     for t in (5, 4, 3, 2)
 }
-BLOCKS = {f"{b} blocks, but in every 5th step": in_blocks(5, b) for b in (2, 4)}
+BLOCKS = {f"{b} blocks, whole every 5th step": in_blocks(5, b) for b in (2, 4)}
 ALL = NEWTON_SCHULZ | BLOCKS | {"Exact, by SVD": Variant({"polar": kernel.polar}, None)}
 
 

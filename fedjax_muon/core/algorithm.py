@@ -2,9 +2,10 @@
 
 A round is a sequence of exchanges. In each, the server broadcasts a pytree, every
 sampled client returns a message and updates its private state, and the server updates
-its own state from the weighted mean of the messages. Nothing else crosses the network.
-So the engine alone computes the mean, maps over clients and counts bytes, and wrappers
-change messages without knowing the algorithm.
+its own state from the weighted mean of the messages, which the functions in `stack` may
+replace first. Nothing else crosses the network. So the engine alone computes the mean,
+maps over clients and counts bytes, and wrappers change messages without knowing the
+algorithm.
 """
 
 from collections.abc import Callable
@@ -55,6 +56,15 @@ def as_sent(message: Any) -> Any:
     return message
 
 
+class Messages(NamedTuple):
+    """All messages of an exchange, as vectors, before they are averaged."""
+
+    values: jax.Array  # [S, D], zeros where the weight is 0
+    weight: jax.Array  # float [S], 0 for those that did not arrive
+    ids: jax.Array  # int32 [S], of the clients
+    key: jax.Array  # typed key of the server
+
+
 class Exchange(NamedTuple):
     """One broadcast, the clients' messages, and the server's update from their mean.
 
@@ -75,6 +85,8 @@ class Exchange(NamedTuple):
     # whether the server receives the plain sum of all messages, even if there are none
     local_params: Callable[[Any, Any], Params] | None = None
     # (broadcast, message) -> the client's last parameters, if they follow from it
+    stack: tuple[Callable[[Messages], Messages], ...] = ()
+    # functions of all messages, applied in this order before the mean is taken
 
 
 class Algorithm(NamedTuple):

@@ -8,7 +8,8 @@ where `members` is a `CohortMember` whose leaves have the leading axis [S] of th
 cohort, `client_states` stacks the states of all N clients, and `client(broadcast,
 client_state, member) -> (contribution, client_state, aux)` runs one client. The plan
 returns the sum of all contributions, the client states with those of the cohort
-replaced, and the small `aux` stacked. All plans give the same numbers up to rounding,
+replaced, and `aux` stacked: whether messages arrived, and for an exchange with a
+`stack`, the messages. All plans give the same numbers up to rounding,
 from the same random streams: a client's keys depend on the round and its id, never on
 its position.
 """
@@ -168,7 +169,8 @@ def chunked(size: int) -> Plan:
         )
         run = functools.partial(vmapped, client, store=store)
         total, client_states, aux = _accumulate(run, broadcast, client_states, chunks)
-        return total, client_states, jax.tree.map(lambda x: x.reshape(-1)[:count], aux)
+        flat = lambda x: x.reshape(-1, *x.shape[2:])[:count]
+        return total, client_states, jax.tree.map(flat, aux)
 
     return plan
 

@@ -10,16 +10,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
+    Messages,
     Objective,
     Params,
     Project,
     Round,
     check_count,
     exchange_shapes,
+    streams,
     tree,
     unconstrained,
 )
@@ -100,6 +103,10 @@ def _client(
         factor = 1 if exchange.reduce_sum else member.weight
         weigh = lambda m: jnp.where(received, jnp.asarray(factor, m.dtype) * m, 0)
         weight = jnp.where(received, member.weight, 0)
+        if exchange.stack:
+            message = tree.where(received, message, tree.zeros_like(message))
+            state = tree.where(received, after, before)
+            return ((), weight), state, (received, message)
         contribution = jax.tree.map(weigh, message), weight
         return contribution, tree.where(received, after, before), received
 
@@ -151,6 +158,41 @@ def server_round(
     return Round(index, key, steps, size, size / num_clients)
 
 
+def _stacked(
+    stack: Sequence[Callable[[Messages], Messages]],
+    messages: Any,
+    weight: jax.Array,
+    ids: jax.Array,
+    key: jax.Array,
+) -> tuple[Any, jax.Array]:
+    """The weighted sum of all messages, and the sum of the weights, after `stack`."""
+    one = jax.tree.map(lambda x: x[0], messages)
+    _, unravel = ravel_pytree(one)
+    values = jax.vmap(lambda message: ravel_pytree(message)[0])(messages)
+    rows = Messages(values, weight, ids, key)
+    for function in stack:
+        rows = function(rows)
+    total = jnp.tensordot(rows.weight.astype(values.dtype), rows.values, 1)
+    return unravel(total), rows.weight.sum()
+
+
+def check_stacks(algorithm: Algorithm, num_clients: int, cohort_size: int) -> None:
+    """Raises `ValueError` if a function in a `stack` needs more messages.
+
+    Prologues have those of all clients.
+    """
+    for exchanges, size in (
+        (algorithm.prologue, num_clients),
+        (algorithm.exchanges, cohort_size),
+    ):
+        values, weight = jnp.zeros((size, 1)), jnp.zeros(size)
+        messages = Messages(values, weight, jnp.arange(size), jax.random.key(0))
+        for exchange in exchanges:
+            rows = messages
+            for function in exchange.stack:
+                rows = jax.eval_shape(function, rows)
+
+
 def make_exchange(
     exchange: Exchange,
     objective: Objective,
@@ -173,6 +215,11 @@ def make_exchange(
         client = _client(exchange, objective, draw, round_info)
         result = plan(client, broadcast, client_states, members)
         (total, weight), client_states, received = result
+        if exchange.stack:
+            received, messages = received
+            key = jax.random.fold_in(round_info.key, streams.STACK)
+            there = jnp.where(received, members.weight, 0)
+            total, weight = _stacked(exchange.stack, messages, there, members.id, key)
         round_after = round_of(received)
         if exchange.reduce_sum:
             after = exchange.server(server, total, round_after)

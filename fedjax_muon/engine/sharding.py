@@ -106,8 +106,7 @@ def sharded(inner: Plan, num_clients: int) -> Plan:
         is_everyone = count == num_clients  # since the members of a cohort are distinct
         order = jnp.argsort(members.id) if is_everyone else None
         members = pad_cohort(_ordered(members, order), devices)
-        zeros = jnp.zeros(members.weight.shape, members.weight.dtype)
-        size = len(zeros) // devices
+        kind, size = members.weight.dtype, len(members.weight) // devices
         own = lambda x: x.reshape(devices, size, *x.shape[1:])[_device()]
         total, client_states, aux = inner(
             client,
@@ -116,13 +115,17 @@ def sharded(inner: Plan, num_clients: int) -> Plan:
             jax.tree.map(own, members),
             _at_home(size) if is_everyone else _store(client_states),
         )
-        in_cohort = lambda n: lax.dynamic_update_slice(
-            zeros, n.astype(zeros.dtype), (_device() * size,)
-        )
+
+        def in_cohort(x: jax.Array) -> jax.Array:
+            x = x.astype(kind) if x.dtype == bool else x
+            zeros = jnp.zeros((devices * size, *x.shape[1:]), x.dtype)
+            return lax.dynamic_update_slice_in_dim(zeros, x, _device() * size, 0)
+
         # One vector, for one reduction.
         flat, unravel = ravel_pytree((total, jax.tree.map(in_cohort, aux)))
-        total, aux = unravel(lax.psum(flat, CLIENTS))
-        aux = jax.tree.map(lambda n: n[:count] > 0, aux)
+        total, summed = unravel(lax.psum(flat, CLIENTS))
+        back_to = lambda x, old: x[:count] > 0 if old.dtype == bool else x[:count]
+        aux = jax.tree.map(back_to, summed, aux)
         back = None if order is None else jnp.argsort(order)
         return total, client_states, _ordered(aux, back)
 

@@ -143,6 +143,7 @@ def check_setup(setup: Setup) -> None:
         )
     draw = partial(cohort_of, setup)  # may reject the sizes
     jax.eval_shape(draw, jax.random.key(0), jnp.int32(0))
+    engine.check_stacks(algorithm, setup.num_clients, setup.cohort_size)  # likewise
     if algorithm.uniform_weights and setup.weighting is not uniform:
         raise ValueError(
             "this algorithm has control variates or bounds each client's part, both of "

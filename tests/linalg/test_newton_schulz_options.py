@@ -218,5 +218,5 @@ def test_the_study_writes_all_runs_and_a_table_for_every_rate(tmp_path, monkeypa
     blocks = 2 * 4 * flops((16, 64), 5) + 2 * flops((64, 5), 5)
     share = (whole + 4 * blocks) / (5 * whole)
     assert rows[9].startswith(
-        f"| 0.01 | 4 blocks, but in every 5th step | {share:.2f} |"
+        f"| 0.01 | 4 blocks, whole every 5th step | {share:.2f} |"
     )

@@ -8,8 +8,8 @@ LAYERS = (
     {"versions", "no_tpu"},
     {"core"},
     {"linalg", "data", "models", "tracking"},
-    {"transforms", "tasks", "compression", "personalization", "privacy"},
-    {"algorithms"},
+    {"transforms", "tasks", "aggregators", "compression", "personalization", "privacy"},
+    {"algorithms", "attacks"},
     {"minimax", "engine"},
     {"simulation"},
     {"decentralized"},
@@ -21,7 +21,14 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP = {"__init__", "__main__"}
 # these know the interface of an algorithm, never one by name
-GENERIC = ("core", "compression", "personalization", "privacy")
+GENERIC = (
+    "core",
+    "aggregators",
+    "attacks",
+    "compression",
+    "personalization",
+    "privacy",
+)
 GENERIC += ("engine", "simulation", "planning", "sweeps", "deploy")
 FORBIDDEN = {"utils", "util", "helpers", "helper", "misc", "common"}
 FILES = sorted(ROOT.rglob("*.py"))

@@ -1,0 +1,508 @@
+"""Robust aggregation and attacks against literal loops, and as parts of rounds."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedjax_muon as fm
+from fedjax_muon import aggregators, attacks, engine
+from fedjax_muon.core import Messages, Objective
+from fedjax_muon.engine import plans
+
+ROWS = np.arange(1.0, 10).reshape(3, 3)  # of ByzFL's documentation
+KEY = jax.random.key(3)
+
+
+def stacked(values, there=None, ids=None):
+    values = jnp.asarray(values)
+    weight = jnp.ones(len(values)) if there is None else jnp.asarray(there, float)
+    ids = np.arange(len(values)) if ids is None else ids
+    values = jnp.where(weight[:, None] > 0, values, 0)
+    return Messages(values, weight, jnp.asarray(ids, jnp.int32), KEY)
+
+
+def mean_of(messages):
+    return np.asarray(messages.weight @ messages.values / messages.weight.sum())
+
+
+def after(aggregator, values, there=None):
+    with jax.enable_x64(True):
+        return mean_of(jax.jit(aggregator)(stacked(values, there)))
+
+
+# -------------------------------------------------------------- numbers of ByzFL's docs
+
+PUBLISHED = {
+    "median": (aggregators.median(), [4, 5, 6]),
+    "trimmed mean": (aggregators.trimmed_mean(1), [4, 5, 6]),
+    "geometric median": (
+        aggregators.geometric_median(),
+        [3.78788764, 4.78788764, 5.78788764],
+    ),
+    "centered clipping": (aggregators.centered_clipping(100.0), [4, 5, 6]),
+    "krum": (aggregators.krum(0.34), [1, 2, 3]),
+    "multi-krum": (aggregators.krum(0.34, chosen=None), [2.5, 3.5, 4.5]),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_numbers(name):
+    aggregator, expected = PUBLISHED[name]
+    np.testing.assert_allclose(after(aggregator, ROWS), expected, rtol=1e-8)
+
+
+def test_published_numbers_of_mixing_and_shortening():
+    with jax.enable_x64(True):
+        mixed = aggregators.nearest_neighbor_mixing(1)(stacked(ROWS)).values
+        shorter = aggregators.shorten_longest(1)(stacked(ROWS)).values
+    np.testing.assert_allclose(
+        mixed, [[2.5, 3.5, 4.5], [2.5, 3.5, 4.5], [5.5, 6.5, 7.5]]
+    )
+    np.testing.assert_allclose(shorter[:2], ROWS[:2])
+    np.testing.assert_allclose(
+        shorter[2], [4.41004009, 5.04004582, 5.67005155], rtol=1e-8
+    )
+
+
+# --------------------------------------------------------------- literal transcriptions
+
+
+def norm(x):
+    return math.sqrt(sum(float(v) ** 2 for v in x))
+
+
+def nearest(z, i, count):
+    """Others by distance, then by number; and i itself first."""
+    others = sorted((norm(z[i] - z[j]), j) for j in range(len(z)) if j != i)
+    return [i, *(j for _, j in others)][:count]
+
+
+def literal_median(z):
+    return [float(np.median(column)) for column in z.T]
+
+
+def literal_trimmed(f):
+    return lambda z: [np.mean(sorted(column)[f : len(z) - f]) for column in z.T]
+
+
+def literal_geometric(z, nu=0.5, rounds=6):
+    point = np.zeros(z.shape[1])
+    for _ in range(rounds):
+        weights = [1 / max(norm(row - point), nu) for row in z]
+        point = sum(w * row for w, row in zip(weights, z, strict=True)) / sum(weights)
+    return point
+
+
+def literal_krum(f, chosen):
+    def krum(z):
+        n = len(z)
+        scores = []
+        for i in range(n):
+            distances = sorted(norm(z[i] - z[j]) ** 2 for j in range(n) if j != i)
+            scores.append((sum(distances[: max(n - f - 2, 1)]), i))
+        best = [i for _, i in sorted(scores)][: n - f if chosen is None else chosen]
+        return np.mean(z[best], 0)
+
+    return krum
+
+
+def literal_clipping(tau, rounds):
+    def clipping(z):
+        center = np.zeros(z.shape[1])
+        for _ in range(rounds):
+            moves = [(row - center) * min(1, tau / norm(row - center)) for row in z]
+            center = center + np.mean(moves, 0)
+        return center
+
+    return clipping
+
+
+def literal_mixing(f, then):
+    return lambda z: then(
+        np.stack([z[nearest(z, i, len(z) - f)].mean(0) for i in range(len(z))])
+    )
+
+
+def literal_shortening(f, then):
+    def shortening(z):
+        n = len(z)
+        longest = math.floor(2 * f / n * (n - f) + 1e-9)
+        order = sorted(range(n), key=lambda i: norm(z[i]))
+        largest = norm(z[order[n - longest - 1]])
+        return then(np.stack([row * min(1, largest / norm(row)) for row in z]))
+
+    return shortening
+
+
+CASES = {
+    "median": (aggregators.median(), literal_median),
+    "trimmed mean": (aggregators.trimmed_mean(2), literal_trimmed(2)),
+    "geometric median": (aggregators.geometric_median(0.5, 6), literal_geometric),
+    "krum": (aggregators.krum(2), literal_krum(2, 1)),
+    "krum of three": (aggregators.krum(1, chosen=3), literal_krum(1, 3)),
+    "multi-krum": (aggregators.krum(2, chosen=None), literal_krum(2, None)),
+    "clipping": (aggregators.centered_clipping(1.5, 3), literal_clipping(1.5, 3)),
+    "mixing": (
+        aggregators.chain(
+            aggregators.nearest_neighbor_mixing(2), aggregators.trimmed_mean(1)
+        ),
+        literal_mixing(2, literal_trimmed(1)),
+    ),
+    "shortening": (
+        aggregators.chain(aggregators.shorten_longest(2), aggregators.median()),
+        literal_shortening(2, literal_median),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rules_are_those_of_loops(name):
+    aggregator, literal = CASES[name]
+    rng = np.random.default_rng(0)
+    for there in ((1,) * 9, (1, 0, 1, 1, 1, 1, 0, 1, 1, 1), (0,) * 2 + (1,) * 8):
+        z = rng.normal(size=(len(there), 5)) * rng.lognormal(size=(len(there), 1))
+        kept = z[np.array(there, bool)]
+        found = after(aggregator, z, there)
+        np.testing.assert_allclose(found, literal(kept), rtol=1e-9, atol=1e-12)
+
+
+def test_a_share_is_of_the_messages_that_arrived():
+    z = np.random.default_rng(1).normal(size=(10, 4))
+    there = np.array([1, 1, 0, 1, 1, 1, 0, 0, 1, 1])  # seven: 0.3 of them are two
+    found = after(aggregators.trimmed_mean(0.3), z, there)
+    np.testing.assert_allclose(found, literal_trimmed(2)(z[there > 0]), rtol=1e-9)
+    for share, n in itertools.product((0.1, 0.2, 0.25, 0.3, 0.4), range(1, 41)):
+        messages = stacked(np.zeros((n, 1)))
+        few = aggregators._number("", share, messages)
+        assert int(few) == math.floor(round(share * 100) * n / 100)
+
+
+BUCKETS = aggregators.bucketing(3)
+
+
+def test_buckets_are_means_of_distinct_messages():
+    z = np.eye(8)
+    there = [1, 1, 1, 0, 1, 1, 1, 1]
+    with jax.enable_x64(True):
+        found = BUCKETS(stacked(z, there))
+        again = BUCKETS(stacked(z, there)._replace(key=jax.random.key(4)))
+    assert found.values.shape == (3, 8)
+    np.testing.assert_array_equal(found.weight, [1, 1, 1])
+    np.testing.assert_allclose(np.sort(np.count_nonzero(found.values, 1)), [1, 3, 3])
+    np.testing.assert_allclose(found.values.sum(1), 1)
+    np.testing.assert_array_equal((found.values > 0).sum(0), there)
+    assert not np.array_equal(found.values, again.values)
+    one_by_one = aggregators.chain(aggregators.bucketing(1), aggregators.median())
+    rows = np.random.default_rng(0).normal(size=(7, 3))
+    np.testing.assert_allclose(after(one_by_one, rows), literal_median(rows))
+
+
+def test_without_bad_messages_rules_are_the_mean():
+    z = np.random.default_rng(2).normal(size=(7, 4))
+    for aggregator in (
+        aggregators.trimmed_mean(0),
+        aggregators.nearest_neighbor_mixing(0),
+        aggregators.centered_clipping(1e9),
+        aggregators.shorten_longest(0),
+        aggregators.krum(0, chosen=7),
+        BUCKETS,
+    ):
+        found = after(aggregator, z[:6])
+        np.testing.assert_allclose(found, z[:6].mean(0), rtol=1e-9)
+
+
+EVERY = {name: case[0] for name, case in CASES.items()}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_order_does_not_matter_and_no_message_goes_far(name):
+    z = np.random.default_rng(3).normal(size=(9, 4))
+    found = after(EVERY[name], z)
+    np.testing.assert_allclose(after(EVERY[name], z[::-1]), found, rtol=1e-8)
+    same = np.tile([1.0, -0.5, 0.25, 0.0], (9, 1))
+    if name != "clipping":  # whose center needs several rounds
+        np.testing.assert_allclose(after(EVERY[name], same), same[0], atol=1e-9)
+    z[4] = 1e9
+    assert np.all(np.abs(after(EVERY[name], z)) < 30)
+    nothing = jax.jit(EVERY[name])(stacked(z, np.zeros(9)))
+    assert nothing.weight.sum() == 0
+    assert np.isfinite(nothing.values).all()
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: aggregators.trimmed_mean(0.5), r"bad must lie in \[0, 0.5\), got 0.5"),
+        (lambda: aggregators.trimmed_mean(-1), "bad must be at least 0, got -1"),
+        (lambda: aggregators.krum(1, chosen=0), "chosen must be at least 1, got 0"),
+        (lambda: aggregators.centered_clipping(0.0), "largest must"),
+        (lambda: aggregators.bucketing(0), "size must be at least 1"),
+        (lambda: fm.attack(fm.fedavg(lr=1.0), attacks.alie(), []), "ids of clients"),
+        (lambda: fm.attack(fm.fedavg(lr=1.0), attacks.alie(), [-1]), "ids of clients"),
+    ],
+)
+def test_arguments_are_checked(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def federated(algorithm, **changes):
+    digits = fm.data.load("digits")
+    parts = fm.partition.iid(digits.y_train, 6, key=jax.random.key(0))
+    task = fm.tasks.classification(fm.models.MLP(10, (4,)), digits)
+    sizes = {"cohort_size": 4, "local_steps": 2, "batch_size": 8} | changes
+    return fm.federate(algorithm, task, digits, parts, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "said"),
+    [
+        (
+            aggregators.trimmed_mean(2),
+            "trimmed_mean with 2 bad messages needs at least 5 messages in a round",
+        ),
+        (aggregators.krum(2), "krum with 2 bad messages needs at least 5 messages"),
+        (aggregators.krum(0, chosen=5), "krum averages 5 messages, but a round has 4"),
+        (
+            aggregators.chain(aggregators.bucketing(2), aggregators.trimmed_mean(1)),
+            "needs at least 3 messages in a round, got 2",
+        ),
+    ],
+)
+def test_cohorts_that_are_too_small_are_refused_at_once(aggregator, said):
+    with pytest.raises(ValueError, match=said):
+        federated(fm.robust(fm.fedavg(lr=0.1), aggregator))
+
+
+def test_other_weights_and_privacy_are_refused():
+    algorithm = fm.robust(fm.fedavg(lr=0.1), aggregators.median())
+    with pytest.raises(ValueError, match="use weighting=uniform"):
+        federated(algorithm, weighting=fm.simulation.by_examples)
+    how = {"clip_norm": 1.0, "noise_multiplier": 1.0, "clients": 6, "cohort": 4}
+    with pytest.raises(ValueError, match="leave out one of them"):
+        fm.privacy.private_clients(algorithm, **how)
+    private = fm.privacy.private_clients(fm.fedavg(lr=0.1), **how)
+    with pytest.raises(ValueError, match="leave out privacy"):
+        fm.robust(private, aggregators.median())
+
+
+# ------------------------------------------------------------------- attacks, literally
+
+BAD = (1, 4, 5)
+
+
+def literal_attacks(z, bad):
+    """What every attack makes of messages by id."""
+    honest = np.delete(z, bad, 0)
+    mean, f, n = honest.mean(0), len(bad), len(z)
+    s = n // 2 + 1 - f
+    ppf = stats.norm.ppf((n - f - s) / (n - f))
+    deviation = honest.std(0, ddof=1)
+    return {
+        "sign": (attacks.sign_flip(), -z[list(bad)]),
+        "inner": (attacks.inner_product(1.5), -1.5 * mean),
+        "alie": (attacks.alie(), mean - ppf * deviation),
+        "alie, 2": (attacks.alie(2.0), mean - 2 * deviation),
+        "mimic": (attacks.mimic(), z[0]),
+    }
+
+
+def test_attackers_send_what_loops_say():
+    z = np.random.default_rng(4).normal(size=(11, 5))
+    for name, (attack, expected) in literal_attacks(z, BAD).items():
+        algorithm = fm.attack(fm.fedavg(lr=0.1), attack, BAD)
+        (change,) = algorithm.exchanges[0].stack
+        order = np.random.default_rng(5).permutation(11)
+        with jax.enable_x64(True):
+            sent = np.asarray(jax.jit(change)(stacked(z[order], ids=order)).values)
+        found = np.empty_like(z)
+        found[order] = sent
+        rest = [i for i in range(11) if i not in BAD]
+        np.testing.assert_array_equal(found[rest], z[rest])
+        whole = np.broadcast_to(expected, (3, 5))
+        np.testing.assert_allclose(found[list(BAD)], whole, rtol=1e-9, err_msg=name)
+
+
+def test_the_published_number_of_deviations():
+    """n = 25, f = 5: (25 - 5 - 8) / 20 = 0.6."""
+    z = np.random.default_rng(0).normal(size=(25, 3))
+    _, expected = literal_attacks(z, range(20, 25))["alie"]
+    honest = z[:20]
+    np.testing.assert_allclose(
+        expected, honest.mean(0) - 0.2533 * honest.std(0, ddof=1), atol=1e-4
+    )
+
+
+def test_noise_differs_by_attacker_and_round():
+    algorithm = fm.attack(fm.fedavg(lr=0.1), attacks.gaussian(2.0), BAD)
+    (change,) = algorithm.exchanges[0].stack
+    messages = stacked(np.zeros((6, 2000)))
+    one, two = (
+        np.asarray(change(messages._replace(key=jax.random.key(k))).values)[[1, 4]]
+        for k in (0, 1)
+    )
+    assert one.std() == pytest.approx(2.0, rel=0.05)
+    assert (
+        abs(np.corrcoef(np.concatenate([one, two]))[np.triu_indices(4, 1)]).max() < 0.1
+    )
+
+
+def test_attackers_alone_train():
+    algorithm = fm.attack(fm.fedavg(lr=0.1), attacks.inner_product(), range(4))
+    (change,) = algorithm.exchanges[0].stack
+    z = np.ones((4, 2), np.float32)
+    np.testing.assert_array_equal(change(stacked(z)).values, z)
+
+
+def test_labels_are_flipped_for_these_clients_alone():
+    digits = fm.data.load("digits")
+    parts = fm.partition.iid(digits.y_train, 6, key=jax.random.key(0))
+    flipped = attacks.flip_labels(digits, parts, [1, 5])
+    before, now = np.asarray(digits.y_train), np.asarray(flipped.y_train)
+    for client, own in enumerate(parts):
+        expected = 9 - before[own] if client in (1, 5) else before[own]
+        np.testing.assert_array_equal(now[own], expected)
+    assert now.dtype == before.dtype
+
+
+# --------------------------------------------------------------------------- in rounds
+
+N, S, K, D = 7, 5, 3, (3, 4)
+RULE = aggregators.chain(
+    aggregators.nearest_neighbor_mixing(1), aggregators.trimmed_mean(1)
+)
+
+
+def problem():
+    rng = np.random.default_rng(6)
+    return rng.normal(size=(N, K, *D)), rng.uniform(0.5, 2, size=(N, 1, 1))
+
+
+def rounds(algorithm, plan=plans.mapped, count=4):
+    """Parameters after every round of quadratics (a / 2) |x - b|^2, in float64."""
+    with jax.enable_x64(True):
+        targets, curvatures = map(jnp.asarray, problem())
+        grad = lambda x, batch, key: {"w": batch[1] * (x["w"] - batch[0])}
+        run = jax.jit(
+            engine.make_round(
+                algorithm, Objective(grad), N, plan, lambda batch, _: batch
+            )
+        )
+        state = engine.init(algorithm, {"w": jnp.zeros(D)}, N)
+        found = []
+        for r in range(count):
+            cohort = np.random.default_rng(r).permutation(N)[:S]
+            weights = jnp.ones(S).at[0].set(r != 2)  # one drops out in round 2
+            batches = targets[cohort], jnp.repeat(curvatures[cohort][:, None], K, 1)
+            state, received = run(
+                state, jnp.asarray(cohort, jnp.int32), batches, weights, KEY
+            )
+            np.testing.assert_array_equal(received, weights > 0)
+            found.append(np.asarray(state.server.params["w"]))
+    return found
+
+
+def test_rounds_are_those_of_a_loop():
+    """FedAvg under ALIE of clients 2 and 6, with mixing and a trimmed mean."""
+    algorithm = fm.robust(fm.attack(fm.fedavg(lr=0.2), attacks.alie(1.5), [2, 6]), RULE)
+    targets, curvatures = problem()
+    x = np.zeros(D)
+    for r, found in enumerate(rounds(algorithm)):
+        cohort = np.random.default_rng(r).permutation(N)[:S][int(r == 2) :]
+        sent = {}
+        for i in cohort:
+            y = x.copy()
+            for k in range(K):
+                y = y - 0.2 * curvatures[i] * (y - targets[i, k])
+            sent[i] = (y - x).ravel()
+        honest = np.stack([z for i, z in sent.items() if i not in (2, 6)])
+        for i in {2, 6} & set(cohort):
+            sent[i] = honest.mean(0) - 1.5 * honest.std(0, ddof=1)
+        z = np.stack([sent[i] for i in cohort])
+        x = x + np.reshape(literal_mixing(1, literal_trimmed(1))(z), D)
+        np.testing.assert_allclose(found, x, rtol=1e-10)
+
+
+def test_attacks_come_first_in_any_order_of_wrappers():
+    attack, clients = attacks.inner_product(), [2, 6]
+    inside = fm.robust(fm.attack(fm.fedavg(lr=0.2), attack, clients), RULE)
+    outside = fm.attack(fm.robust(fm.fedavg(lr=0.2), RULE), attack, clients)
+    np.testing.assert_array_equal(rounds(inside), rounds(outside))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedmuon"])
+def test_a_rule_that_is_the_mean_changes_nothing(name):
+    algorithm = getattr(fm, name)(lr=0.2)
+    mean = fm.robust(algorithm, aggregators.trimmed_mean(0))
+    np.testing.assert_allclose(rounds(mean), rounds(algorithm), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("plan", [plans.loop, plans.vmapped, plans.chunked(2)])
+def test_plans_agree(plan):
+    algorithm = fm.robust(fm.scaffold(lr=0.2), RULE)
+    np.testing.assert_allclose(rounds(algorithm, plan), rounds(algorithm), rtol=1e-9)
+
+
+def test_too_few_messages_change_nothing():
+    """Of two messages, the rule for one bad one on each side keeps none."""
+    algorithm = fm.robust(fm.fedavg(lr=0.2), aggregators.trimmed_mean(1))
+    state = engine.init(algorithm, {"w": jnp.ones(2)}, 4)
+    grad = lambda x, batch, key: {"w": batch * x["w"]}
+    run = engine.make_round(algorithm, Objective(grad), 4, plans.mapped)
+    cohort, batches = jnp.arange(4), jnp.ones((4, 1, 2))
+    state, _ = run(state, cohort, batches, jnp.array([1.0, 1, 0, 0]), KEY)
+    np.testing.assert_array_equal(state.server.params["w"], 1)
+    state, _ = run(state, cohort, batches, jnp.array([1.0, 1, 1, 0]), KEY)
+    np.testing.assert_allclose(state.server.params["w"], 0.8)
+
+
+def test_devices_share_a_cohort():
+    algorithm = fm.robust(fm.attack(fm.fedmuon(lr=0.05), attacks.gaussian(), [1]), RULE)
+    found = []
+    for devices in ((), jax.devices()[:3]):
+        simulation = federated(algorithm, cohort_size=5, devices=devices)
+        state = simulation.init(jax.random.key(0))
+        state, _ = simulation.train_rounds(state, 3)
+        found.append(jax.tree.map(np.asarray, state.params))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), *found
+    )
+
+
+def test_compressed_and_own_layers_are_aggregated():
+    for algorithm in (
+        fm.compress(fm.robust(fm.fedavg(lr=0.1), RULE), fm.quantize(8)),
+        fm.robust(fm.compress(fm.fedavg(lr=0.1), fm.quantize(8)), RULE),
+        fm.personalization.keep_own(fm.robust(fm.fedavg(lr=0.1), RULE), ["Dense_1"]),
+    ):
+        simulation = federated(algorithm, cohort_size=5)
+        state = simulation.init(jax.random.key(0))
+        begin = simulation.evaluate(state)["train_loss"]
+        state, metrics = simulation.train_rounds(state, 3)
+        assert np.isfinite(begin)
+        assert not np.asarray(metrics.lost).any()
+    plain, robust = fm.fedavg(lr=0.1), fm.robust(fm.fedavg(lr=0.1), RULE)
+    assert (
+        federated(robust, cohort_size=5).traffic
+        == federated(plain, cohort_size=5).traffic
+    )
+
+
+def test_the_median_survives_what_the_mean_does_not():
+    attacked = fm.attack(fm.fedavg(lr=0.3), attacks.inner_product(10.0), [2])
+    losses = []
+    for algorithm in (attacked, fm.robust(attacked, aggregators.median())):
+        simulation = federated(algorithm, cohort_size=6)
+        state = simulation.init(jax.random.key(0))
+        state, _ = simulation.train_rounds(state, 20)
+        losses.append(simulation.evaluate(state)["train_loss"])
+    assert losses[1] < 1.5
+    assert not losses[0] < 2.0
