@@ -34,7 +34,7 @@ PAGES = {
         "Decentralized methods",
         ":decentralize",
         "decentralized",
-        "decentralized.estimators:fresh storm noisy",
+        "decentralized.estimators:fresh ema storm noisy",
         "decentralized.topology:ring complete star exponential erdos_renyi metropolis"
         " constant spectral_gap RandomGraph",
     ),

@@ -2,6 +2,7 @@
 
 from fedjax_muon.algorithms.diloco import diloco, muloco
 from fedjax_muon.algorithms.fafed import fafed
+from fedjax_muon.algorithms.fedadamw import fedadamw
 from fedjax_muon.algorithms.fedavg import (
     dp_fedmuon,
     fedadagrad,
@@ -14,6 +15,7 @@ from fedjax_muon.algorithms.fedavg import (
 )
 from fedjax_muon.algorithms.fedavg_m import fedavg_m
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
+from fedjax_muon.algorithms.feddyn import feddyn
 from fedjax_muon.algorithms.fedexp import fedexp
 from fedjax_muon.algorithms.fedlada import fedlada
 from fedjax_muon.algorithms.fedmuon import fedmuon
@@ -36,9 +38,11 @@ __all__ = [
     "fafed",
     "fedadagrad",
     "fedadam",
+    "fedadamw",
     "fedavg",
     "fedavg_m",
     "fedavg_vr",
+    "feddyn",
     "fedexp",
     "fedlada",
     "fedmuon",

@@ -4,6 +4,7 @@ import optax
 
 from fedjax_muon.algorithms.diloco import diloco, muloco
 from fedjax_muon.algorithms.fafed import fafed
+from fedjax_muon.algorithms.fedadamw import fedadamw
 from fedjax_muon.algorithms.fedavg import (
     decayed_muon,
     dp_fedmuon,
@@ -18,6 +19,7 @@ from fedjax_muon.algorithms.fedavg import (
 )
 from fedjax_muon.algorithms.fedavg_m import fedavg_m
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
+from fedjax_muon.algorithms.feddyn import feddyn
 from fedjax_muon.algorithms.fedexp import fedexp
 from fedjax_muon.algorithms.fedlada import fedlada
 from fedjax_muon.algorithms.fedmuon import fedmuon
@@ -43,9 +45,11 @@ MCMAHAN_DP = "McMahan et al. 2018, arXiv:1710.06963"
 REDDI = "Reddi et al. 2021, arXiv:2003.00295"
 LI = "Li et al. 2020, arXiv:1812.06127"
 JHUNJHUNWALA = "Jhunjhunwala et al. 2023, arXiv:2301.09604"
+ACAR = "Acar et al. 2021, arXiv:2111.04263"
 WANG = "Wang et al. 2020, arXiv:2007.07481"
 KARIMIREDDY = "Karimireddy et al. 2020, arXiv:1910.06378"
 LIU = "Liu et al. 2025, arXiv:2510.27403"
+LIU_ADAMW = "Liu et al. 2025, arXiv:2510.27486"
 TAKEZAWA = "Takezawa et al. 2026, ICLR, arXiv:2509.26337"
 ZHANG = "Zhang and Gao 2025, arXiv:2510.03866"
 DOUILLARD = "Douillard et al. 2023, arXiv:2311.08105"
@@ -105,12 +109,14 @@ ALL = by_name(
         changes={"rule": optax.scale_by_adam()},
     ),
     Method(local_adamw, "Local AdamW", LIU, AUTHORS, LIU_ADAM_GRID),
+    Method(fedadamw, "FedAdamW", LIU_ADAMW, AUTHORS),
     Method(fedadam, "FedAdam", REDDI, INDEPENDENT, SERVER_GRID),
     Method(fedyogi, "FedYogi", REDDI, INDEPENDENT, SERVER_GRID),
     Method(fedadagrad, "FedAdagrad", REDDI, INDEPENDENT, SERVER_GRID),
     Method(fedprox, "FedProx", LI, INDEPENDENT, MU_GRID),
     Method(fednova, "FedNova", WANG, AUTHORS, LIU_SGD_GRID),
     Method(fedexp, "FedExP", JHUNJHUNWALA, AUTHORS),
+    Method(feddyn, "FedDyn", ACAR, AUTHORS),
     Method(scaffold, "SCAFFOLD", KARIMIREDDY, INDEPENDENT, LIU_SGD_GRID),
     preset(
         "scaffold_momentum",

@@ -49,6 +49,7 @@ ConfigFile = Annotated[
 ]
 # methods of agents that minimize; the others are for the AUC
 MINIMIZING = ("dsgd", "dsgd_muon", "gradient_tracking", "gradient_tracking_muon")
+MINIMIZING += ("demuon",)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Estimators of an agent's gradient: plain, recursive (STORM), and noisy."""
+"""Estimators of an agent's gradient: plain, averaged, recursive (STORM), and noisy."""
 
 from typing import Any, NamedTuple
 
@@ -26,6 +26,33 @@ def fresh() -> Estimator:
     def update(objective, memory, params, batch, iteration):
         del memory
         return start(objective, params, batch, iteration)
+
+    return Estimator(start, update)
+
+
+@recorded
+def ema(momentum: Hyper = 0.8) -> Estimator:
+    """Estimates the gradient by an exponential average, from 0.
+
+        m <- momentum m + (1 - momentum) grad(x; z).
+
+    Tracked by `gradient_tracking` and orthogonalized, it is DeMuon (He et al. 2025,
+    arXiv:2510.01377; compared with a coauthor's code).
+
+    Args:
+      momentum: Weight of the past, in [0, 1); 0 is `fresh`.
+    """
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True)
+
+    def start(objective, params, batch, iteration):
+        g = objective.grad(params, batch, iteration.key)
+        m = tree.fade(value_at(momentum, iteration), g)
+        return m, m
+
+    def update(objective, memory, params, batch, iteration):
+        g = objective.grad(params, batch, iteration.key)
+        m = tree.mix(g, value_at(momentum, iteration), memory)
+        return m, m
 
     return Estimator(start, update)
 

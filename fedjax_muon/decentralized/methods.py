@@ -11,7 +11,7 @@ from fedjax_muon.algorithms.registry import Made, Method, Source, by_name, prese
 from fedjax_muon.core import Hyper
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized.dsgd import dsgd
-from fedjax_muon.decentralized.estimators import fresh, noisy, storm
+from fedjax_muon.decentralized.estimators import ema, fresh, noisy, storm
 from fedjax_muon.decentralized.gossip import Estimator
 from fedjax_muon.decentralized.tracking import gradient_tracking
 from fedjax_muon.transforms import Polar, default_rule, unit_directions
@@ -23,7 +23,7 @@ YANG = "Yang et al. 2022, DP-SGDA, UAI; here decentralized and without a clip"
 ZHU = "Zhu et al. 2023, decentralized SGDA"
 DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505: Algorithm 1"
 OURS = "none: a composition of this library, not published"
-DEMUON = f"{OURS}; He et al. 2025, DeMuon, arXiv:2510.01377, track a momentum instead"
+HE = "He et al. 2025, DeMuon, arXiv:2510.01377"
 
 LR_GRID = {"lr": (1.0, 0.1, 0.01, 0.001)}
 STORM_GRID = {**LR_GRID, "beta": (0.5, 0.1, 0.01)}
@@ -69,12 +69,22 @@ ALL = by_name(
     preset(
         "gradient_tracking_muon",
         "Gradient tracking + Muon",
-        DEMUON,
+        OURS,
         Source.OURS,
         base=gradient_tracking,
         sentence="Tracked gradients, orthogonalized.",
         options=MUON,
         changes={"rule": Made(_muon)},
+    ),
+    preset(
+        "demuon",
+        "DeMuon",
+        HE,
+        Source.AUTHORS,
+        base=gradient_tracking,
+        sentence="Tracked averages of gradients, orthogonalized.",
+        options=MUON | {"momentum": 0.8},
+        changes={"rule": Made(_muon), "estimator": Made(ema)},
     ),
     preset(
         "dsgda",

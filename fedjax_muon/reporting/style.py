@@ -40,6 +40,7 @@ MUON = {  # by the label of a method
     "LocalMuon(persistent)": "#0b7a4b",
     "D-SGD + Muon": "#d6459b",
     "Gradient tracking + Muon": "#a0307a",
+    "DeMuon": "#c77dc0",
     "DP-Muon": "#a8651f",  # this and the next ones are of private studies
     "DP-Muon, bias corrected": "#f0a830",
     "DP-FedMuon": "#2f7f7f",
@@ -65,7 +66,7 @@ LocalSGDAM; FedSGDA-M; SAGDA; FSGDA; FESS-GDA; D-SGD; Gradient tracking; D-SGDA;
 DM-HSGD; DP-SGDA (unclipped, no privacy); DPMixSGD (unclipped, no privacy);
 DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
 DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
-DP-FedAvg; FedExP""".replace("\n", " ").split("; ")
+DP-FedAvg; FedExP; FedDyn; FedAdamW""".replace("\n", " ").split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,

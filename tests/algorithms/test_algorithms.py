@@ -228,6 +228,7 @@ COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
     "fedmuon_svd": (2 + MATRIX, 1 + FACTORS),
     "fedmuon_align_reset": (2, 1),
     "local_muon_averaged": (1 + MATRIX, 1 + MATRIX),
+    "fedadamw": (2, 1),
     "fedcm": (2, 1),
     "fedavg_m": (2, 1),
     "fedavg_vr": (3, 1),
@@ -256,6 +257,9 @@ def test_traffic_is_the_papers():
         ):
             if name in ("fednova", "fedexp") and exchanges:  # a number in float32
                 sizes = np.add(sizes, (0, 4 / tree.nbytes(params)))
+            if name == "fedadamw" and exchanges:  # one for each leaf
+                count = 4 * len(jax.tree.leaves(params)) / tree.nbytes(params)
+                sizes = np.add(sizes, (count, count))
             sent = engine.traffic(exchanges, algorithm, TOY, params, batches)
             share = np.array(sent) / tree.nbytes(params)
             np.testing.assert_allclose(share, sizes, err_msg=name)
@@ -272,14 +276,14 @@ def test_labels_are_unique_and_cost_rows_exist():
 # hyperparameter, value, interval: the methods that refuse it
 REFUSED = {
     ("lr", -0.1, "[0, infinity)"): (
-        "fedavg fedexp fedprox scaffold fedmuon fedmuon_correct local_muon_persistent "
-        "diloco scaffold_m padamfed_vr fafed stem"
+        "fedavg feddyn fedexp fedprox scaffold fedmuon fedmuon_correct "
+        "local_muon_persistent diloco scaffold_m padamfed_vr fafed stem"
     ),
     (
         "lr",
         0.0,
         "(0, infinity)",
-    ): "fedmuon_align fedavg_m fedavg_vr scaffold_vr fedlada",
+    ): "fedadamw fedmuon_align fedavg_m fedavg_vr scaffold_vr fedlada",
     ("server_lr", float("inf"), "[0, infinity)"): "fedavg",
     ("server_lr", float("nan"), "[0, infinity)"): "diloco",
     ("server_lr", -1.0, "[0, infinity)"): (
@@ -291,12 +295,14 @@ REFUSED = {
         "padamfed_vr fafed stem"
     ),
     ("align", 1.5, "[0, 1]"): "fedmuon_align",
-    ("decay", -1.0, "[0, infinity)"): "fedmuon_align",
+    ("align", -1.0, "[0, infinity)"): "fedadamw",
+    ("decay", -1.0, "[0, infinity)"): "fedadamw fedmuon_align",
+    ("alpha", 0.0, "(0, infinity)"): "feddyn",
     ("mu", -1e-3, "[0, infinity)"): "fedprox",
     ("amend", -0.1, "[0, 1]"): "fedlada",
-    ("b1", 1.0, "[0, 1)"): "fedlada",
-    ("b2", 1.0, "[0, 1)"): "fedlada",
-    ("eps", 0.0, "(0, infinity)"): "fedexp fedlada",
+    ("b1", 1.0, "[0, 1)"): "fedadamw fedlada",
+    ("b2", 1.0, "[0, 1)"): "fedadamw fedlada",
+    ("eps", 0.0, "(0, infinity)"): "fedadamw fedexp fedlada",
     ("beta", 1.1, "[0, 1]"): "fafed",
     ("floor", 0.0, "(0, infinity)"): "fafed",
 }

@@ -60,6 +60,29 @@ def test_fedexp_of_one_client_is_fedavg():
     assert_follows(got, avg.fedavg(X, ALONE, 0.2))
 
 
+def test_feddyn_begins_with_steps_of_fedprox_and_a_longer_step_of_the_server():
+    """All linear terms are zero: the server adds 1 + S/N mean changes."""
+    got = path(ALL["feddyn"].function(lr=0.2, alpha=0.3), X, FIRST)
+    near = path(ALL["fedprox"].function(lr=0.2, mu=0.3), X, FIRST)
+    (ids, _) = FIRST.rounds[0]
+    factor = 1 + len(ids) / FIRST.num_clients
+    want = [{k: X[k] + factor * (near[0][k] - X[k]) for k in X}]
+    assert_follows(got, want)
+
+
+def test_the_first_round_of_fedadamw_is_local_adamw():
+    """Moments and the mean direction are zero, and both counts are of local steps."""
+    got = path(ALL["fedadamw"].function(lr=0.02), X, FIRST)
+    assert_follows(got, avg.local_adamw(X, FIRST, 0.02))
+
+
+def test_fedadamw_may_average_moments_entry_by_entry():
+    got = path(ALL["fedadamw"].function(lr=0.02, whole_moments=True), X, ONE_STEP)
+    want = avg.fedadamw(X, ONE_STEP, 0.02, whole=True)
+    assert_follows(got, want)
+    assert farthest(want, avg.fedadamw(X, ONE_STEP, 0.02)) > 1e-3
+
+
 # ------------------------------------------------------------- schedules and options
 
 GUIDED = {

@@ -1,5 +1,7 @@
 """Decentralized methods equal their transcriptions; what gossip keeps; its noise."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,6 +67,10 @@ PLAIN = {
     "gradient_tracking_muon": (
         {"lr": 0.05, "polar": kernel.polar},
         oracle.gradient_tracking_muon,
+    ),
+    "demuon": (
+        {"lr": 0.05, "momentum": 0.6, "polar": kernel.polar},
+        functools.partial(oracle.demuon, beta=0.6),
     ),
 }
 

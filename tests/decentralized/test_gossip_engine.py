@@ -159,7 +159,7 @@ def test_one_compiled_step_serves_all_iterations():
 
 # bytes in units of the parameters: one message of a point, another of a track
 UNITS = {"dsgd": 1, "dsgd_muon": 1, "dsgda": 1, "dp_sgda_unclipped": 1}
-UNITS |= {"gradient_tracking": 2, "gradient_tracking_muon": 2}
+UNITS |= {"gradient_tracking": 2, "gradient_tracking_muon": 2, "demuon": 2}
 UNITS |= {"dm_hsgd": 2, "dpmixsgd_unclipped": 2}
 
 

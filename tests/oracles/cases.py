@@ -58,6 +58,8 @@ ORACLES = {
     "muloco": lambda x, trace: muloco(x, trace, 0.03, decay=0.01),
     "diloco": lambda x, trace: diloco(x, trace, 0.03),
     "fednova": lambda x, trace: fednova(x, trace, 0.2, 0.6, 0.5),
+    "fedadamw": lambda x, trace: avg.fedadamw(x, trace, 0.02),
+    "feddyn": lambda x, trace: avg.feddyn(x, trace, 0.2, 0.3),
     "fedexp": lambda x, trace: avg.fedexp(x, trace, 0.2, 1e-4),
     "fedcm": lambda x, trace: guided.fedcm(x, trace, 0.2),
     "fedavg_m": lambda x, trace: guided.fedavg_m(x, trace, 0.2),

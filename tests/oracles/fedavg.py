@@ -73,6 +73,71 @@ def fedexp(x, trace, lr, eps=1e-3):
     return history
 
 
+def fedadamw(
+    x, trace, lr, b1=0.9, b2=0.999, eps=1e-8, align=0.5, decay=0.01, whole=False
+):
+    """FedAdamW (Liu et al. 2025, arXiv 2510.27486), with a block for each leaf.
+
+    Every round: m = 0, v_i = v. ``m <- b1 m + (1-b1) g``, ``v_i <- b2 v_i + (1-b2)
+    g^2``, ``x_i <- x_i - lr [m/(1-b1^k) / (sqrt(v_i/(1-b2^t)) + eps) + align Delta_G +
+    decay x_i]``; then ``Delta_G = -mean(x_i - x)/(K lr)`` and ``v`` the mean over
+    clients of the means of v_i over a leaf, or of v_i if ``whole``.
+    """
+    delta, v, t_before, history = zeros(x), zeros(x), 0, []
+    for r, (_, data) in enumerate(trace.rounds):
+        eta, K = rate(lr, r), len(data[0])
+        ends, seconds = [], []
+        for batches in data:
+            xi, m, vi = x, zeros(x), v
+            for k, batch in enumerate(batches, 1):
+                g = trace.grad(xi, batch)
+                moved = {}
+                for name in x:
+                    m[name] = b1 * m[name] + (1 - b1) * g[name]
+                    second = b2 * vi[name] + (1 - b2) * g[name] ** 2
+                    vi = {**vi, name: second}
+                    hat = second / (1 - b2 ** (t_before + k))
+                    u = m[name] / (1 - b1**k) / (np.sqrt(hat) + eps)
+                    d = u + align * delta[name] + decay * xi[name]
+                    moved[name] = xi[name] - eta * d
+                xi = moved
+            ends.append(xi)
+            seconds.append(vi)
+        change = mean([sub(xi, x) for xi in ends])
+        delta = times(-1 / (K * eta), change)
+        v = mean(seconds)
+        if not whole:
+            v = {name: np.full_like(x[name], v[name].mean()) for name in v}
+        x, t_before = add(x, change), t_before + K
+        history.append(x)
+    return history
+
+
+def feddyn(x, trace, lr, alpha=0.01):
+    """FedDyn (Acar et al. 2021, algorithm 1), in the paper's own variables.
+
+    Client i has the linear term h_i, and the server its mean over all N clients:
+    ``x_i <- x_i - lr (g - h_i + alpha (x_i - x))``, ``h_i -= alpha (x_i - x)``,
+    ``h -= alpha (1/N) sum_S(x_i - x)``, ``x <- mean_S(x_i) - h / alpha``.
+    """
+    N, history = trace.num_clients, []
+    h, h_i = zeros(x), [zeros(x) for _ in range(N)]
+    for r, (ids, data) in enumerate(trace.rounds):
+        ends = []
+        for i, batches in zip(ids, data, strict=True):
+            xi = x
+            for batch in batches:
+                pull = add(times(alpha, sub(xi, x)), times(-1.0, h_i[i]))
+                step = add(trace.grad(xi, batch), pull)
+                xi = sub(xi, times(rate(lr, r), step))
+            ends.append(xi)
+            h_i[i] = sub(h_i[i], times(alpha, sub(xi, x)))
+        h = sub(h, times(alpha / N, total([sub(xi, x) for xi in ends])))
+        x = sub(mean(ends), times(1 / alpha, h))
+        history.append(x)
+    return history
+
+
 def fedavg_weighted(x, trace, lr, server_lr=1.0):
     """FedAvg, displacements weighted by n_i / sum of n_j over the cohort.
 

@@ -150,6 +150,30 @@ def gradient_tracking_muon(start, trace, lr, vectors=True):
     return gradient_tracking(start, trace, lr, unit if vectors else polar, vectors)
 
 
+def demuon(start, trace, lr, vectors=True, beta=0.8):
+    """DeMuon (He et al. 2025), from a coauthor's code: averages are tracked.
+
+    ``M+ = beta M + (1 - beta) g``, ``V <- W(V + M+ - M)``, ``x <- W(x - lr dir(V))``,
+    from M = V = 0.
+    """
+    m, direction = trace.agents, unit if vectors else polar
+    x, V, M = [start] * m, [zeros(start)] * m, [zeros(start)] * m
+    history = []
+    for t, batches in enumerate(trace.batches):
+        after = []
+        for i in range(m):
+            g = trace.grad(x[i], batches[i])
+            after.append(add(times(beta, M[i]), times(1 - beta, g)))
+        V = mix(trace.W(t), [add(V[i], sub(after[i], M[i])) for i in range(m)])
+        half = []
+        for i in range(m):
+            u = direct(V[i], direction, everywhere=vectors)
+            half.append(sub(x[i], times(lr, u)))
+        x, M = mix(trace.W(t), half), after
+        history.append(x)
+    return history
+
+
 # ----------------------------------------------------------------------- minimax
 def dsgda(
     start, trace, lr_x, lr_y, project: Project = still, noise: Noise | None = None

@@ -200,7 +200,16 @@ def test_errors_of_this_package_and_of_the_file_system_are_refusals(capsys, tmp_
 
 # --------------------------------- options of a config that change the algorithm
 
-PLAIN = {"fedavg", "fedexp", "fedprox", "scaffold", "fedcm", "fedavg_m", "scaffold_m"}
+PLAIN = {
+    "fedavg",
+    "feddyn",
+    "fedexp",
+    "fedprox",
+    "scaffold",
+    "fedcm",
+    "fedavg_m",
+    "scaffold_m",
+}
 
 
 def arguments(name, **options):

@@ -1,0 +1,77 @@
+"""FedDyn: a linear and a quadratic term align the clients' minimizers.
+
+Acar et al. 2021, arXiv:2111.04263. Client i keeps h_i, the sum of its changes, 0 at
+first. From the broadcast x,
+
+    x_i <- x_i - lr rule(grad_i(x_i; s) + alpha (x_i - x + h_i)),    D_i = x_i - x,
+    h_i <- h_i + D_i,    h <- h + (S/N) mean_i D_i,    x <- x + mean_i D_i + h
+
+where h is the mean of h_i over all N clients. Checked against the authors' code, whose
+h_i is the paper's linear term divided by -alpha.
+"""
+
+from typing import Any, NamedTuple
+
+import optax
+
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Hyper,
+    Number,
+    ParamsMessage,
+    broadcast_params,
+    check_range,
+    local_steps,
+    move,
+    recorded,
+    tree,
+    value_at,
+)
+
+
+class State(NamedTuple):
+    params: Any
+    drift: Any  # h: the mean of all clients' sums of changes
+
+
+@recorded
+def feddyn(
+    lr: Hyper = 0.1,
+    *,
+    alpha: Number = 0.01,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> Algorithm:
+    """Dynamic regularization; requires uniform weights.
+
+    Args:
+      lr: Local learning rate.
+      alpha: Weight of the quadratic term.
+      rule: Local rule applied to the gradient with both terms, without a learning rate.
+    """
+    check_range("lr", lr)
+    check_range("alpha", alpha, open_low=True, schedules=False)
+
+    def init(params):
+        return State(params, tree.zeros_like(params))
+
+    def client(objective, broadcast, drift, batches, round):
+        start = broadcast.params
+
+        def step(carry, batch, key):
+            x, opt = carry
+            g = objective.grad(x, batch, key)
+            d = tree.add_scaled(g, alpha, tree.add(tree.sub(x, start), drift))
+            return move(objective, x, value_at(lr, round), rule, opt, d), ()
+
+        (x, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
+        change = tree.sub(x, start)
+        return ParamsMessage(change), tree.add(drift, change)
+
+    def server(state, mean, round):
+        drift = tree.add_scaled(state.drift, round.fraction, mean.params)
+        params = tree.add(state.params, tree.add(mean.params, drift))
+        return State(params, drift)
+
+    main = Exchange(broadcast_params, client, server)
+    return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
