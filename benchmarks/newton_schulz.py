@@ -20,6 +20,7 @@ from optax.contrib._muon import orthogonalize_via_newton_schulz
 
 from benchmarks.library import first_weights, nested
 from benchmarks.race import summary
+from benchmarks.turns import busy_seconds
 from benchmarks.workloads import WORKLOADS
 from fedjax_muon import transforms
 from fedjax_muon.linalg.newton_schulz import JORDAN, gram, orthogonalize, plain
@@ -58,10 +59,14 @@ def in_turns(
     times: dict[str, list[dict[str, float]]] = {name: [] for name in functions}
     for _ in range(repeats + 1):
         for name, function in functions.items():
-            wall, cpu = time.perf_counter(), time.process_time()
+            wall, cpu, busy = time.perf_counter(), time.process_time(), busy_seconds()
             jax.block_until_ready(function())
-            spent = time.perf_counter() - wall, time.process_time() - cpu
-            times[name].append(dict(zip(("wall", "cpu"), spent, strict=True)))
+            spent = {
+                "wall": time.perf_counter() - wall,
+                "cpu": time.process_time() - cpu,
+                "busy": busy_seconds() - busy,
+            }
+            times[name].append(spent)
     return {name: summary(rounds) for name, rounds in times.items()}
 
 

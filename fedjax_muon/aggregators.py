@@ -45,9 +45,9 @@ def robust(algorithm: Algorithm, aggregator: Aggregator) -> Algorithm:
       the rule needs, the server's state stays as it is.
 
     Example:
-      >>> rule = fm.transforms.by_rank(fm.transforms.scale_by_normuon())
-      >>> scaffold = fm.scaffold(lr=0.01, rule=rule)
-      >>> algorithm = fm.robust(scaffold, fm.aggregators.trimmed_mean(0.2))
+      >>> normuon = transforms.by_rank(transforms.scale_by_normuon())
+      >>> scaffold_normuon = scaffold(lr=0.01, rule=normuon)
+      >>> algorithm = robust(scaffold_normuon, aggregators.trimmed_mean(0.2))
     """
     return with_stack(algorithm, lambda stack: (*stack, aggregator))
 
@@ -126,7 +126,7 @@ def geometric_median(smoothing: float = 0.1, iterations: int = 3) -> Aggregator:
         values, there = messages.values, messages.weight > 0
         point = jnp.zeros_like(values[0])
         for _ in range(iterations):
-            distances = jnp.linalg.norm(values - point, axis=1)
+            distances = jnp.linalg.norm(values - point[None], axis=1)
             weight = jnp.where(there, 1 / jnp.maximum(distances, smoothing), 0)
             point = weight @ values / jnp.maximum(weight.sum(), 1e-30)
         return _one(messages, point, there.any())
@@ -157,7 +157,8 @@ def krum(bad: int | float, *, chosen: int | None = 1) -> Aggregator:
             )
         distances = jnp.sort(_squared_distances(messages), axis=1)
         place = jnp.arange(len(there))
-        near = place < jnp.maximum(count - few - 2, 1)
+        few_others = (place < jnp.maximum(count - few - 2, 1))[None]
+        near = few_others & jnp.isfinite(distances)
         scores = jnp.where(near, distances, 0).sum(1)
         order = jnp.argsort(jnp.where(there, scores, jnp.inf), stable=True)
         most = count - few if chosen is None else chosen
@@ -182,7 +183,7 @@ def centered_clipping(largest: float, iterations: int = 1) -> Aggregator:
         values, there = messages.values, messages.weight > 0
         center = jnp.zeros_like(values[0])
         for _ in range(iterations):
-            moves = _shortened(values - center, largest)
+            moves = _shortened(values - center[None], largest)
             total = jnp.where(there[:, None], moves, 0).sum(0)
             center = center + total / jnp.maximum(there.sum(), 1)
         return _one(messages, center, there.any())
@@ -204,13 +205,13 @@ def nearest_neighbor_mixing(bad: int | float) -> Aggregator:
         there = messages.weight > 0
         few = _number("nearest_neighbor_mixing", bad, messages)
         distances = _squared_distances(messages)
-        own = jnp.eye(len(there), dtype=bool) & there
+        own = jnp.diag(there)
         order = jnp.argsort(jnp.where(own, -1, distances), axis=1, stable=True)
         near = jnp.arange(len(there)) < jnp.maximum(there.sum() - few, 1)
         rows = jnp.arange(len(there))[:, None]
-        mixing = jnp.zeros(own.shape, messages.values.dtype).at[rows, order].set(near)
-        mixing = mixing * (there[:, None] & there)
-        mixing = mixing / jnp.maximum(mixing.sum(1, keepdims=True), 1)
+        is_near = jnp.zeros_like(own).at[rows, order].set(near[None]) & _pairs(there)
+        count = jnp.maximum(is_near.sum(1, keepdims=True), 1)
+        mixing = is_near.astype(messages.values.dtype) / count
         return messages._replace(values=_product(mixing, messages.values))
 
     return apply
@@ -231,7 +232,7 @@ def bucketing(size: int) -> Aggregator:
         buckets = -(-len(there) // size)
         bucket = jnp.zeros(len(there), jnp.int32)
         bucket = bucket.at[order].set(jnp.arange(len(there), dtype=jnp.int32) // size)
-        is_in = (bucket == jnp.arange(buckets)[:, None]) & there
+        is_in = (bucket[None] == jnp.arange(buckets)[:, None]) & there[None]
         counts = is_in.sum(1, keepdims=True)
         means = is_in.astype(messages.values.dtype) / jnp.maximum(counts, 1)
         return messages._replace(
@@ -298,7 +299,9 @@ def _one(messages: Messages, value: jax.Array, is_enough: jax.Array) -> Messages
     """One message, or none."""
     value = jnp.where(is_enough, value, 0)[None]
     weight = is_enough.astype(messages.weight.dtype)[None]
-    return messages._replace(values=value, weight=weight, ids=jnp.full(1, -1))
+    return messages._replace(
+        values=value, weight=weight, ids=jnp.full(1, -1, jnp.int32)
+    )
 
 
 def _ordered(messages: Messages) -> tuple[jax.Array, jax.Array]:
@@ -316,15 +319,19 @@ def _product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
+def _pairs(there: jax.Array) -> jax.Array:
+    return there[:, None] & there[None]
+
+
 def _squared_distances(messages: Messages) -> jax.Array:
     """[S, S]; infinite on the diagonal, and from and to what is missing."""
     there = messages.weight > 0
     # From their mean, so that less cancels where messages are similar.
     mean = messages.values.sum(0) / jnp.maximum(there.sum(), 1)
-    rows = jnp.where(there[:, None], messages.values - mean, 0)
+    rows = jnp.where(there[:, None], messages.values - mean[None], 0)
     squares = jnp.sum(rows * rows, 1)
-    distances = squares[:, None] + squares - 2 * _product(rows, rows.T)
-    known = there[:, None] & there & ~jnp.eye(len(there), dtype=bool)
+    distances = squares[:, None] + squares[None] - 2 * _product(rows, rows.T)
+    known = _pairs(there) & ~jnp.eye(len(there), dtype=bool)
     return jnp.where(known, jnp.maximum(distances, 0), jnp.inf)
 
 

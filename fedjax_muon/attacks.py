@@ -10,6 +10,7 @@ said otherwise. `flip_labels` changes a dataset instead.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +40,10 @@ def attack(algorithm: Algorithm, attack: Attack, clients: Sequence[int]) -> Algo
         raise ValueError(f"clients must be ids of clients, from 0 on, got {clients!r}")
 
     def apply(messages: Messages) -> Messages:
-        there = messages.weight > 0
+        shape, there = messages.values.shape, messages.weight > 0
         is_attacker = jnp.isin(messages.ids, ids) & there
         honest = there & ~is_attacker
-        sent = attack(messages, is_attacker, honest)
+        sent = jnp.broadcast_to(attack(messages, is_attacker, honest), shape)
         replaced = (is_attacker & honest.any())[:, None]
         return messages._replace(values=jnp.where(replaced, sent, messages.values))
 
@@ -80,13 +81,13 @@ def alie(deviations: float | None = None) -> Attack:
         messages: Messages, is_attacker: jax.Array, honest: jax.Array
     ) -> jax.Array:
         f, h = is_attacker.sum(), honest.sum()
-        z = deviations
-        if z is None:
+        z: Any = deviations
+        if deviations is None:
             supporters = (f + h) // 2 + 1 - f
             share = jnp.clip((h - supporters) / jnp.maximum(h, 1), 1e-3, 1 - 1e-3)
             z = jax.scipy.stats.norm.ppf(share)
         mean = _mean(messages, honest)
-        squares = jnp.where(honest[:, None], (messages.values - mean) ** 2, 0)
+        squares = jnp.where(honest[:, None], (messages.values - mean[None]) ** 2, 0)
         deviation = jnp.sqrt(squares.sum(0) / jnp.maximum(h - 1, 1))
         return mean - z * deviation
 
@@ -139,7 +140,7 @@ def flip_labels(
     for client in clients:
         own = parts[client]
         y[own] = len(dataset.classes) - 1 - y[own]
-    return dataset._replace(y_train=jnp.asarray(y))
+    return dataset._replace(y_train=y)
 
 
 def _mean(messages: Messages, honest: jax.Array) -> jax.Array:

@@ -35,6 +35,7 @@ PAGES = {
         ":decentralize",
         "decentralized",
         "decentralized.estimators:fresh ema storm noisy",
+        "decentralized.suda:Triple",
         "decentralized.topology:ring complete star exponential erdos_renyi metropolis"
         " constant spectral_gap RandomGraph",
     ),

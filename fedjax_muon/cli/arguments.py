@@ -48,8 +48,10 @@ ConfigFile = Annotated[
     ),
 ]
 # methods of agents that minimize; the others are for the AUC
-MINIMIZING = ("dsgd", "dsgd_muon", "gradient_tracking", "gradient_tracking_muon")
-MINIMIZING += ("demuon",)
+MINIMIZING = (
+    *("dsgd", "dsgd_muon", "gradient_tracking", "gradient_tracking_muon", "demuon"),
+    *("suda", "suda_muon", "suda_muon_extra", "suda_muon_gt"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

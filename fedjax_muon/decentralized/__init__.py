@@ -13,6 +13,7 @@ from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.gossip import Estimator, Gossip, Iteration
 from fedjax_muon.decentralized.methods import ALL
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.suda import suda
 from fedjax_muon.decentralized.tracking import gradient_tracking
 
 if TYPE_CHECKING:
@@ -41,5 +42,6 @@ __all__ = [
     "gradient_tracking",
     "shifted",
     "sparse",
+    "suda",
     "topology",
 ]

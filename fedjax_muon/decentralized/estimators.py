@@ -31,8 +31,8 @@ def fresh() -> Estimator:
 
 
 @recorded
-def ema(momentum: Hyper = 0.8) -> Estimator:
-    """Estimates the gradient by an exponential average, from 0.
+def ema(momentum: Hyper = 0.8, from_zero: bool = True) -> Estimator:
+    """Estimates the gradient by an exponential average.
 
         m <- momentum m + (1 - momentum) grad(x; z).
 
@@ -41,12 +41,14 @@ def ema(momentum: Hyper = 0.8) -> Estimator:
 
     Args:
       momentum: Weight of the past, in [0, 1); 0 is `fresh`.
+      from_zero: Whether m = 0 before t = 0; otherwise m = grad(x; z) at t = 0, as in
+        SUDA-Muon.
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True)
 
     def start(objective, params, batch, iteration):
         g = objective.grad(params, batch, iteration.key)
-        m = tree.fade(value_at(momentum, iteration), g)
+        m = tree.fade(value_at(momentum, iteration), g) if from_zero else g
         return m, m
 
     def update(objective, memory, params, batch, iteration):

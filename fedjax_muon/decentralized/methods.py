@@ -13,6 +13,7 @@ from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.estimators import ema, fresh, noisy, storm
 from fedjax_muon.decentralized.gossip import Estimator
+from fedjax_muon.decentralized.suda import ED, EXTRA, GT, suda
 from fedjax_muon.decentralized.tracking import gradient_tracking
 from fedjax_muon.transforms import Polar, default_rule, unit_directions
 
@@ -23,6 +24,8 @@ YANG = "Yang et al. 2022, DP-SGDA, UAI; here decentralized and without a clip"
 ZHU = "Zhu et al. 2023, decentralized SGDA"
 DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505: Algorithm 1"
 OURS = "none: a composition of this library, not published"
+ALGHUNAIM = "Alghunaim and Yuan 2022, arXiv:2110.09993"
+SUDA = "SUDA-Muon 2026, arXiv:2604.23980"
 HE = "He et al. 2025, DeMuon, arXiv:2510.01377"
 
 LR_GRID = {"lr": (1.0, 0.1, 0.01, 0.001)}
@@ -49,9 +52,30 @@ def _noisy_gradient(sigma: Hyper) -> Estimator:
     return noisy(fresh(), sigma)
 
 
+def _ema_from_zero(momentum: Hyper) -> Estimator:
+    """An average that starts at 0.
+
+    Args:
+      momentum: Weight of the past in the average of gradients, in [0, 1).
+    """
+    return ema(momentum)
+
+
+def _ema_from_the_first(momentum: Hyper) -> Estimator:
+    """An average that starts at the first gradient.
+
+    Args:
+      momentum: Weight of the past in the average of gradients, in [0, 1).
+    """
+    return ema(momentum, from_zero=False)
+
+
 def _noisy_storm(beta: Hyper, sigma: Hyper) -> Estimator:
     return noisy(storm(beta), sigma)
 
+
+SUDA_MUON = MUON | {"lr": 0.03, "momentum": 0.9}
+SUDA_CHANGES = {"rule": Made(_muon), "estimator": Made(_ema_from_the_first)}
 
 ALL = by_name(
     Method(dsgd, "D-SGD", LIAN, Source.INDEPENDENT),
@@ -84,7 +108,35 @@ ALL = by_name(
         base=gradient_tracking,
         sentence="Tracked averages of gradients, orthogonalized.",
         options=MUON | {"momentum": 0.8},
-        changes={"rule": Made(_muon), "estimator": Made(ema)},
+        changes={"rule": Made(_muon), "estimator": Made(_ema_from_zero)},
+    ),
+    Method(suda, "SUDA", ALGHUNAIM),
+    preset(
+        "suda_muon",
+        "SUDA-Muon(ED)",
+        SUDA,
+        base=suda,
+        sentence="Exact diffusion with tracked averages, orthogonalized.",
+        options=SUDA_MUON,
+        changes=SUDA_CHANGES | {"triple": ED},
+    ),
+    preset(
+        "suda_muon_extra",
+        "SUDA-Muon(EXTRA)",
+        SUDA,
+        base=suda,
+        sentence="EXTRA with tracked averages, orthogonalized.",
+        options=SUDA_MUON,
+        changes=SUDA_CHANGES | {"triple": EXTRA},
+    ),
+    preset(
+        "suda_muon_gt",
+        "SUDA-Muon(GT)",
+        SUDA,
+        base=suda,
+        sentence="Gradient tracking by SUDA, with averages, orthogonalized.",
+        options=SUDA_MUON,
+        changes=SUDA_CHANGES | {"triple": GT},
     ),
     preset(
         "dsgda",

@@ -41,6 +41,9 @@ MUON = {  # by the label of a method
     "D-SGD + Muon": "#d6459b",
     "Gradient tracking + Muon": "#a0307a",
     "DeMuon": "#c77dc0",
+    "SUDA-Muon(ED)": "#7a3e9d",
+    "SUDA-Muon(EXTRA)": "#b07aa1",
+    "SUDA-Muon(GT)": "#5e2750",
     "DP-Muon": "#a8651f",  # this and the next ones are of private studies
     "DP-Muon, bias corrected": "#f0a830",
     "DP-FedMuon": "#2f7f7f",
@@ -66,7 +69,7 @@ LocalSGDAM; FedSGDA-M; SAGDA; FSGDA; FESS-GDA; D-SGD; Gradient tracking; D-SGDA;
 DM-HSGD; DP-SGDA (unclipped, no privacy); DPMixSGD (unclipped, no privacy);
 DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
 DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
-DP-FedAvg; FedExP; FedDyn; FedAdamW""".replace("\n", " ").split("; ")
+DP-FedAvg; FedExP; FedDyn; FedAdamW; SUDA""".replace("\n", " ").split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,

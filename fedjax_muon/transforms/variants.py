@@ -135,8 +135,7 @@ def orthogonalize_blocks(
       blocks: See `blocks_of`; 1 is `orthogonalize`.
 
     Example:
-      >>> rule = by_rank(orthogonalize_blocks(), scale_by_lmo(euclidean))
-      >>> algorithm = fm.fedmuon(lr=0.01, rule=rule)
+      >>> algorithm = fedmuon(lr=0.01, rule=by_rank(orthogonalize_blocks()))
     """
     check_count("period", period)
     check_count("blocks", blocks)

@@ -1,6 +1,7 @@
 """Decentralized methods equal their transcriptions; what gossip keeps; its noise."""
 
 import functools
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +40,13 @@ from fedjax_muon.decentralized.estimators import (
 )
 from fedjax_muon.decentralized.gossip import Gossip, Iteration
 from fedjax_muon.decentralized.mixing import dense
+from fedjax_muon.decentralized.suda import suda
 from fedjax_muon.decentralized.tracking import gradient_tracking
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.privacy.gaussian import box_muller, standard_normal
 
+# a module in the way of its function
+suda_forms = importlib.import_module("fedjax_muon.decentralized.suda")
 PORTABLE = pytest.mark.portable
 MINIMUM = oracle.draw_minimum(4, lambda t: WEIGHTS[t])
 
@@ -71,6 +75,19 @@ PLAIN = {
     "demuon": (
         {"lr": 0.05, "momentum": 0.6, "polar": kernel.polar},
         functools.partial(oracle.demuon, beta=0.6),
+    ),
+    "suda": ({"lr": 0.1}, oracle.exact_diffusion),
+    "suda_muon": (
+        {"lr": 0.05, "momentum": 0.6, "polar": kernel.polar},
+        functools.partial(oracle.suda_muon, beta=0.6, form="ED"),
+    ),
+    "suda_muon_extra": (
+        {"lr": 0.05, "momentum": 0.6, "polar": kernel.polar},
+        functools.partial(oracle.suda_muon, beta=0.6, form="EXTRA"),
+    ),
+    "suda_muon_gt": (
+        {"lr": 0.05, "momentum": 0.6, "polar": kernel.polar},
+        functools.partial(oracle.suda_muon, beta=0.6, form="GT"),
     ),
 }
 
@@ -332,3 +349,67 @@ def test_methods_work_with_their_defaults_and_with_their_grids(name):
 def test_values_out_of_range_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+# ------------------------------------------------------------------------------- SUDA
+TRIPLES = {
+    "ED": suda_forms.ED,
+    "EXTRA": suda_forms.EXTRA,
+    "GT": suda_forms.GT,
+    "standard ED": suda_forms.STANDARD_ED,
+    "standard EXTRA": suda_forms.STANDARD_EXTRA,
+    "standard GT": suda_forms.STANDARD_GT,
+}
+
+
+def quadratic_agents(algorithm, count):
+    """x_i of five agents on (a_i / 2) |x - b_i|^2, and the minimizer of the sum."""
+    rng = np.random.default_rng(0)
+    a, b = rng.uniform(0.5, 2, size=(M, 1)), rng.normal(size=(M, 3))
+    with jax.enable_x64(True):
+        objective = Objective(lambda x, batch, key: batch[0] * (x - batch[1]))
+        start, step = gossip_engine.make(algorithm, objective, dense(WEIGHTS[0]), M)
+        batches = jnp.asarray(a), jnp.asarray(b)
+        state = start(jnp.zeros(3), batches, KEY)
+        move = jax.jit(step)
+        for _ in range(count):
+            state = move(state, batches, KEY)
+    return np.asarray(state.agents.params), (a * b).sum(0) / a.sum()
+
+
+@pytest.mark.parametrize("name", TRIPLES)
+def test_suda_reaches_the_minimizer_with_a_constant_rate(name):
+    algorithm = suda(lr=0.1, triple=TRIPLES[name])
+    x, best = quadratic_agents(algorithm, 1500)
+    np.testing.assert_allclose(x, np.tile(best, (M, 1)), atol=1e-9)
+
+
+def test_other_squares_are_refused():
+    with pytest.raises(ValueError, match="B2 must sum up to 0"):
+        suda(triple=suda_forms.Triple((1,), (1, 1), (1,)))
+
+
+@pytest.mark.parametrize("name", ["dsgd_muon", "gradient_tracking_muon", "demuon"])
+def test_without_tracking_polar_factors_stop_where_the_gradient_is_not_zero(name):
+    """Two agents whose gradients at 0 are a / 2 and -b / 2 times one matrix U."""
+    u = jnp.asarray(np.outer([0.6, 0.8], [1.0, 0, 0]))
+    slopes = jnp.array([3.0, -1.0])  # a, -b
+    sign = jnp.sign(slopes)
+
+    def grad(params, batch, key):
+        slope, sign = batch
+        return {"w": slope * jax.nn.sigmoid(sign * jnp.vdot(u, params["w"])) * u}
+
+    algorithm = ALL[name].function(lr=0.1, polar=kernel.polar)
+    start, step = gossip_engine.make(
+        algorithm, Objective(grad), dense(np.full((2, 2), 0.5)), 2
+    )
+    batches = slopes, sign
+    state = start({"w": jnp.zeros((2, 3))}, batches, KEY)
+    for _ in range(5):
+        state = jax.jit(step)(state, batches, KEY)
+    moved = float(jnp.abs(state.agents.params["w"].mean(0)).max())
+    if name == "dsgd_muon":
+        assert moved < 1e-6  # the mean gradient is (a - b) / 4 times U
+    else:
+        assert moved > 0.2

@@ -160,6 +160,7 @@ def test_one_compiled_step_serves_all_iterations():
 # bytes in units of the parameters: one message of a point, another of a track
 UNITS = {"dsgd": 1, "dsgd_muon": 1, "dsgda": 1, "dp_sgda_unclipped": 1}
 UNITS |= {"gradient_tracking": 2, "gradient_tracking_muon": 2, "demuon": 2}
+UNITS |= {"suda": 3, "suda_muon": 5, "suda_muon_extra": 4, "suda_muon_gt": 5}
 UNITS |= {"dm_hsgd": 2, "dpmixsgd_unclipped": 2}
 
 

@@ -174,6 +174,61 @@ def demuon(start, trace, lr, vectors=True, beta=0.8):
     return history
 
 
+def exact_diffusion(start, trace, lr):
+    """SUDA's ED (Alghunaim and Yuan 2022), with tracked gradients.
+
+    ``v <- W(v + g - g_)``; ``x <- W(x - lr v) - z``; ``z <- z + (I - W) x``, with v =
+    g_ = z = 0 at first.
+    """
+    m = trace.agents
+    x, history = [start] * m, []
+    v, before, z = [[zeros(start)] * m for _ in range(3)]
+    for t, batches in enumerate(trace.batches):
+        W = trace.W(t)
+        g = [trace.grad(x[i], batches[i]) for i in range(m)]
+        v = mix(W, [add(v[i], sub(g[i], before[i])) for i in range(m)])
+        moved = mix(W, [sub(x[i], times(lr, v[i])) for i in range(m)])
+        x = [sub(moved[i], z[i]) for i in range(m)]
+        mixed = mix(W, x)
+        z = [add(z[i], sub(x[i], mixed[i])) for i in range(m)]
+        before = g
+        history.append(x)
+    return history
+
+
+def suda_muon(start, trace, lr, vectors=True, beta=0.9, form="ED"):
+    """SUDA-Muon (arXiv 2604.23980), from its manuscript.
+
+    ``M+ = beta M + (1 - beta) G``, ``H+ = W(H + M+ - M)``, ``X+ = A(C X - lr dir(H+)) -
+    B Y``, ``Y+ = Y + B X+`` with M = H = G at first and Y = 0; here z = B Y. ED: A = C
+    = W, B^2 = I - W^2; EXTRA: A = C = U, B^2 = (I - W) / 2 with U = (I + W) / 2; GT: A
+    = C = W, B^2 = (I - W)^2.
+    """
+    m, direction = trace.agents, unit if vectors else polar
+    x, H, M, z = [start] * m, None, None, [zeros(start)] * m
+    history = []
+    for t, batches in enumerate(trace.batches):
+        W, I = trace.W(t), np.eye(m)
+        A, square = {
+            "ED": (W, I - W @ W),
+            "EXTRA": ((I + W) / 2, (I - W) / 2),
+            "GT": (W, (I - W) @ (I - W)),
+        }[form]
+        G = [trace.grad(x[i], batches[i]) for i in range(m)]
+        if t == 0:
+            H = M = G
+        after = [add(times(beta, M[i]), times(1 - beta, G[i])) for i in range(m)]
+        H = mix(W, [add(H[i], sub(after[i], M[i])) for i in range(m)])
+        u = [direct(H[i], direction, everywhere=vectors) for i in range(m)]
+        Cx = mix(A, x)
+        half = mix(A, [sub(Cx[i], times(lr, u[i])) for i in range(m)])
+        x = [sub(half[i], z[i]) for i in range(m)]
+        z = [add(a, b) for a, b in zip(z, mix(square, x), strict=True)]
+        M = after
+        history.append(x)
+    return history
+
+
 # ----------------------------------------------------------------------- minimax
 def dsgda(
     start, trace, lr_x, lr_y, project: Project = still, noise: Noise | None = None

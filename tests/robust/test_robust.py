@@ -13,6 +13,7 @@ import fedjax_muon as fm
 from fedjax_muon import aggregators, attacks, engine
 from fedjax_muon.core import Messages, Objective
 from fedjax_muon.engine import plans
+from fedjax_muon.privacy.client_mechanism import private_clients
 
 ROWS = np.arange(1.0, 10).reshape(3, 3)  # of ByzFL's documentation
 KEY = jax.random.key(3)
@@ -193,9 +194,10 @@ def test_buckets_are_means_of_distinct_messages():
         again = BUCKETS(stacked(z, there)._replace(key=jax.random.key(4)))
     assert found.values.shape == (3, 8)
     np.testing.assert_array_equal(found.weight, [1, 1, 1])
-    np.testing.assert_allclose(np.sort(np.count_nonzero(found.values, 1)), [1, 3, 3])
-    np.testing.assert_allclose(found.values.sum(1), 1)
-    np.testing.assert_array_equal((found.values > 0).sum(0), there)
+    counts = np.count_nonzero(np.asarray(found.values), 1)
+    np.testing.assert_array_equal(np.sort(counts), [1, 3, 3])
+    np.testing.assert_allclose(np.asarray(found.values).sum(1), 1)
+    np.testing.assert_array_equal(np.sum(np.asarray(found.values) > 0, 0), there)
     assert not np.array_equal(found.values, again.values)
     one_by_one = aggregators.chain(aggregators.bucketing(1), aggregators.median())
     rows = np.random.default_rng(0).normal(size=(7, 3))
@@ -209,7 +211,7 @@ def test_without_bad_messages_rules_are_the_mean():
         aggregators.nearest_neighbor_mixing(0),
         aggregators.centered_clipping(1e9),
         aggregators.shorten_longest(0),
-        aggregators.krum(0, chosen=7),
+        aggregators.krum(0, chosen=6),
         BUCKETS,
     ):
         found = after(aggregator, z[:6])
@@ -288,8 +290,8 @@ def test_other_weights_and_privacy_are_refused():
         federated(algorithm, weighting=fm.simulation.by_examples)
     how = {"clip_norm": 1.0, "noise_multiplier": 1.0, "clients": 6, "cohort": 4}
     with pytest.raises(ValueError, match="leave out one of them"):
-        fm.privacy.private_clients(algorithm, **how)
-    private = fm.privacy.private_clients(fm.fedavg(lr=0.1), **how)
+        private_clients(algorithm, **how)
+    private = private_clients(fm.fedavg(lr=0.1), **how)
     with pytest.raises(ValueError, match="leave out privacy"):
         fm.robust(private, aggregators.median())
 
@@ -422,12 +424,12 @@ def test_rounds_are_those_of_a_loop():
             y = x.copy()
             for k in range(K):
                 y = y - 0.2 * curvatures[i] * (y - targets[i, k])
-            sent[i] = (y - x).ravel()
+            sent[i] = (x - y).ravel()  # what FedAvg sends
         honest = np.stack([z for i, z in sent.items() if i not in (2, 6)])
         for i in {2, 6} & set(cohort):
             sent[i] = honest.mean(0) - 1.5 * honest.std(0, ddof=1)
         z = np.stack([sent[i] for i in cohort])
-        x = x + np.reshape(literal_mixing(1, literal_trimmed(1))(z), D)
+        x = x - np.reshape(literal_mixing(1, literal_trimmed(1))(z), D)
         np.testing.assert_allclose(found, x, rtol=1e-10)
 
 
@@ -445,6 +447,7 @@ def test_a_rule_that_is_the_mean_changes_nothing(name):
     np.testing.assert_allclose(rounds(mean), rounds(algorithm), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [plans.loop, plans.vmapped, plans.chunked(2)])
 def test_plans_agree(plan):
     algorithm = fm.robust(fm.scaffold(lr=0.2), RULE)
@@ -464,6 +467,7 @@ def test_too_few_messages_change_nothing():
     np.testing.assert_allclose(state.server.params["w"], 0.8)
 
 
+@pytest.mark.slow
 def test_devices_share_a_cohort():
     algorithm = fm.robust(fm.attack(fm.fedmuon(lr=0.05), attacks.gaussian(), [1]), RULE)
     found = []
@@ -477,6 +481,7 @@ def test_devices_share_a_cohort():
     )
 
 
+@pytest.mark.slow
 def test_compressed_and_own_layers_are_aggregated():
     for algorithm in (
         fm.compress(fm.robust(fm.fedavg(lr=0.1), RULE), fm.quantize(8)),
@@ -490,12 +495,11 @@ def test_compressed_and_own_layers_are_aggregated():
         assert np.isfinite(begin)
         assert not np.asarray(metrics.lost).any()
     plain, robust = fm.fedavg(lr=0.1), fm.robust(fm.fedavg(lr=0.1), RULE)
-    assert (
-        federated(robust, cohort_size=5).traffic
-        == federated(plain, cohort_size=5).traffic
-    )
+    sent = [federated(one, cohort_size=5).bytes_after(3) for one in (plain, robust)]
+    assert sent[0] == sent[1]
 
 
+@pytest.mark.slow
 def test_the_median_survives_what_the_mean_does_not():
     attacked = fm.attack(fm.fedavg(lr=0.3), attacks.inner_product(10.0), [2])
     losses = []
@@ -504,5 +508,5 @@ def test_the_median_survives_what_the_mean_does_not():
         state = simulation.init(jax.random.key(0))
         state, _ = simulation.train_rounds(state, 20)
         losses.append(simulation.evaluate(state)["train_loss"])
-    assert losses[1] < 1.5
-    assert not losses[0] < 2.0
+    assert losses[1] < 1.8
+    assert not losses[0] < 2.2

@@ -1,0 +1,108 @@
+"""SUDA: primal steps and a dual sequence between which polynomials of W mix.
+
+Alghunaim and Yuan 2022, arXiv:2110.09993, with a tracked estimate g of the gradient as
+in SUDA-Muon (arXiv:2604.23980). With polynomials A, B2 and C of the mixing weights W,
+
+    v <- W(v + g - g_);    x <- project(A(C x - lr rule(v)) - z);    z <- z + B2 x
+
+and v = g_ = z = 0 before t = 0. Without tracking, an update that does not keep sizes,
+such as an orthogonalized gradient, has fixed points that are not stationary. The update
+of SUDA-Muon was checked against a manuscript of it that is not the published text.
+"""
+
+from typing import Any, NamedTuple
+
+import optax
+
+from fedjax_muon.core import Hyper, check_range, descend, recorded, tree, value_at
+from fedjax_muon.decentralized.estimators import fresh
+from fedjax_muon.decentralized.gossip import Estimator, Gossip
+
+
+class Triple(NamedTuple):
+    """Coefficients of polynomials of W, from that of W^0 on."""
+
+    A: tuple[float, ...]
+    B2: tuple[float, ...]  # the square of B; its coefficients sum up to 0
+    C: tuple[float, ...]
+
+
+# of the manuscript of SUDA-Muon
+ED = Triple((0, 1), (1, 0, -1), (0, 1))
+EXTRA = Triple((0.5, 0.5), (0.5, -0.5), (0.5, 0.5))
+GT = Triple((0, 1), (1, -2, 1), (0, 1))
+# of Alghunaim and Yuan
+STANDARD_ED = Triple((0, 1), (1, -1), (1,))
+STANDARD_EXTRA = Triple((1,), (1, -1), (0, 1))
+STANDARD_GT = Triple((0, 0, 1), (1, -2, 1), (1,))
+
+
+class State(NamedTuple):
+    """State of an agent."""
+
+    params: Any  # x
+    tracked: Any  # v
+    estimate: Any  # g_
+    memory: Any  # of the estimator
+    dual: Any  # z
+    opt: Any  # state of the rule
+
+
+def _polynomial(coefficients: tuple[float, ...], mix: Any, x: Any) -> Any:
+    """A polynomial of W times x, by Horner's rule: one call of `mix` per degree."""
+    *rest, leading = coefficients
+    result = tree.scale(leading, x)
+    for coefficient in reversed(rest):
+        result = mix(result)
+        if coefficient:
+            result = tree.add_scaled(result, coefficient, x)
+    return result
+
+
+@recorded
+def suda(
+    lr: Hyper = 0.01,
+    *,
+    triple: Triple = STANDARD_ED,
+    rule: optax.GradientTransformation = optax.identity(),
+    estimator: Estimator = fresh(),
+) -> Gossip:
+    """SUDA with any triple, rule, and estimator of the gradient.
+
+    It converges to stationary points with a constant rate and exact gradients.
+
+    Args:
+      triple: The polynomials A, B2 and C; by default, exact diffusion.
+      rule: Rule applied to the tracked gradient, an optax transformation without a
+        learning rate; its state persists.
+    """
+    check_range("lr", lr)
+    if abs(sum(triple.B2)) > 1e-9:
+        raise ValueError(
+            f"the coefficients of B2 must sum up to 0, so that agents that agree stay "
+            f"together, got {triple.B2}"
+        )
+
+    def advance(objective, x, change, z, estimate, opt, mix, iteration):
+        g, memory = estimate
+        v = mix(change)
+        moved, opt = descend(
+            _polynomial(triple.C, mix, x), value_at(lr, iteration), rule, opt, v
+        )
+        x = objective.project(tree.sub(_polynomial(triple.A, mix, moved), z))
+        z = tree.add(z, _polynomial(triple.B2, mix, x))
+        return State(x, v, g, memory, z, opt)
+
+    def start(objective, x, mix, batch, iteration):
+        estimate = estimator.start(objective, x, batch, iteration)
+        z = tree.zeros_like(x)
+        opt = rule.init(x)
+        return advance(objective, x, estimate[0], z, estimate, opt, mix, iteration)
+
+    def step(objective, state, mix, batch, iteration):
+        x, v, before, memory, z, opt = state
+        estimate = estimator.update(objective, memory, x, batch, iteration)
+        change = tree.sub(tree.add(v, estimate[0]), before)
+        return advance(objective, x, change, z, estimate, opt, mix, iteration)
+
+    return Gossip(start, step)
