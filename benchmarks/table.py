@@ -99,7 +99,7 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not own:
         return []
     lines = [
-        f"| time divided by that of the {BASE} | {' | '.join(own)} |",
+        f"| time divided by the {BASE}'s | {' | '.join(own)} |",
         "|---|" + "---:|" * len(own),
     ]
     for name in dict.fromkeys(workload for workload, _ in compared):
