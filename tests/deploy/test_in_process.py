@@ -30,8 +30,10 @@ from small_federation import (
     simulation_of,
 )
 
-from fedjax_muon import compression, engine
+from fedjax_muon import aggregators, attacks, compression, engine
+from fedjax_muon.aggregators import robust
 from fedjax_muon.algorithms import ALL, fedavg, fedmuon, fedmuon_correct
+from fedjax_muon.attacks import attack
 from fedjax_muon.compression import compress
 from fedjax_muon.core import streams, tree
 from fedjax_muon.deploy import Node, in_process, messages, serve
@@ -70,6 +72,19 @@ def test_compressed_messages():
     ended, missing = deployed(top)
     assert not missing
     assert_same(simulated(top), ended)
+
+
+@pytest.mark.slow
+def test_messages_are_attacked_and_aggregated_as_in_the_simulation():
+    attacked = attack(fedmuon(), attacks.inner_product(), [1])
+    algorithm = robust(attacked, aggregators.median())
+    ended, missing = deployed(algorithm)
+    assert not missing
+    assert_same(simulated(algorithm), ended)
+    differ = jax.tree.map(
+        lambda a, b: (a != b).any(), ended.params, simulated(fedmuon()).params
+    )
+    assert any(jax.tree.leaves(differ))
 
 
 @pytest.mark.slow
