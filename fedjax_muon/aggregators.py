@@ -326,9 +326,10 @@ def _pairs(there: jax.Array) -> jax.Array:
 def _squared_distances(messages: Messages) -> jax.Array:
     """[S, S]; infinite on the diagonal, and from and to what is missing."""
     there = messages.weight > 0
-    # From their mean, so that less cancels where messages are similar.
-    mean = messages.values.sum(0) / jnp.maximum(there.sum(), 1)
-    rows = jnp.where(there[:, None], messages.values - mean[None], 0)
+    # From their median, near which honest messages keep all digits beside huge ones.
+    ordered, count = _ordered(messages)
+    center = ordered[(count - 1) // 2]
+    rows = jnp.where(there[:, None], messages.values - center[None], 0)
     squares = jnp.sum(rows * rows, 1)
     distances = squares[:, None] + squares[None] - 2 * _product(rows, rows.T)
     known = _pairs(there) & ~jnp.eye(len(there), dtype=bool)

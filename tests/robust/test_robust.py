@@ -236,6 +236,16 @@ def test_order_does_not_matter_and_no_message_goes_far(name):
     assert np.isfinite(nothing.values).all()
 
 
+def test_distances_of_honest_messages_survive_huge_ones():
+    """In float32, next to two messages of 1e9."""
+    z = np.random.default_rng(6).normal(size=(7, 5)).astype(np.float32)
+    z[0], z[3] = 1e9, -1e9
+    found = mean_of(aggregators.krum(2)(stacked(z)))
+    np.testing.assert_allclose(found, literal_krum(2, 1)(z.astype(float)), rtol=1e-6)
+    near = np.asarray(aggregators._squared_distances(stacked(z)))[1, 2]
+    assert near == pytest.approx(norm(z[1] - z[2]) ** 2, rel=1e-5)
+
+
 # ---------------------------------------------------------------------- what is refused
 
 

@@ -372,7 +372,10 @@ def test_one_block_or_every_step_is_orthogonalize():
         transforms.orthogonalize_blocks(1, 4),
         transforms.orthogonalize_blocks(3, 1),
     ):
-        jax.tree.map(np.testing.assert_array_equal, updates(rule, given), plain)
+        for found, expected in zip(
+            *map(jax.tree.leaves, (updates(rule, given), plain)), strict=True
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
     for name in ("period", "blocks"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1"):
             transforms.orthogonalize_blocks(**{name: 0})
