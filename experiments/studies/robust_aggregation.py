@@ -1,6 +1,6 @@
 """FedAvg and three FedMuons under attack, by aggregator.
 
-    python -m experiments.studies.robust_aggregation --part 0 --parts 2 &
+    python -m experiments.studies.robust_aggregation --part 0 --parts 2
     python -m experiments.studies.robust_aggregation --part 1 --parts 2
 
 Handwritten digits, 20 clients by Dirichlet(1), all in every round. None, two or four of

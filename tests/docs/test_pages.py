@@ -222,7 +222,7 @@ def test_the_tables_of_speed_are_those_of_the_results():
     assert f"up to\n{ratio:.1f} times faster than Flower" in section
     (resnet,) = [cells for cells in workloads if "ResNet-18" in cells[0]]
     pytorch, ours = resnet[3].strip("*"), resnet[1]
-    assert f"{pytorch} s\nagainst {ours} s for ResNet-18" in section
+    assert f"{pytorch} s against {ours} s for\nResNet-18" in section
 
 
 # -------------------------------------------------------- the frequent errors
