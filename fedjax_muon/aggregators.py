@@ -49,6 +49,10 @@ def robust(algorithm: Algorithm, aggregator: Aggregator) -> Algorithm:
       >>> scaffold_normuon = scaffold(lr=0.01, rule=normuon)
       >>> algorithm = robust(scaffold_normuon, aggregators.trimmed_mean(0.2))
     """
+    if not callable(aggregator):
+        raise TypeError(
+            f"aggregator must be a function such as median(), got {aggregator!r}"
+        )
     return with_stack(algorithm, lambda stack: (*stack, aggregator))
 
 

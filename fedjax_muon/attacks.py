@@ -33,8 +33,10 @@ def attack(algorithm: Algorithm, attack: Attack, clients: Sequence[int]) -> Algo
 
     Args:
       attack: What they send, such as `attacks.alie()`.
-      clients: Ids of the attackers.
+      clients: Ids of the attackers; an id past the last client never takes part.
     """
+    if not callable(attack):
+        raise TypeError(f"attack must be a function such as alie(), got {attack!r}")
     ids = np.asarray(list(clients))
     if not ids.size or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
         raise ValueError(f"clients must be ids of clients, from 0 on, got {clients!r}")

@@ -266,6 +266,13 @@ def test_arguments_are_checked(make, said):
         make()
 
 
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TypeError, match="must be a function such as median"):
+        fm.robust(fm.fedavg(lr=0.1), 0.2)
+    with pytest.raises(TypeError, match="must be a function such as alie"):
+        fm.attack(fm.fedavg(lr=0.1), "alie", [1])
+
+
 def federated(algorithm, **changes):
     digits = fm.data.load("digits")
     parts = fm.partition.iid(digits.y_train, 6, key=jax.random.key(0))
