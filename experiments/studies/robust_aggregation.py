@@ -10,22 +10,20 @@ runs are appended to a file, and left out the next time. The part that finishes 
 writes the table and the figure.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-import numpy as np
 import tyro
 
 import fedjax_muon as fm
 from benchmarks.machine import machine
 from experiments import dots
+from experiments.studies import tuned
+from experiments.studies.tuned import Row
 from fedjax_muon import aggregators, attacks
 from fedjax_muon.core import Algorithm
 from fedjax_muon.reporting.intervals import half_width
-from fedjax_muon.sweeps.sweep import Cell, sweep
 
 PLACE = Path("results/robust")
 CLIENTS, ROUNDS, SEEDS = 20, 40, (0, 1, 2, 3, 4)
@@ -83,43 +81,17 @@ def settings() -> Iterator[Setting]:
                 yield Setting(method, aggregator, attack, attackers)
 
 
-def runs(setting: Setting, rounds: int, seeds: tuple[int, ...]) -> Iterator[dict]:
+def runs(setting: Setting, rounds: int, seeds: tuple[int, ...]) -> Iterator[Row]:
     """Trains all rates and seeds of a setting in one program."""
-    digits = fm.data.load("digits")
-    held = digits.x_test[:VALIDATION], digits.y_test[:VALIDATION]
-    digits = digits._replace(
-        x_test=digits.x_test[VALIDATION:], y_test=digits.y_test[VALIDATION:]
+    problem = tuned.problem(
+        fm.models.MLP(10, (64, 64)),
+        fm.data.load("digits"),
+        held=VALIDATION,
+        clients=CLIENTS,
+        alpha=1.0,
     )
-    task = fm.tasks.classification(fm.models.MLP(10, (64, 64)), digits)
-    parts = {
-        seed: fm.partition.dirichlet(
-            digits.y_train, CLIENTS, alpha=1.0, key=jax.random.key(seed)
-        )
-        for seed in seeds
-    }
-    points = [(lr, seed) for lr in METHODS[setting.method][1] for seed in seeds]
-    cells = [
-        Cell({"lr": lr}, jax.random.key(100 + seed), parts[seed]) for lr, seed in points
-    ]
-    simulation = fm.federate(
-        setting.algorithm(), task, digits, parts[seeds[0]], **SIZES
-    )
-    groups = sweep(
-        simulation, cells, rounds=rounds, evaluate_every=rounds, validation=held
-    )
-    outcomes = [outcome for group in groups for outcome in group]
-    for (lr, seed), outcome in zip(points, outcomes, strict=True):
-        last = outcome.rows[-1] if outcome.diverged is None else {}
-        yield setting._asdict() | {
-            "lr": lr,
-            "seed": seed,
-            "accuracy": float(last.get("test_accuracy", 0.0)),
-            "validation": float(last.get("validation_accuracy", 0.0)),
-        }
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    rates = METHODS[setting.method][1]
+    return tuned.trained(setting.algorithm(), problem, rates, seeds, rounds, **SIZES)
 
 
 def main(
@@ -130,35 +102,14 @@ def main(
     output: Path = PLACE / "digits.jsonl",
 ) -> None:
     """Trains what is missing of one part of the settings."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    known = read(output) if output.exists() else []
-    done = {tuple(row[name] for name in Setting._fields) for row in known}
-    for number, setting in enumerate(settings()):
-        if number % parts == part and tuple(setting) not in done:
-            rows = list(runs(setting, rounds, seeds))
-            with output.open("a") as file:
-                file.writelines(f"{json.dumps(row)}\n" for row in rows)
-            best = max(row["accuracy"] for row in rows)
-            print(*setting, f"{best:.3f}", flush=True)
-    known = {tuple(row[name] for name in Setting._fields) for row in read(output)}
-    if known >= {tuple(setting) for setting in settings()}:
+    run = lambda setting: runs(setting, rounds, seeds)
+    if tuned.finish(settings(), run, output, part, parts):
         table(output)
-
-
-def chosen(rows: list[dict[str, Any]], setting: Setting) -> np.ndarray | None:
-    """Returns the accuracies of the best rate, [seeds]; None if it was not run."""
-    own = [r for r in rows if all(r[k] == v for k, v in setting._asdict().items())]
-    rates = {row["lr"] for row in own}
-    if not rates:
-        return None
-    of = lambda lr, name: np.array([row[name] for row in own if row["lr"] == lr])
-    best = max(sorted(rates), key=lambda lr: of(lr, "validation").mean())
-    return 100 * of(best, "accuracy")
 
 
 def table(source: Path) -> None:
     """Writes the table and the figure of kept runs, next to them."""
-    rows = read(source)
+    rows = tuned.read(source)
     about = machine("experiments.studies.robust_aggregation")
     lines = [
         "# Robust aggregation on digits\n",
@@ -181,10 +132,12 @@ def table(source: Path) -> None:
         for method in METHODS:
             cells = []
             for aggregator in AGGREGATORS:
-                own = chosen(rows, Setting(method, aggregator, attack, attackers))
-                if own is None:
+                setting = Setting(method, aggregator, attack, attackers)
+                known = tuned.chosen(rows, setting)
+                if known is None:
                     cells.append("")
                     continue
+                own = known[1]
                 cells.append(f"{own.mean():.1f} ± {half_width(own):.1f}")
                 if attackers != 2:
                     shown.append(

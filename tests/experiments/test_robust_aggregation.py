@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.studies import robust_aggregation as study
+from experiments.studies import robust_aggregation as study, tuned
 
 pytestmark = pytest.mark.slow
 
@@ -18,12 +18,12 @@ def test_runs_are_appended_and_not_repeated(tmp_path, monkeypatch, capsys):
     study.main(part=1, parts=2, rounds=1, seeds=(0, 1), output=output)
     assert not output.with_suffix(".md").exists()
     study.main(rounds=1, seeds=(0, 1), output=output)
-    rows = study.read(output)
+    rows = tuned.read(output)
     assert len(rows) == 2 * 3 * 2  # settings, rates, seeds
     assert [row["aggregator"] for row in rows[:: 3 * 2]] == ["median", "mean"]
     assert len(capsys.readouterr().out.splitlines()) == 2
     page = output.with_suffix(".md").read_text()
-    own = study.chosen(rows, settings[1])
+    _, own = tuned.chosen(rows, settings[1])
     assert f"{own.mean():.1f} ±" in page.split("## ALIE, 4 of 20 clients")[1]
     assert output.with_suffix(".png").stat().st_size > 5000
 
@@ -36,5 +36,7 @@ def test_the_rate_is_chosen_by_validation():
         for lr, pairs in scores.items()
         for seed, (a, v) in enumerate(pairs)
     ]
-    np.testing.assert_allclose(study.chosen(rows, setting), [40, 60])
-    assert study.chosen(rows, setting._replace(aggregator="median")) is None
+    lr, accuracies = tuned.chosen(rows, setting)
+    assert lr == 0.1
+    np.testing.assert_allclose(accuracies, [40, 60])
+    assert tuned.chosen(rows, setting._replace(aggregator="median")) is None

@@ -1,0 +1,117 @@
+"""Runs of a study at equal tuning: appended when finished, the best by validation.
+
+A setting is a NamedTuple of strings and numbers, such as a method and a rule. Its runs
+are all learning rates and seeds in one program; seeds draw the partition as well.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import fedjax_muon as fm
+from fedjax_muon.core import Algorithm
+from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.sweeps.sweep import Cell, sweep
+
+Row = dict[str, Any]
+
+
+class Problem(NamedTuple):
+    """A task whose clients are drawn by Dirichlet(alpha)."""
+
+    task: fm.Task
+    data: Dataset  # without the examples of `held`
+    held: tuple[Any, Any]  # for validation
+    clients: int
+    alpha: float
+
+    def parts(self, seed: int) -> Any:
+        key = jax.random.key(seed)
+        return fm.partition.dirichlet(
+            self.data.y_train, self.clients, alpha=self.alpha, key=key
+        )
+
+
+def problem(
+    model: Any, data: Dataset, *, held: int, clients: int, alpha: float
+) -> Problem:
+    """Classification; the first `held` of the test examples are for validation."""
+    validation = data.x_test[:held], data.y_test[:held]
+    data = data._replace(x_test=data.x_test[held:], y_test=data.y_test[held:])
+    task = fm.tasks.classification(model, data)
+    return Problem(task, data, validation, clients, alpha)
+
+
+def trained(
+    algorithm: Algorithm,
+    problem: Problem,
+    rates: Sequence[float],
+    seeds: Sequence[int],
+    rounds: int,
+    **sizes: int,
+) -> Iterator[Row]:
+    """Trains all rates and seeds in one program; a diverged run scores 0."""
+    points = [(lr, seed) for lr in rates for seed in seeds]
+    parts = {seed: problem.parts(seed) for seed in seeds}
+    cells = [
+        Cell({"lr": lr}, jax.random.key(100 + seed), parts[seed]) for lr, seed in points
+    ]
+    simulation = fm.federate(
+        algorithm, problem.task, problem.data, parts[seeds[0]], **sizes
+    )
+    groups = sweep(
+        simulation, cells, rounds=rounds, evaluate_every=rounds, validation=problem.held
+    )
+    outcomes = [outcome for group in groups for outcome in group]
+    for (lr, seed), outcome in zip(points, outcomes, strict=True):
+        last = outcome.rows[-1] if outcome.diverged is None else {}
+        yield {
+            "lr": lr,
+            "seed": seed,
+            "accuracy": float(last.get("test_accuracy", 0.0)),
+            "validation": float(last.get("validation_accuracy", 0.0)),
+        }
+
+
+def read(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def finish(
+    settings: Iterable[Any],
+    runs: Callable[[Any], Iterable[Row]],
+    output: Path,
+    part: int = 0,
+    parts: int = 1,
+) -> bool:
+    """Trains what `output` lacks of one part of the settings; True if all is there."""
+    settings = list(settings)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.touch()
+    done = lambda: {
+        tuple(row[name] for name in settings[0]._fields) for row in read(output)
+    }
+    known = done()
+    for setting in settings[part::parts]:
+        if tuple(setting) not in known:
+            rows = [setting._asdict() | row for row in runs(setting)]
+            with output.open("a") as file:
+                file.writelines(f"{json.dumps(row)}\n" for row in rows)
+            best = max(row["accuracy"] for row in rows)
+            print(*setting, f"{best:.3f}", flush=True)
+    return done() >= {tuple(setting) for setting in settings}
+
+
+def chosen(rows: list[Row], setting: Any) -> tuple[float, np.ndarray] | None:
+    """Returns the best rate and its accuracies in percent, [seeds]; None if not run."""
+    own = [r for r in rows if all(r[k] == v for k, v in setting._asdict().items())]
+    rates = sorted({row["lr"] for row in own})
+    if not rates:
+        return None
+    of = lambda lr, name: np.array([row[name] for row in own if row["lr"] == lr])
+    best = max(rates, key=lambda lr: of(lr, "validation").mean())
+    return best, 100 * of(best, "accuracy")
