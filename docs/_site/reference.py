@@ -59,7 +59,7 @@ PAGES = {
         "Datasets and partitions",
         "data",
         "data.partition:iid dirichlet dirichlet_per_client labels_per_client quantity"
-        " shards by_owner label_counts plot",
+        " shards by_owner add_noise label_counts plot",
         "data.client_tests",
         "data.imbalance",
     ),

@@ -250,6 +250,35 @@ def test_quantities_follow_the_law():
     assert min(map(len, parts)) >= 200
 
 
+def test_noise_grows_from_client_to_client():
+    x = np.ones((4000, 6), np.float32)
+    parts = partition.iid(LABELS, 5, key=KEY)[:4]
+    noisy = partition.add_noise(x, parts, 0.3, key=KEY)
+    stds = [noisy[part].std() for part in parts]
+    np.testing.assert_allclose(stds, [0, 0.1, 0.2, 0.3], atol=0.01)
+    assert abs(noisy.mean() - 1) < 0.01
+    assert noisy.dtype == np.float32
+    assert (x == 1).all()
+    left = np.setdiff1d(np.arange(4000), np.concatenate(parts))
+    assert (noisy[left] == 1).all()
+    np.testing.assert_array_equal(noisy, partition.add_noise(x, parts, 0.3, key=KEY))
+    (alone,) = {*partition.add_noise(x, parts[:1], 0.3, key=KEY).ravel()}
+    assert alone == 1
+
+
+def test_noise_refuses_what_it_cannot_add():
+    x, parts = np.ones((4000, 2), np.float32), partition.iid(LABELS, 4, key=KEY)
+    for std in (-1.0, np.nan):
+        with pytest.raises(ValueError, match="std"):
+            partition.add_noise(x, parts, std, key=KEY)
+    with pytest.raises(ValueError, match="floating-point inputs, got int64"):
+        partition.add_noise(x.astype(int), parts, 0.1, key=KEY)
+    with pytest.raises(ValueError, match="clients share 1000 examples"):
+        partition.add_noise(x, [*parts, parts[0]], 0.1, key=KEY)
+    with pytest.raises(TypeError, match="typed key"):
+        partition.add_noise(x, parts, 0.1, key=0)
+
+
 def test_balanced_clients_stop_at_their_average_size():
     """By NIID-Bench's loop over classes, on the same draws."""
     p = np.random.default_rng(0).dirichlet(np.full(5, 0.3), (3, 4))
