@@ -3,6 +3,7 @@ from . import (
     algorithms as algorithms,
     attacks as attacks,
     audits as audits,
+    clocks as clocks,
     compression as compression,
     core as core,
     data as data,
@@ -17,6 +18,7 @@ from . import (
     privacy as privacy,
     reporting as reporting,
     simulation as simulation,
+    staleness as staleness,
     tasks as tasks,
     tracking as tracking,
     transforms as transforms,
@@ -102,6 +104,7 @@ from .simulation import (
     Simulation as Simulation,
     federate as federate,
 )
+from .simulation.arrivals import buffered as buffered, fedasync as fedasync
 from .simulation.own_accuracy import own_accuracies as own_accuracies
 from .simulation.training import early_stopping as early_stopping, train as train
 from .sweeps.sweep import Cell as Cell, sweep as sweep

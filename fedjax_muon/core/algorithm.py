@@ -65,6 +65,12 @@ class Messages(NamedTuple):
     key: jax.Array  # typed key of the server
 
 
+def unprepared(state: Any, round: Round) -> Any:
+    """`prepare` of an exchange that broadcasts its state as it is."""
+    del round
+    return state
+
+
 class Exchange(NamedTuple):
     """One broadcast, the clients' messages, and the server's update from their mean.
 
@@ -87,6 +93,8 @@ class Exchange(NamedTuple):
     # (broadcast, message) -> the client's last parameters, if they follow from it
     stack: tuple[Callable[[Messages], Messages], ...] = ()
     # functions of all messages, applied in this order before the mean is taken
+    prepare: Callable[[Any, Round], Any] = unprepared
+    # (server state, round) -> state that is broadcast, and kept without any message
 
 
 class Algorithm(NamedTuple):

@@ -13,6 +13,8 @@ ENGINE = 0
 COHORT = 1
 DROPOUT = 2
 
+ARRIVALS = 3
+
 # of a decentralized simulation's key
 BATCHES = 0
 ITERATIONS = 1

@@ -39,6 +39,9 @@ class CohortMember(NamedTuple):
     key: jax.Array  # of the client's local training
     draw_key: jax.Array  # of the client's batches
     steps: jax.Array | None = None  # int32, if clients take different numbers
+    start: jax.Array | None = (
+        None  # int32, the round whose broadcast it got, if earlier
+    )
 
 
 class Store(NamedTuple):

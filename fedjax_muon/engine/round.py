@@ -33,9 +33,7 @@ Draw = Callable[[Any, jax.Array], Any]
 # (one client's entry of batches, key) -> its number of local steps, int32 []
 Steps = Callable[[Any, jax.Array], jax.Array]
 # (state, cohort, batches, weights, key) -> (state, received), see `make_round`
-RunRound = Callable[
-    ["State", jax.Array, Any, jax.Array, jax.Array], tuple["State", jax.Array]
-]
+RunRound = Callable[..., tuple["State", jax.Array]]
 
 
 class State(NamedTuple):
@@ -96,6 +94,8 @@ def _client(
         round = round_info._replace(key=member.key)
         if member.steps is not None:
             round = round._replace(steps=member.steps)
+        if member.start is not None:
+            round = round._replace(index=member.start)
         sent, after = exchange.client(objective, broadcast, before, batches, round)
         tree.check_alike("the client's state that client returns", before, after)
         message = exchange.decode(sent)
@@ -128,13 +128,22 @@ def exchange_keys(
     first: int,
     cohort: jax.Array,
     num_clients: int,
+    starts: jax.Array | None = None,
 ) -> ExchangeKeys:
     """Derives all keys of an exchange.
 
     Args:
       number: Number of the exchange, from 0 with those of the prologue.
       first: Number of the first exchange of the round, or of the prologue.
+      starts: The rounds that members started in, int32 [S], if not this one.
     """
+    if starts is not None:
+        one = lambda start, client: exchange_keys(
+            key, start, number, first, client[None], num_clients
+        )
+        _, members, draws = jax.vmap(one)(starts, cohort)
+        now = exchange_keys(key, index, number, first, cohort, num_clients)
+        return ExchangeKeys(now.server, members[:, 0], draws[:, 0])
     message_key, draw_key = jax.random.split(jax.random.fold_in(key, index))
     exchange_key = jax.random.fold_in(message_key, number)
     fold_each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
@@ -211,6 +220,7 @@ def make_exchange(
 
     def run(server: Any, client_states: Any, members: CohortMember) -> Result:
         round_info = round_of(members.weight > 0)
+        server = exchange.prepare(server, round_info)
         broadcast = exchange.broadcast(server, round_info)
         client = _client(exchange, objective, draw, round_info)
         result = plan(client, broadcast, client_states, members)
@@ -253,6 +263,7 @@ def _runner(
         batches: Any,
         weights: jax.Array,
         key: jax.Array,
+        starts: jax.Array | None = None,
     ) -> tuple[State, jax.Array]:
         index, server, client_states = state
         one = jax.tree.map(lambda x: x[0], batches)
@@ -267,11 +278,11 @@ def _runner(
 
         received = weights > 0
         for number, exchange in enumerate(exchanges, first):
-            keys = exchange_keys(key, index, number, first, cohort, num_clients)
+            keys = exchange_keys(key, index, number, first, cohort, num_clients, starts)
             own = None if steps_of is None else jax.vmap(steps_of)(batches, keys.draws)
             remaining = jnp.where(received, weights, 0)
             members = CohortMember(
-                cohort, batches, remaining, keys.members, keys.draws, own
+                cohort, batches, remaining, keys.members, keys.draws, own, starts
             )
             in_exchange = functools.partial(round_of, keys.server, own)
             run_exchange = make_exchange(exchange, objective, plan, draw, in_exchange)
@@ -318,7 +329,8 @@ def make_round(
       False for clients that dropped out, and for those whose message or new state is
       not finite: they are excluded from the mean, and their states stay unchanged.
       Without any message the server's state stays unchanged, unless an exchange has
-      `reduce_sum`.
+      `reduce_sum`. The optional last argument `starts`, int32 [S], are the rounds that
+      members started in, by which their random streams and `Round.index` are chosen.
 
     Example:
       >>> objective = Objective(lambda params, batch, key: params)
@@ -336,8 +348,9 @@ def make_round(
         batches: Any,
         weights: jax.Array,
         key: jax.Array,
+        starts: jax.Array | None = None,
     ) -> tuple[State, jax.Array]:
-        state, received = run(state, cohort, batches, weights, key)
+        state, received = run(state, cohort, batches, weights, key, starts)
         return state._replace(index=state.index + 1), received
 
     return round

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon import engine
+from fedjax_muon.clocks import Clock
 from fedjax_muon.core import Algorithm, Exchange, check_count
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine import plans
@@ -41,6 +42,7 @@ from fedjax_muon.simulation.arguments import (
     check_parts,
     check_task,
 )
+from fedjax_muon.simulation.arrivals import Arrivals
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
@@ -71,6 +73,7 @@ from fedjax_muon.simulation.rounds import (
     with_inputs,
 )
 from fedjax_muon.simulation.simulation import Programs, Runner, Simulation, inputs_of
+from fedjax_muon.simulation.timing import blank_inputs, on_time, timed
 from fedjax_muon.tasks.task import Task, as_argument
 
 
@@ -93,6 +96,9 @@ def federate(
     split_examples: bool = False,
     privacy: ClientPrivacy | None = None,
     test_parts: Sequence[np.ndarray] | None = None,
+    clock: Clock | None = None,
+    deadline: float | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Simulation:
     """Prepares federated training; programs are compiled when they are first used.
 
@@ -131,6 +137,13 @@ def federate(
       test_parts: For every client, the ids of its test examples, possibly none, such as
         `data.client_tests.like(parts, ...)`. Evaluations then describe the clients'
         accuracies on them.
+      clock: Speeds of the clients, such as `fm.clocks.lognormal(1.0, key=key)`. Records
+        then have `virtual_seconds`: a round lasts as long as its slowest member.
+      deadline: Seconds of the clock after which a synchronous round ends. Members that
+        are slower take no part; the server waits for them until the deadline.
+      arrivals: Makes the rounds asynchronous, such as `fm.buffered(50, 10)`: a round is
+        a step of the server. It decides `cohort_size`, which must be left out. A
+        client's job is lost with the probability `dropout`; then it is free again.
 
     Raises:
       ImportError: If a private run is asked for, and dp-accounting is not installed.
@@ -141,6 +154,13 @@ def federate(
     plan = plan or plans.default_plan()
     if privacy is not None:
         check_left_out({"dropout": dropout or None})
+    clock = timed(clock, deadline, arrivals, privacy, local_epochs)
+    if arrivals is not None:
+        if cohort_size is not None or cohorts is not None:
+            raise TypeError(
+                "arrivals decide who takes part; leave out cohort_size and cohorts"
+            )
+        cohort_size = arrivals.buffer
     algorithm, cohort_size, cohorts, guarantee = participation(
         algorithm, task, len(parts), cohort_size, cohorts, privacy
     )
@@ -169,6 +189,9 @@ def federate(
         devices=tuple(devices),
         split_examples=split_examples,
         privacy=privacy,
+        clock=clock,
+        deadline=deadline,
+        arrivals=arrivals,
     )
     clients = _place(setup, dataset.x_train, dataset.y_train, parts)
     check_setup(setup)
@@ -179,16 +202,19 @@ def federate(
     if devices:
         test, own_tests = replicated((test, own_tests), devices)
         setup = setup._replace(task=replicated(setup.task, devices))
-    return Simulation(
+    simulation = Simulation(
         runner=RUNNER,
         setup=setup,
-        inputs=inputs_of(algorithm, setup.task),
+        inputs=inputs_of(algorithm, setup.task)._replace(timing=blank_inputs(setup)),
         clients=clients,
         test=test,
         programs=_programs(setup),
         guarantee=guarantee,
         own_tests=own_tests,
     )
+    if clock is not None:
+        on_time(setup, simulation.durations)  # may raise
+    return simulation
 
 
 def with_plan(simulation: Simulation, plan: Plan) -> Simulation:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_muon import engine
+from fedjax_muon.clocks import Clock
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -25,6 +26,12 @@ from fedjax_muon.engine.plans import Plan
 from fedjax_muon.engine.sharding import Devices, sharded_gather
 from fedjax_muon.personalization import params_of_clients
 from fedjax_muon.simulation.arguments import check_rule_kinds, check_rules
+from fedjax_muon.simulation.arrivals import (
+    Arrivals,
+    asynchronous,
+    check_suits,
+    damped,
+)
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
@@ -84,6 +91,10 @@ class Setup(NamedTuple):
     devices: Devices
     split_examples: bool
     privacy: Any = None  # the mechanism of a private simulation
+    clock: Clock | None = None
+    deadline: float | None = None  # seconds
+    arrivals: Arrivals | None = None
+    timing: Any = None  # traced; see `timing.Timing.inputs`
 
 
 class Inputs(NamedTuple):
@@ -97,6 +108,7 @@ class Inputs(NamedTuple):
     numbers: dict[str, Any]  # hyperparameters by name
     mixer: Any = None  # of agents' messages, in a decentralized simulation
     mark: Any = None  # of a private simulation, uint32 [2]; see `bound_key`
+    timing: Any = None  # who arrives in time, or when
 
 
 def bound_key(key: jax.Array, mark: Any) -> jax.Array:
@@ -127,6 +139,9 @@ def check_setup(setup: Setup) -> None:
         raise ValueError("split_examples needs several devices to divide them over")
     algorithm = setup.algorithm
     check_rule_kinds(algorithm)
+    if setup.arrivals is not None:
+        params = jax.eval_shape(setup.task.init, jax.random.key(0))
+        check_suits(algorithm, setup.arrivals, params, setup.num_clients)
     state = jax.eval_shape(partial(init_state, setup), jax.random.key(0))  # may raise
     check_rules(algorithm, state.params)
     full = setup.cohort_size == setup.num_clients and not setup.dropout
@@ -141,8 +156,9 @@ def check_setup(setup: Setup) -> None:
             "this algorithm was made for (clients, cohort_size) "
             f"{algorithm.cohort_spec}, got {sizes}"
         )
-    draw = partial(cohort_of, setup)  # may reject the sizes
-    jax.eval_shape(draw, jax.random.key(0), jnp.int32(0))
+    if setup.arrivals is None:
+        draw = partial(cohort_of, setup)  # may reject the sizes
+        jax.eval_shape(draw, jax.random.key(0), jnp.int32(0))
     engine.check_stacks(algorithm, setup.num_clients, setup.cohort_size)  # likewise
     if algorithm.uniform_weights and setup.weighting is not uniform:
         raise ValueError(
@@ -162,7 +178,8 @@ def with_inputs(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
     @functools.wraps(run)
     def run_with_inputs(inputs: Inputs, *rest: Any) -> Any:
         algorithm = with_numbers(setup.algorithm, inputs.numbers)
-        return run(setup._replace(task=inputs.task, algorithm=algorithm), *rest)
+        given = {"task": inputs.task, "timing": inputs.timing}
+        return run(setup._replace(algorithm=algorithm, **given), *rest)
 
     return run_with_inputs
 
@@ -212,13 +229,20 @@ def init_state(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -
     """
     init_key, key = jax.random.split(key)
     training = engine.init(
-        setup.algorithm,
+        _executed(setup),
         _drawn_params(setup.task.init, init_key),
         setup.num_clients,
         max(1, len(setup.devices)),
         project=objective_of(setup.task).project,
     )
     return State(training, key if run_key is None else run_key)
+
+
+def _executed(setup: Setup) -> Algorithm:
+    """The algorithm that the engine executes."""
+    if setup.arrivals is None:
+        return setup.algorithm
+    return asynchronous(setup.algorithm, setup.arrivals)
 
 
 def run_prologue(
@@ -240,7 +264,12 @@ def run_prologue(
     all_clients = jnp.arange(setup.num_clients, dtype=jnp.int32)
     weights = setup.weighting(clients.size)
     engine_key = jax.random.fold_in(key, streams.ENGINE)
+    late = training.server if setup.arrivals is not None else None
+    if late is not None:
+        training = training._replace(server=late.inner)
     training, received = run(training, all_clients, all_clients, weights, engine_key)
+    if late is not None:
+        training = training._replace(server=late._replace(inner=training.server))
     return State(training, key), received
 
 
@@ -259,34 +288,63 @@ def cohort_of(
     return (cohort + index % groups * size if groups > 1 else cohort), joins
 
 
-def _cohort(setup: Setup, state: State, clients: Clients) -> tuple[jax.Array, ...]:
-    """Draws the next cohort: ids, who is present, weights, and the engine's key."""
-    index, key = state.training.index, state.key
-    stream = lambda number: jax.random.fold_in(key, number)
-    in_round = lambda number: jax.random.fold_in(stream(number), index)
+def drawn_cohort(
+    setup: Setup, key: jax.Array, index: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Draws the cohort of a synchronous round: ids, who joins, and who stays in it."""
+    in_round = lambda number: jax.random.fold_in(jax.random.fold_in(key, number), index)
     cohort, joins = cohort_of(setup, in_round(streams.COHORT), index)
-    present = joins & jax.random.bernoulli(
+    stays = jax.random.bernoulli(
         in_round(streams.DROPOUT), 1 - setup.dropout, cohort.shape
     )
+    return cohort, joins, joins & stays
+
+
+class Members(NamedTuple):
+    """The members of a round."""
+
+    cohort: jax.Array  # int32 [S], ids
+    present: jax.Array  # bool [S]
+    weights: jax.Array  # float [S], 0 for absent ones
+    key: jax.Array  # typed key of the engine
+    starts: jax.Array | None = None  # int32 [S], the steps that they started in
+
+
+def _members(setup: Setup, state: State, clients: Clients) -> Members:
+    """Finds who takes part in the next round."""
+    index, starts = state.training.index, None
+    if setup.arrivals is not None:
+        row = index - setup.timing.first
+        cohort, starts = setup.timing.clients[row], setup.timing.starts[row]
+        present = jnp.ones(cohort.shape, bool)
+    else:
+        cohort, _, present = drawn_cohort(setup, state.key, index)
+        if setup.deadline is not None:
+            present &= setup.timing[cohort]
     weights = jnp.where(present, setup.weighting(clients.size[cohort]), 0)
-    return cohort, present, weights, stream(streams.ENGINE)
+    key = jax.random.fold_in(state.key, streams.ENGINE)
+    return Members(cohort, present, weights, key, starts)
 
 
 def _round(
     setup: Setup, state: State, clients: Clients
 ) -> tuple[State, jax.Array, jax.Array]:
     """Runs a round; returns the state, the cohort, and whose messages were lost."""
-    cohort, present, weights, engine_key = _cohort(setup, state, clients)
+    cohort, present, weights, key, starts = _members(setup, state, clients)
     objective, draw = objective_and_sampler(setup, clients)
     run = engine.make_round(
-        setup.algorithm,
+        _executed(setup),
         objective,
         setup.num_clients,
         setup.plan,
         draw,
         steps_of(setup, clients),
     )
-    training, received = run(state.training, cohort, cohort, weights, engine_key)
+    training, received = run(state.training, cohort, cohort, weights, key, starts)
+    if setup.arrivals is not None and starts is not None:
+        latest = jnp.where(received, state.training.index - starts, 0).max()
+        server = damped(setup.arrivals, state.params, training.server, latest)
+        training = training._replace(server=server)
     return State(training, state.key), cohort, present & ~received
 
 
@@ -342,10 +400,10 @@ def cohort_loss(setup: Setup, state: State, clients: Clients) -> jax.Array:
         client=client,
         server=lambda server, mean, round: server._replace(loss=mean),
     )
-    cohort, _, weights, engine_key = _cohort(setup, state, clients)
+    cohort, _, weights, key, _ = _members(setup, state, clients)
     objective, draw = objective_and_sampler(setup, clients)
     algorithm = setup.algorithm._replace(exchanges=(exchange,))
     run = engine.make_round(algorithm, objective, setup.num_clients, setup.plan, draw)
     server = _Loss(state.params, jnp.full((), jnp.nan, weights.dtype))
     training = state.training._replace(server=server)
-    return run(training, cohort, cohort, weights, engine_key)[0].server.loss
+    return run(training, cohort, cohort, weights, key)[0].server.loss

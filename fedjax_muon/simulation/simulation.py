@@ -25,6 +25,7 @@ from fedjax_muon.simulation.batching import Clients
 from fedjax_muon.simulation.checkpoint import digest
 from fedjax_muon.simulation.evaluation import OwnTests, own_tests_of
 from fedjax_muon.simulation.rounds import Inputs, Metrics
+from fedjax_muon.simulation.timing import Timing, durations_of, timing_of
 
 # settings that do not change what noise is added to, or that `Inputs` has
 UNBOUND = ("task", "plan", "mixing", "devices")
@@ -152,7 +153,7 @@ class Simulation:
         self._check_state(state)
         if self.guarantee is not None:
             self.guarantee.check_rounds(state.round, count)
-        inputs = self.inputs._replace(mark=self._mark)
+        inputs = self._timed(state, count)._replace(mark=self._mark)
         return self.programs.rounds(inputs, state, self.clients, count)
 
     def cohort_loss(self, state: Any) -> jax.Array:
@@ -184,7 +185,12 @@ class Simulation:
             )
         if self.guarantee is not None:
             raise ValueError("a private simulation does not publish training losses")
-        return self.programs.loss(self.inputs, state, self.clients)
+        if self.setup.arrivals is not None:
+            raise ValueError(
+                "clients of asynchronous rounds start from different parameters; "
+                "evaluate(state) returns train_loss"
+            )
+        return self.programs.loss(self._timed(state, 1), state, self.clients)
 
     def evaluate(self, state: Any) -> Any:
         """Evaluates the parameters of a state, which is not donated.
@@ -228,6 +234,38 @@ class Simulation:
         return Traffic(
             *(round(a + rounds * b) for a, b in zip(first, later, strict=True))
         )
+
+    def virtual_seconds(self, state: Any) -> float | None:
+        """The time of a state by the simulation's clock; None without a clock."""
+        timing = self._timing(state.key)
+        return None if timing is None else timing.seconds(state.round)
+
+    def _timed(self, state: Any, count: int) -> Inputs:
+        """The inputs of the next `count` rounds."""
+        timing = self._timing(state.key)
+        if timing is None:
+            return self.inputs
+        return self.inputs._replace(timing=timing.inputs(state.round, count))
+
+    def _timing(self, key: jax.Array) -> Timing | None:
+        if getattr(self.setup, "clock", None) is None:
+            return None
+        name = np.asarray(jax.random.key_data(key)).tobytes()
+        if name not in self._timings:
+            kept = jnp.copy(key)  # states are donated
+            self._timings[name] = timing_of(self.setup, self.durations, kept)
+        return self._timings[name]
+
+    @functools.cached_property
+    def _timings(self) -> dict[bytes, Timing]:
+        """Times of runs by their keys."""
+        return {}
+
+    @functools.cached_property
+    def durations(self) -> np.ndarray:
+        """Seconds of a job of every client by the clock, float64 [N]."""
+        nbytes = sum(self._traffic[1]) / self.setup.cohort_size
+        return durations_of(self.setup.clock, self.setup, self.clients, nbytes)
 
     @functools.cached_property
     def _mark(self) -> np.ndarray | None:

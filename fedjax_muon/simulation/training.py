@@ -113,6 +113,9 @@ def steps(
         scores = simulation.evaluate(state)
         row = {"round": index, "bytes_down": down, "bytes_up": up}
         row |= {name: float(score) for name, score in scores.items()}
+        virtual = simulation.virtual_seconds(state)
+        if virtual is not None:
+            row["virtual_seconds"] = virtual
         if math.isnan(row.get("train_loss", 0)) and not drop_nonfinite:
             raise NonFiniteLossError(index)
         return row | {"dropped": dropped, "seconds": elapsed()}

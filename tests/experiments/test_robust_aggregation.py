@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 def test_runs_are_appended_and_not_repeated(tmp_path, monkeypatch, capsys):
     settings = [
         study.Setting("FedAvg", "mean", "none", 0),
-        study.Setting("FedAvg", "median", "ALIE", 4),
+        study.Setting("FedAvg", "clipping", "ALIE", 4),
     ]
     monkeypatch.setattr(study, "settings", lambda: iter(settings))
     output = tmp_path / "digits.jsonl"
@@ -20,7 +20,7 @@ def test_runs_are_appended_and_not_repeated(tmp_path, monkeypatch, capsys):
     study.main(rounds=1, seeds=(0, 1), output=output)
     rows = tuned.read(output)
     assert len(rows) == 2 * 3 * 2  # settings, rates, seeds
-    assert [row["aggregator"] for row in rows[:: 3 * 2]] == ["median", "mean"]
+    assert [row["aggregator"] for row in rows[:: 3 * 2]] == ["clipping", "mean"]
     assert len(capsys.readouterr().out.splitlines()) == 2
     page = output.with_suffix(".md").read_text()
     _, own = tuned.chosen(rows, settings[1])
@@ -39,4 +39,4 @@ def test_the_rate_is_chosen_by_validation():
     lr, accuracies = tuned.chosen(rows, setting)
     assert lr == 0.1
     np.testing.assert_allclose(accuracies, [40, 60])
-    assert tuned.chosen(rows, setting._replace(aggregator="median")) is None
+    assert tuned.chosen(rows, setting._replace(aggregator="clipping")) is None

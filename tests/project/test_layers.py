@@ -8,7 +8,8 @@ LAYERS = (
     {"versions", "no_tpu"},
     {"core"},
     {"linalg", "data", "models", "tracking"},
-    {"transforms", "tasks", "aggregators", "compression", "personalization", "privacy"},
+    {"transforms", "tasks", "aggregators", "compression", "personalization", "privacy"}
+    | {"clocks", "staleness"},
     {"algorithms", "attacks"},
     {"minimax", "engine"},
     {"simulation"},

@@ -1,0 +1,385 @@
+"""Asynchronous rounds: messages are averaged as they arrive.
+
+Clients train at the same time, each from the newest broadcast when it starts. The
+server takes a step whenever a buffer of messages is full. Durations do not depend on
+values, so the host draws the whole schedule first: who arrives in which step, and which
+broadcast each started from. A step is then a round whose members gather their broadcast
+among the last ones, which the server's state keeps. So plans, devices, wrappers and
+checkpoints work as in synchronous rounds.
+"""
+
+import functools
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_muon import staleness as weights
+from fedjax_muon.core import (
+    Algorithm,
+    Objective,
+    Round,
+    after_change,
+    before_change,
+    check_count,
+    check_range,
+    message_shapes,
+    streams,
+    tree,
+)
+from fedjax_muon.data.partition import generator
+from fedjax_muon.simulation.participation import fixed_cohort
+from fedjax_muon.staleness import Staleness
+
+ROWS = 1024  # of a schedule that a compiled program takes, or more
+
+
+class Arrivals(NamedTuple):
+    """When the server takes a step, and what late messages count."""
+
+    concurrency: int
+    buffer: int
+    max_staleness: int
+    staleness: Staleness
+    # factor of the server's step, by the largest staleness; None for 1
+    damping: Staleness | None
+    rebase: bool  # whether messages are changes from the server's current parameters
+
+    @property
+    def depth(self) -> int:
+        """Number of broadcasts that are kept."""
+        return self.max_staleness + 1
+
+
+def buffered(
+    concurrency: int,
+    buffer: int,
+    *,
+    staleness: Staleness | None = None,
+    damping: Staleness | None = None,
+    max_staleness: int = 20,
+) -> Arrivals:
+    """FedBuff (Nguyen et al. 2022, arXiv:2106.06639): a step per full buffer.
+
+    x <- x + server_lr mean_i s(tau_i) (x_i - x_start), for the messages in the buffer
+    and their staleness tau; the algorithm's server rule takes the mean. Checked against
+    the authors' library FLSim, which normalizes the weights, and independent code that
+    does not, as here.
+
+    With a buffer of 1, `max_staleness` R - 1 and `staleness.constant()` it is
+    Ringmaster ASGD (arXiv:2501.16168; checked against the authors' code), which stops
+    a job at a delay of R and starts it again. With a server rule such as AMSGrad and
+    `damping=staleness.inverse(1)` it is FADAS (arXiv:2407.18365; secondary sources).
+
+    Args:
+      concurrency: Number of clients that train at any time.
+      buffer: Number of messages in a server step, at most `concurrency`.
+      staleness: Factor of a message's `params`, such as `fm.staleness.polynomial(0.5)`,
+        the default. Other parts, such as changes of control variates, stay as they are.
+      damping: Factor of the change of the parameters in a step, by the largest
+        staleness in the buffer; by default 1.
+      max_staleness: Largest staleness of a message. Jobs that would be later are
+        stopped, and their clients start again from the newest broadcast. The state
+        keeps max_staleness + 1 broadcasts.
+    """
+    check_count("buffer", buffer)
+    check_count("concurrency", concurrency)
+    check_count("max_staleness", max_staleness, 0)
+    if buffer > concurrency:
+        raise ValueError(
+            f"a buffer of {buffer} never fills with concurrency={concurrency}; lower "
+            "buffer or raise concurrency"
+        )
+    return Arrivals(
+        concurrency,
+        buffer,
+        max_staleness,
+        weights.polynomial(0.5) if staleness is None else staleness,
+        damping,
+        rebase=False,
+    )
+
+
+def fedasync(
+    concurrency: int,
+    *,
+    weight: float = 0.6,
+    staleness: Staleness | None = None,
+    max_staleness: int = 20,
+) -> Arrivals:
+    """FedAsync (Xie et al. 2019, arXiv:1903.03934): x <- (1 - a) x + a x_i.
+
+    Every message is a step, with a = weight s(tau). Checked against two independent
+    codes. For algorithms whose messages are changes of parameters and that move by
+    their mean, such as `fedavg`.
+
+    Args:
+      concurrency: Number of clients that train at any time.
+      weight: Weight of a new model.
+      staleness: Factor of the weight; by default `fm.staleness.polynomial(0.5)`.
+      max_staleness: As in `buffered`.
+    """
+    check_range("weight", weight, 0.0, 1.0, open_low=True, schedules=False)
+    factor = weights.polynomial(0.5) if staleness is None else staleness
+    made = buffered(
+        concurrency,
+        1,
+        staleness=lambda late: weight * factor(late),
+        max_staleness=max_staleness,
+    )
+    return made._replace(rebase=True)
+
+
+# ------------------------------------------------------------------------- algorithm
+
+
+class State(NamedTuple):
+    """An algorithm's state, and its last broadcasts."""
+
+    inner: Any
+    ring: Any  # broadcasts [depth, ...]; that of step v is at v % depth
+
+    @property
+    def params(self) -> Any:
+        """The server's current parameters."""
+        return self.inner.params
+
+
+class Broadcast(NamedTuple):
+    ring: Any
+    now: jax.Array  # int32 [], the server step
+
+
+class Sent(NamedTuple):
+    message: Any
+    factor: jax.Array  # by its staleness
+    behind: Any  # the parameters that it started from minus the current ones, or ()
+
+
+def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
+    """Lets clients start from earlier broadcasts; `Round.index` says from which."""
+    (main,) = algorithm.exchanges
+    depth = arrivals.depth
+    at = lambda ring, index: jax.tree.map(lambda x: x[index % depth], ring)
+
+    def init(params: Any) -> State:
+        inner = algorithm.init(params)
+        begin = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
+        first = jax.eval_shape(main.broadcast, inner, begin)
+        ring = jax.tree.map(lambda x: jnp.zeros((depth, *x.shape), x.dtype), first)
+        return State(inner, ring)
+
+    def prepare(state: State, round: Round) -> State:
+        inner = main.prepare(state.inner, round)
+        put = lambda ring, new: ring.at[round.index % depth].set(new)
+        return State(inner, jax.tree.map(put, state.ring, main.broadcast(inner, round)))
+
+    def client(
+        objective: Objective, sent: Broadcast, before: Any, batches: Any, round: Round
+    ) -> tuple[Sent, Any]:
+        own = at(sent.ring, round.index)
+        message, after = main.client(objective, own, before, batches, round)
+        behind: Any = ()
+        if arrivals.rebase:
+            behind = tree.sub(own.params, at(sent.ring.params, sent.now))
+        factor = arrivals.staleness(sent.now - round.index)
+        return Sent(message, factor, behind), after
+
+    def decode(sent: Sent) -> Any:
+        message = main.decode(sent.message)
+        change = message.params
+        if arrivals.rebase:
+            sign = 1.0 if main.local_params is after_change else -1.0
+            change = tree.add_scaled(change, sign, sent.behind)
+        scaled = jax.tree.map(lambda x: sent.factor.astype(x.dtype) * x, change)
+        return message._replace(params=scaled)
+
+    def server(state: State, mean: Any, round: Round) -> State:
+        return state._replace(inner=main.server(state.inner, mean, round))
+
+    wrapped = main._replace(
+        prepare=prepare,
+        broadcast=lambda state, round: Broadcast(state.ring, round.index),
+        client=client,
+        server=server,
+        decode=decode,
+        local_params=None,
+    )
+    return algorithm._replace(init=init, exchanges=(wrapped,), recipe=None)
+
+
+def damped(arrivals: Arrivals, before: Any, after: State, latest: jax.Array) -> State:
+    """Shortens a step of the server from the parameters `before`."""
+    if arrivals.damping is None:
+        return after
+    params = tree.mix(before, arrivals.damping(latest), after.params)
+    return after._replace(inner=after.inner._replace(params=params))
+
+
+def check_suits(
+    algorithm: Algorithm, arrivals: Arrivals, params: Any, num_clients: int
+) -> None:
+    """Raises `ValueError` for algorithms whose rounds cannot be asynchronous."""
+    if arrivals.concurrency > num_clients:
+        raise ValueError(
+            f"there is no concurrency={arrivals.concurrency} of {num_clients} clients; "
+            "lower concurrency"
+        )
+    name = repr(algorithm)
+    if algorithm.full_participation:
+        raise ValueError(
+            f"{name} needs the messages of all clients in every round, which do not "
+            "arrive together; leave out arrivals"
+        )
+    if len(algorithm.exchanges) != 1 or algorithm.exchanges[0].reduce_sum:
+        raise ValueError(
+            f"{name} does not have one exchange with a mean in a round, as arrivals "
+            "need; leave out arrivals"
+        )
+    (main,) = algorithm.exchanges
+    message = message_shapes(algorithm, params)[-1]
+    if not hasattr(jax.eval_shape(main.decode, message), "params"):
+        raise ValueError(
+            f"the messages of {name} have no field params, which staleness scales; "
+            "leave out arrivals"
+        )
+    changes = (after_change, before_change)
+    if arrivals.rebase and main.local_params not in changes:
+        raise ValueError(
+            f"the messages of {name} are not changes of parameters alone, as fedasync "
+            "needs; use fm.buffered"
+        )
+
+
+# -------------------------------------------------------------------------- schedule
+
+
+class Step(NamedTuple):
+    """A step of the server."""
+
+    clients: list[int]  # in the order of their arrival
+    starts: list[int]  # the steps whose broadcasts they started from
+    seconds: float  # virtual time
+
+
+def queue(
+    arrivals: Arrivals,
+    durations: np.ndarray,
+    orders: Callable[[int], np.ndarray],
+    is_lost: Callable[[], bool],
+) -> Iterator[Step]:
+    """Runs the event queue, without any model.
+
+    A client has one job at a time, and none while its message waits in the buffer.
+    Jobs that end together arrive in the order in which they started.
+
+    Args:
+      durations: Seconds of a job of every client, [N].
+      orders: Maps a step to a permutation of the clients. The first free one starts.
+      is_lost: Whether the next job that ends is lost; its client is free again.
+    """
+    now, step, number = 0.0, 0, 0
+    running: list[tuple[float, int, int]] = []  # (end, number, client)
+    jobs: dict[int, tuple[int, int]] = {}  # number -> (client, start)
+    by_start: dict[int, list[int]] = {}
+    busy, buffer = np.zeros(len(durations), bool), list[tuple[int, int]]()
+    order, place = orders(0), 0
+
+    def begin(client: int) -> None:
+        nonlocal number
+        busy[client] = True
+        heapq.heappush(running, (now + durations[client], number, client))
+        jobs[number] = client, step
+        by_start.setdefault(step, []).append(number)
+        number += 1
+
+    while True:
+        while len(jobs) < arrivals.concurrency and not busy.all():
+            while busy[order[place]]:
+                place += 1
+            begin(int(order[place]))
+        now = running[0][0]
+        while running and running[0][0] == now:
+            job = heapq.heappop(running)[1]
+            if job not in jobs:  # stopped
+                continue
+            client, start = jobs.pop(job)
+            if is_lost():
+                busy[client], place = False, 0
+                continue
+            buffer.append((client, start))
+            if len(buffer) < arrivals.buffer:
+                continue
+            clients, starts = zip(*buffer, strict=True)
+            yield Step(list(clients), list(starts), now)
+            busy[list(clients)] = False
+            buffer.clear()
+            step += 1
+            order, place = orders(step), 0
+            for late in by_start.pop(step - arrivals.depth, ()):
+                if late in jobs:
+                    begin(jobs.pop(late)[0])
+
+
+class Rows(NamedTuple):
+    """A part of a schedule, as arguments of a compiled program."""
+
+    first: jax.Array  # int32 [], the step of the first row
+    clients: jax.Array  # int32 [T, B]
+    starts: jax.Array  # int32 [T, B]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _orders(key: jax.Array, first: jax.Array, clients: int) -> jax.Array:
+    """Permutations of clients in 64 steps; a synchronous cohort is its beginning."""
+    draw = lambda step: fixed_cohort(jax.random.fold_in(key, step), clients, clients)[0]
+    return jax.vmap(draw)(first + jnp.arange(64))
+
+
+class Schedule:
+    """The steps of a run by its key, drawn as far as they are needed."""
+
+    def __init__(
+        self, arrivals: Arrivals, durations: np.ndarray, dropout: float, key: jax.Array
+    ):
+        self.steps: list[Step] = []
+        self.buffer = arrivals.buffer
+        rng = generator(key, streams.ARRIVALS)
+        key = jax.random.fold_in(key, streams.COHORT)
+        drawn: dict[int, np.ndarray] = {}
+
+        def order(step: int) -> np.ndarray:
+            block = step // 64
+            if block not in drawn:
+                drawn.clear()
+                drawn[block] = np.asarray(
+                    _orders(key, jnp.int32(64 * block), len(durations))
+                )
+            return drawn[block][step % 64]
+
+        is_lost = lambda: bool(dropout) and rng.random() < dropout
+        self._queue = queue(arrivals, durations, order, is_lost)
+
+    def until(self, step: int) -> list[Step]:
+        """The first `step` steps."""
+        while len(self.steps) < step:
+            self.steps.append(next(self._queue))
+        return self.steps[:step]
+
+    def rows(self, first: int, count: int) -> Rows:
+        """The steps from `first` on, padded to a size that programs share."""
+        steps = self.until(first + count)[first:]
+        size = max(ROWS, 1 << max(0, count - 1).bit_length())
+        clients, starts = np.zeros((2, size, self.buffer), np.int32)
+        for row, step in enumerate(steps):
+            clients[row], starts[row] = step.clients, step.starts
+        return Rows(jnp.int32(first), jnp.asarray(clients), jnp.asarray(starts))
+
+
+def blank(buffer: int, size: int = ROWS) -> Rows:
+    """Rows of zeros, for what needs only their shapes."""
+    zeros = jnp.zeros((size, buffer), jnp.int32)
+    return Rows(jnp.int32(0), zeros, zeros)

@@ -1,0 +1,493 @@
+"""Asynchronous rounds, clocks and deadlines.
+
+The oracle is an event queue of its own, in plain Python and float64, which trains a
+client when it arrives.
+"""
+
+import itertools
+
+import federation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_muon as fm
+from fedjax_muon import clocks, engine, staleness
+from fedjax_muon.core import Algorithm, Exchange
+from fedjax_muon.engine import plans
+from fedjax_muon.linalg import newton_schulz
+from fedjax_muon.simulation.arrivals import asynchronous, damped, queue
+
+N, K, LR = 12, 3, 0.1
+KEY = jax.random.key(0)
+TARGETS = np.random.default_rng(0).normal(size=(N, 5, 3))
+SPREAD = np.random.default_rng(1).lognormal(0, 1, N)
+TIED = np.tile([1.0, 2.0, 3.0], 4)  # arrivals at the same time
+EXACT = fm.transforms.orthogonalize(newton_schulz.polar)
+
+
+def order_of(step):
+    return np.random.default_rng([7, step]).permutation(N)
+
+
+def coins(chance):
+    rng = np.random.default_rng(3)
+    return lambda: rng.random() < chance
+
+
+# ---------------------------------------------------------------------------- oracle
+
+
+def gradient(x, client):
+    return np.tanh(x - TARGETS[client])
+
+
+def local_change(x, client):
+    y = x.copy()
+    for _ in range(K):
+        y -= LR * gradient(y, client)
+    return y - x
+
+
+def literal(arrivals, durations, server, steps, chance=0.0):
+    """Trains by events; returns the parameters after every step, and their times."""
+    lost = coins(chance)
+    x, version, now, numbers = np.zeros((5, 3)), 0, 0.0, itertools.count()
+    jobs, buffer, path, times = [], [], [], []
+    while True:
+        waiting = [job["client"] for job in jobs] + [entry[0] for entry in buffer]
+        for client in order_of(version):
+            if len(jobs) < arrivals.concurrency and client not in waiting:
+                job = {"client": client, "x": x, "version": version}
+                jobs.append(job | {"end": now + durations[client], "n": next(numbers)})
+        now = min(job["end"] for job in jobs)
+        due = sorted((j for j in jobs if j["end"] == now), key=lambda j: j["n"])
+        for job in due:
+            if not any(job is each for each in jobs):
+                continue
+            jobs = [each for each in jobs if each is not job]
+            if lost():
+                continue
+            buffer.append((job["client"], job["x"], version - job["version"]))
+            if len(buffer) < arrivals.buffer:
+                continue
+            x = server(x, buffer)
+            version, buffer = version + 1, []
+            path.append(x)
+            times.append(now)
+            if version == steps:
+                return path, times
+            oldest = version - arrivals.max_staleness
+            stopped = [job for job in jobs if job["version"] < oldest]
+            jobs = [job for job in jobs if job["version"] >= oldest]
+            for old in stopped:
+                client = old["client"]
+                new = {"client": client, "x": x, "version": version}
+                jobs.append(new | {"end": now + durations[client], "n": next(numbers)})
+
+
+def fedbuff(exponent):
+    def server(x, buffer):
+        scaled = [(1 + late) ** -exponent * local_change(y, c) for c, y, late in buffer]
+        return x + sum(scaled) / len(buffer)
+
+    return server
+
+
+def fedasync(weight, slope, delay):
+    def server(x, buffer):
+        ((client, start, late),) = buffer
+        a = weight * (1 if late <= delay else 1 / (slope * (late - delay) + 1))
+        return (1 - a) * x + a * (start + local_change(start, client))
+
+    return server
+
+
+def fadas(server_lr, delay):
+    """FedAdam's step, which is shorter if a message is late."""
+    m, v = np.zeros((5, 3)), np.full((5, 3), 1e-6)
+
+    def server(x, buffer):
+        nonlocal m, v
+        g = sum(local_change(y, client) for client, y, _ in buffer) / len(buffer)
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
+        latest = max(late for *_, late in buffer)
+        factor = 1 if latest <= delay else 1 / latest
+        return x + factor * server_lr * m / (np.sqrt(v) + 1e-3)
+
+    return server
+
+
+def ringmaster(rate):
+    """Muon at the server, of single gradients."""
+    m = np.zeros((5, 3))
+
+    def server(x, buffer):
+        nonlocal m
+        ((client, start, _),) = buffer
+        m = 0.95 * m + 0.05 * gradient(start, client)
+        u, _, vt = np.linalg.svd(m, full_matrices=False)
+        return x - rate * u @ vt
+
+    return server
+
+
+# ------------------------------------------------------------------------ the library
+
+
+def objective():
+    grad = lambda x, batch, key: jax.tree.map(lambda p: jnp.tanh(p - batch), x)
+    return fm.Objective(grad)
+
+
+def path_of(algorithm, arrivals, steps, plan=plans.mapped, steps_of=K):
+    """The engine's parameters after every step of a schedule."""
+    x0 = {"w": jnp.zeros((5, 3), jnp.float64)}
+    executed = asynchronous(algorithm, arrivals)
+    state = engine.init(executed, x0, N)
+    batches = lambda ids: jnp.asarray(np.repeat(TARGETS[ids][:, None], steps_of, 1))
+    run = jax.jit(engine.make_round(executed, objective(), N, plan))
+    path = []
+    for step in steps:
+        before, index = state.server.params, state.index
+        ids, starts = np.array(step.clients), jnp.array(step.starts, jnp.int32)
+        args = (jnp.asarray(ids, jnp.int32), batches(ids), jnp.ones(len(ids)), KEY)
+        state, received = run(state, *args, starts)
+        assert received.all()
+        late = damped(arrivals, before, state.server, (index - starts).max())
+        state = state._replace(server=late)
+        path.append(np.asarray(state.server.params["w"]))
+    return path
+
+
+def schedule(arrivals, durations, steps, chance=0.0):
+    events = queue(arrivals, durations, order_of, coins(chance))
+    return list(itertools.islice(events, steps))
+
+
+constant = staleness.constant()
+CASES = {
+    "FedBuff": (
+        lambda: fm.fedavg(lr=LR),
+        fm.buffered(6, 2, staleness=staleness.polynomial(0.7)),
+        lambda: fedbuff(0.7),
+    ),
+    "FedAsync": (
+        lambda: fm.fedavg(lr=LR),
+        fm.fedasync(6, staleness=staleness.hinge(10.0, 4.0)),
+        lambda: fedasync(0.6, 10.0, 4.0),
+    ),
+    "FADAS": (
+        lambda: fm.fedadam(lr=LR, server_lr=0.05),
+        fm.buffered(6, 3, staleness=constant, damping=staleness.inverse(1)),
+        lambda: fadas(0.05, 1),
+    ),
+    "Ringmaster": (
+        lambda: fm.fedavg(
+            lr=1.0,
+            server_lr=0.02,
+            server_rule=optax.chain(optax.ema(0.95, debias=False), EXACT),
+        ),
+        fm.buffered(6, 1, staleness=constant, max_staleness=2),
+        lambda: ringmaster(0.02),
+    ),
+}
+
+
+@pytest.mark.parametrize("durations", [SPREAD, TIED], ids=["spread", "tied"])
+@pytest.mark.parametrize("chance", [0.0, 0.3])
+@pytest.mark.parametrize("name", CASES)
+def test_server_rules_are_those_of_an_event_queue(name, chance, durations):
+    make, arrivals, server = CASES[name]
+    steps = schedule(arrivals, durations, 30, chance)
+    expected, times = literal(arrivals, durations, server(), 30, chance)
+    assert [step.seconds for step in steps] == times
+    late = [i - start for i, step in enumerate(steps) for start in step.starts]
+    assert 1 < max(late) <= arrivals.max_staleness
+    with jax.enable_x64(True):
+        found = path_of(make(), arrivals, steps, steps_of=1 if name[0] == "R" else K)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-10)
+
+
+def test_a_client_has_one_job_and_none_while_its_message_waits():
+    for chance in (0.0, 0.3):
+        arrivals = fm.buffered(9, 4, max_staleness=5)
+        steps = schedule(arrivals, SPREAD, 200, chance)
+        for step in steps:
+            assert len(set(step.clients)) == 4
+        started = [
+            (client, start)
+            for step in steps
+            for client, start in zip(step.clients, step.starts, strict=True)
+        ]
+        assert len(set(started)) == len(started)
+        assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(steps))
+
+
+# ------------------------------------------------------------------------ simulations
+
+
+def simulated(algorithm, rounds=6, start=KEY, **changes):
+    if "arrivals" in changes:
+        changes = {"cohort_size": None} | changes
+    simulation = federation.federation(algorithm, **changes)
+    return simulation, simulation.train_rounds(simulation.init(start), rounds)[0]
+
+
+ALGORITHMS = {
+    "fedavg": lambda: fm.fedavg(lr=0.3),
+    "fedadam": lambda: fm.fedadam(lr=0.3),
+    "fedmuon": lambda: fm.fedmuon(lr=0.1),  # has a prologue
+    "fedmuon_align": lambda: fm.fedmuon_align(lr=0.1),
+    "scaffold": lambda: fm.scaffold(lr=0.3),  # has client states
+    "feddyn": lambda: fm.feddyn(lr=0.3),
+    "compressed": lambda: fm.compress(fm.fedavg(lr=0.3), fm.top_k(0.5)),
+    "robust": lambda: fm.robust(fm.fedavg(lr=0.3), fm.aggregators.median()),
+    "diloco": lambda: fm.diloco(lr=0.01),
+}
+PLANS = {"mapped": plans.mapped, "vmapped": plans.vmapped, "chunked": plans.chunked(2)}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_with_equal_speeds_steps_are_synchronous_rounds(name):
+    _, expected = simulated(ALGORITHMS[name]())
+    _, found = simulated(ALGORITHMS[name](), arrivals=fm.buffered(3, 3))
+    same(expected.params, found.params)
+    same(expected.training.client_states, found.training.client_states)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedmuon"])
+def test_all_plans_are_synchronous_rounds(name, plan):
+    make = ALGORITHMS[name]
+    _, expected = simulated(make(), plan=PLANS[plan])
+    _, found = simulated(make(), plan=PLANS[plan], arrivals=fm.buffered(3, 3))
+    same(expected.params, found.params)
+
+
+@pytest.mark.slow
+def test_devices_give_the_same_numbers():
+    clock = clocks.lognormal(1.0, key=KEY)
+    how = {"clock": clock, "arrivals": fm.buffered(5, 2)}
+    _, alone = simulated(fm.scaffold(lr=0.3), **how)
+    _, found = simulated(fm.scaffold(lr=0.3), devices=jax.devices()[:2], **how)
+    near = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    jax.tree.map(near, alone.params, found.params)
+
+
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_it_resumes_in_the_middle_of_the_queue():
+    clock = clocks.lognormal(1.0, key=KEY)
+    how = {"clock": clock, "arrivals": fm.buffered(5, 2), "dropout": 0.2}
+    simulation, whole = simulated(fm.scaffold(lr=0.3), 9, **how)
+    _, half = simulated(fm.scaffold(lr=0.3), 4, **how)
+    again = federation.federation(fm.scaffold(lr=0.3), cohort_size=None, **how)
+    resumed, _ = again.train_rounds(half, 5)
+    same(whole.training, resumed.training)
+    assert simulation.virtual_seconds(whole) == again.virtual_seconds(resumed) > 0
+
+
+def test_random_streams_are_by_the_start_of_a_job():
+    """A client trains on the batches that it would have in a synchronous round."""
+    shape = {"ids": jnp.zeros((2, 4), jnp.int32), "index": jnp.int32(-1)}
+
+    def client(objective, broadcast, state, batches, round):
+        del objective, state
+        ids = getattr(batches, "ids", jnp.zeros((2, 4), jnp.int32))
+        return broadcast, {"ids": ids, "index": jnp.asarray(round.index)}
+
+    main = Exchange(fm.broadcast_params, client, lambda state, mean, round: state)
+    spying = Algorithm(fm.ParamsMessage, lambda params: shape, (main,))
+    every = federation.federation(spying, cohort_size=6)
+    state, drawn = every.init(KEY), {}
+    for index in range(8):
+        state, _ = every.train_round(state)
+        for who, ids in enumerate(state.training.client_states["ids"].tolist()):
+            drawn[index, who] = ids
+    clock = clocks.measured([1.0, 1.3, 1.7, 2.1, 4.0, 9.0])
+    late, state = simulated(spying, 0, clock=clock, arrivals=fm.buffered(6, 2))
+    starts = set()
+    for index in range(8):
+        state, _ = late.train_round(state)
+        kept = jax.tree.map(np.asarray, state.training.client_states)
+        for who in np.flatnonzero(kept["index"] >= 0):
+            assert kept["ids"][who].tolist() == drawn[kept["index"][who].item(), who]
+            starts.add(index - kept["index"][who].item())
+    assert len(starts) > 3
+
+
+def test_a_lost_message_leaves_later_starts_their_broadcast():
+    """Client 0 sends NaN in every step; the others train as if it were absent."""
+
+    def client(objective, broadcast, state, batches, round):
+        del objective, state
+        who = getattr(batches, "client", batches)  # shapes are asked without clients
+        bad = jnp.where(who[0] == 0, jnp.nan, 0.0)
+        step = jax.tree.map(lambda x: 0 * x + 1 + bad, broadcast.params)
+        return fm.ParamsMessage(step), ()
+
+    add = lambda state, mean, round: fm.ParamsMessage(
+        jax.tree.map(jnp.add, state.params, mean.params)
+    )
+    main = Exchange(fm.broadcast_params, client, add)
+    counting = Algorithm(fm.ParamsMessage, lambda params: (), (main,))
+    clock = clocks.measured([1.0, 1.5, 1.75, 100, 100, 100])
+    arrivals = fm.buffered(6, 1, staleness=staleness.constant())
+    simulation, state = simulated(counting, 0, clock=clock, arrivals=arrivals)
+    begin = state.params
+    moved = simulation.init(KEY)
+    moved, metrics = simulation.train_rounds(moved, 8)
+    lost = int(np.asarray(metrics.lost)[0])
+    assert lost > 1
+    add_up = lambda a, b: np.testing.assert_allclose(b - a, 8 - lost, rtol=1e-5)
+    jax.tree.map(add_up, begin, moved.params)
+
+
+# ------------------------------------------------------------------------ virtual time
+
+
+def test_a_round_lasts_as_long_as_its_slowest_member():
+    step = np.array([1.0, 2, 3, 4, 5, 6])
+    simulation = federation.federation(clock=clocks.measured(step))
+    _, records = fm.train(
+        simulation, simulation.init(KEY), rounds=5, evaluate_every=1, progress=False
+    )
+    seconds = np.diff([record["virtual_seconds"] for record in records])
+    assert set(seconds / 2) <= {3.0, 4, 5, 6}  # two local steps, three members
+    assert len(set(seconds)) > 1
+
+
+def test_bytes_take_time_and_local_steps_differ():
+    steps = [1, 2, 3, 1, 1, 1]
+    clock = clocks.constant(step=0.0, byte=0.5)
+    timed = federation.federation(clock=clock, local_steps=steps)
+    down, up = timed.bytes_after(1)
+    np.testing.assert_allclose(timed.durations, 0.5 * (down + up) / 3)
+    clock = clocks.constant(step=2.0)
+    timed = federation.federation(clock=clock, local_steps=steps)
+    np.testing.assert_allclose(timed.durations, 2 * np.array(steps))
+
+
+def test_a_deadline_ends_rounds_without_those_who_are_late():
+    clock = clocks.measured([1, 1, 1, 1, 1, 9])
+    simulation, state = simulated(
+        fm.scaffold(lr=0.3), 6, clock=clock, deadline=2.5, cohort_size=5
+    )
+    control = jax.tree.leaves(state.training.client_states)[0]
+    assert np.abs(control[:5]).max(axis=tuple(range(1, control.ndim))).min() > 0
+    assert np.abs(control[5]).max() == 0
+    ends = [simulation._timing(state.key).seconds(n) for n in range(7)]
+    assert set(np.diff(ends)) <= {2.0, 2.5}
+    assert 2.5 in np.diff(ends)
+    _, whole = simulated(fm.scaffold(lr=0.3), 6, cohort_size=5)
+    _, long = simulated(
+        fm.scaffold(lr=0.3), 6, clock=clock, deadline=99.0, cohort_size=5
+    )
+    same(whole.params, long.params)
+
+
+def test_clocks_have_the_speeds_that_they_name(tmp_path):
+    assert set(clocks.constant(0.5, 2.0)(3).step) == {0.5}
+    assert set(clocks.constant(0.5, 2.0)(3).byte) == {2.0}
+    speeds = clocks.lognormal(0.7, step=2.0, key=KEY)(4000).step
+    assert abs(np.median(speeds) / 2 - 1) < 0.05
+    assert abs(np.log(speeds).std() / 0.7 - 1) < 0.05
+    slow = clocks.two_speeds(8.0, 0.25, key=KEY)(40).step
+    assert sorted(slow) == [1.0] * 30 + [8.0] * 10
+    path = tmp_path / "trace.csv"
+    path.write_text("client,step,byte\n1,0.5,1e-6\n0,0.25,2e-6\n")
+    assert clocks.trace(path)(2).step.tolist() == [0.25, 0.5]
+    assert clocks.trace(path)(2).byte.tolist() == [2e-6, 1e-6]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("client,step\n0,1\n2,1\n", "lacks client 1"),
+        ("client,step\n0,1\n0,1\n", "has a client twice"),
+        ("client,steps\n0,1\n", "has no column 'step'"),
+        ("client,step\n0,fast\n", "not of numbers"),
+        ("client,step\n0,-1\n", "at least 0, got -1"),
+        ("client,step\n0,1\n1,nan\n", "at least 0, got nan"),
+        ("client,step\n0,0\n", "above 0 seconds"),
+        ("", "has no column"),
+    ],
+)
+def test_traces_are_checked(tmp_path, text, message):
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        clocks.trace(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fm.buffered(2, 3), "a buffer of 3 never fills with concurrency=2"),
+        (lambda: fm.buffered(7, 3), "concurrency=7 of 6 clients"),
+        (lambda: fm.buffered(3, 2, max_staleness=-1), "max_staleness"),
+        (lambda: fm.fedasync(3, weight=1.5), "weight"),
+    ],
+)
+def test_arrivals_are_checked(make, message):
+    with pytest.raises(ValueError, match=message):
+        simulated(fm.fedavg(lr=0.1), 0, arrivals=make())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "message"),
+    [
+        (fm.stem(lr=0.1), {"arrivals": fm.buffered(3, 2)}, "needs the messages of all"),
+        (
+            fm.scaffold(lr=0.1),
+            {"arrivals": fm.fedasync(3)},
+            "not changes of parameters alone",
+        ),
+        (fm.fedavg(), {"deadline": 1.0}, "a deadline needs a clock"),
+        (
+            fm.fedavg(),
+            {"deadline": 1.0, "clock": clocks.constant()},
+            "no client makes the deadline of 1 seconds; the fastest needs 2",
+        ),
+        (
+            fm.fedavg(),
+            {"clock": clocks.measured([1.0, 2.0])},
+            "the clock has 2 clients, the simulation 6",
+        ),
+        (
+            fm.fedavg(),
+            {"clock": clocks.constant(), "local_steps": None, "local_epochs": (1, 3)},
+            r"local_epochs=\(1, 3\)",
+        ),
+        (
+            fm.fedavg(),
+            {"arrivals": fm.buffered(3, 2), "cohort_size": 2},
+            "cohort_size",
+        ),
+        (fm.fedavg(), {"arrivals": 3}, "fm.buffered or fm.fedasync, got 3"),
+    ],
+)
+def test_what_does_not_fit_is_refused(algorithm, changes, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        simulated(algorithm, 0, **changes)
+
+
+def test_speeds_are_checked():
+    for make in (
+        lambda: clocks.constant(-1.0),
+        lambda: clocks.constant(0.0, 0.0),
+        lambda: clocks.lognormal(-1.0, key=KEY),
+        lambda: clocks.two_speeds(0.5, key=KEY),
+        lambda: clocks.measured([[1.0]]),
+        lambda: staleness.polynomial(-1.0),
+        lambda: staleness.inverse(0.5),
+    ):
+        with pytest.raises(ValueError, match=r"\d"):
+            make()
