@@ -52,7 +52,7 @@ def constant(step: float = 1.0, byte: float = 0.0) -> Clock:
       step: Seconds per local step.
       byte: Seconds per byte that a client receives or sends.
     """
-    return _times(lambda number: np.ones(number), step, byte)
+    return _times(np.ones, step, byte)
 
 
 def lognormal(
@@ -60,7 +60,10 @@ def lognormal(
 ) -> Clock:
     """Clients are slower than the median one by factors exp(sigma z), z ~ N(0, 1)."""
     check_range("sigma", sigma, schedules=False)
-    factors = lambda number: generator(key, 2).lognormal(0, sigma, number)
+
+    def factors(number: int) -> np.ndarray:
+        return generator(key, 2).lognormal(0, sigma, (number,))
+
     return _times(factors, step, byte)
 
 

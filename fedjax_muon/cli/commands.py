@@ -141,9 +141,12 @@ def _train(
         words = comparison.risen_loss(columns)
     if words:
         console.print(words, style="yellow")
+    virtual = ""
+    if "virtual_seconds" in columns:
+        virtual = f" and {columns['virtual_seconds'][-1]:.1f} virtual seconds"
     console.print(
         f"test {run.config.score} {columns[score_column(columns)][-1]:.4f} after "
-        f"{columns['round'][-1]} rounds; metrics and figure in {run_dir}"
+        f"{columns['round'][-1]} rounds{virtual}; metrics and figure in {run_dir}"
     )
     if "own_accuracy_mean" in columns:
         mean = columns["own_accuracy_mean"][-1]

@@ -7,6 +7,7 @@ All of them are defined here. Changing a number changes all results.
 PARTITION = 0
 TRAINING = 1
 AGENTS = 2
+CLOCK = 3
 
 # of a simulation's key
 ENGINE = 0

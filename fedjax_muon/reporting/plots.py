@@ -51,6 +51,8 @@ def curves(
 ) -> None:
     """Draws test scores against rounds and against megabytes, and the training loss.
 
+    Virtual seconds replace megabytes if all runs have a clock.
+
     Lines are means over seeds; bands are their 95% intervals. A horizontal line is at
     the target. If one of the runs is private, the test loss is in place of the training
     loss. If one is deployed, there are no bytes and no axis of them.
@@ -61,6 +63,7 @@ def curves(
         # private runs have no metrics of training examples
         every = [run for runs in methods.values() for run in runs]
         has_bytes = all("bytes_down" in run for run in every)
+        timed = all("virtual_seconds" in run for run in every)
         accuracy, *between, loss = figure.subplots(1, 2 + has_bytes)
         has_losses = all("train_loss" in run for run in every)
         examples = "train_loss" if has_losses else "test_loss"
@@ -72,7 +75,10 @@ def curves(
             least = LEAST.get(column, 0.0)
             how = drawn[name] | {"lowest": least, "highest": 1.0}
             best.append(intervals.band(accuracy, rounds, scores, label=name, **how))
-            for traffic in between:
+            for traffic in between if timed else ():
+                seconds = np.mean([run["virtual_seconds"] for run in runs], axis=0)
+                intervals.band(traffic, seconds, scores, **how)
+            for traffic in between if not timed else ():
                 megabytes = (runs[0]["bytes_down"] + runs[0]["bytes_up"]) / 1e6
                 sent = megabytes > 0  # a logarithmic axis has no zero
                 intervals.band(traffic, megabytes[sent], scores[:, sent], **how)
@@ -86,8 +92,10 @@ def curves(
         accuracy.set_xlabel("round")
         loss.set_xlabel("round")
         for traffic in between:
-            traffic.set_xlabel("megabytes sent and received")
-            if np.isfinite(traffic.xaxis.get_minpos()):
+            traffic.set_xlabel(
+                "virtual seconds" if timed else "megabytes sent and received"
+            )
+            if not timed and np.isfinite(traffic.xaxis.get_minpos()):
                 logarithmic(traffic, traffic.dataLim.intervalx)
         figure.suptitle(title)
         seeds = max(map(len, methods.values()))

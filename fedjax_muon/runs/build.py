@@ -12,7 +12,15 @@ import networkx as nx
 import numpy as np
 import optax
 
-from fedjax_muon import algorithms, compression, models, simulation, transforms
+from fedjax_muon import (
+    algorithms,
+    clocks,
+    compression,
+    models,
+    simulation,
+    staleness,
+    transforms,
+)
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.compression import compress
 from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
@@ -40,7 +48,7 @@ from fedjax_muon.runs.config import (
     method_of,
 )
 from fedjax_muon.runs.private_agents import PrivateAgents
-from fedjax_muon.simulation import batching
+from fedjax_muon.simulation import arrivals, batching
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip
 from fedjax_muon.tasks.classification import by_matthews, classification
@@ -413,13 +421,14 @@ def _federated(
     dataset: Dataset,
     parts: Sequence[np.ndarray],
 ) -> simulation.Simulation:
-    config = run.config
+    config, private = run.config, run.config.private
+    late = _arrivals(config)
     return simulation.federate(
         algorithm,
         task,
         dataset,
         parts,
-        cohort_size=None if config.private else config.cohort_size,
+        cohort_size=None if private or late is not None else config.cohort_size,
         local_steps=None if config.local_epochs else config.local_steps,
         local_epochs=config.local_epochs or None,
         batch_size=config.batch_size,
@@ -429,8 +438,49 @@ def _federated(
         dropout=config.dropout,
         devices=launch.devices_of(config.devices),
         split_examples=config.split_examples,
-        privacy=_client_privacy(config) if config.private else None,
+        privacy=_client_privacy(config) if private else None,
         test_parts=tests_of(config, dataset, parts, run.seed),
+        clock=_clock(config, run.seed),
+        deadline=config.round_deadline,
+        arrivals=late,
+    )
+
+
+CLOCKS: dict[str, Callable[..., clocks.Clock]] = {
+    "constant": lambda step=1.0, byte=0.0, *, key: clocks.constant(step, byte),
+    "lognormal": clocks.lognormal,
+    "two_speeds": clocks.two_speeds,
+}
+
+
+def _clock(config: Config, seed: int) -> clocks.Clock | None:
+    """The clock that a config names; other speeds for every seed."""
+    text = config.clock
+    if text is None:
+        return None
+    if text.endswith(".csv"):
+        return clocks.trace(text)
+    name, *words = text.split(":")
+    key = {"key": jax.random.fold_in(_key(seed), streams.CLOCK)}
+    try:
+        numbers = [float(word) for word in words]
+        inspect.signature(CLOCKS[name]).bind(*numbers, **key)
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            "clock must be such as constant:1:0, lognormal:1.0:1:0, "
+            f"two_speeds:4:0.5:1:0 or FILE.csv, got {text!r}"
+        ) from None
+    return CLOCKS[name](*numbers, **key)
+
+
+def _arrivals(config: Config) -> arrivals.Arrivals | None:
+    if config.buffer is None or config.concurrency is None:
+        return None
+    return arrivals.buffered(
+        config.concurrency,
+        config.buffer,
+        staleness=staleness.polynomial(config.staleness),
+        max_staleness=config.max_staleness,
     )
 
 

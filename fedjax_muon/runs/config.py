@@ -216,6 +216,26 @@ class Config:
     """Learning rate of Ditto's personal models."""
     dropout: float = 0.0
     """Probability that a sampled client does not answer."""
+    clock: str | None = None
+    """Speeds of the clients, for metrics in virtual seconds: constant, lognormal:SIGMA,
+    two_speeds:FACTOR:SHARE, each of which may end in seconds per local step (by default
+    1) and per byte (0), such as lognormal:1.0:0.05:1e-7; or FILE.csv with the columns
+    client, step and byte."""
+    round_deadline: float | None = None
+    """Virtual seconds after which a round ends. Clients that are slower take no
+    part."""
+    concurrency: int | None = None
+    """For asynchronous rounds, with buffer: number of clients that train at any
+    time."""
+    buffer: int | None = None
+    """Asynchronous rounds (FedBuff): number of messages after which the server takes a
+    step, which counts as a round. It replaces cohort_size."""
+    staleness: float = 0.5
+    """Exponent of (1 + staleness)^-exponent, by which late messages are scaled in
+    asynchronous rounds."""
+    max_staleness: int = 20
+    """Server steps after which a late client is stopped and starts again, in
+    asynchronous rounds."""
     drop_nonfinite: bool = False
     """Leave messages with NaN or infinity out of the mean instead of stopping."""
     lr_schedule: Schedule | None = None
@@ -291,8 +311,11 @@ class Config:
         share = "" if self.positives is None else f", {self.positives:.0%} positives"
         number = "" if self.partition == "by_owner" else f"{self.num_clients} "
         members = f"{number}{'agents' if self.graph else 'clients'}"
+        taken = f"{self.cohort_size} per round"
+        if self.buffer is not None:
+            taken = f"{self.buffer} per step of {self.concurrency} at work"
         return f"{Path(self.dataset).name}, {members} by {divided}{alpha}{share}, " + (
-            self.graph or f"{self.cohort_size} per round, {self.work}"
+            self.graph or f"{taken}, {self.work}"
         )
 
     def __post_init__(self):
@@ -318,6 +341,7 @@ class Config:
                 raise ValueError(
                     f"{name} widths must be at least 1, got {getattr(self, name)}"
                 )
+        self._check_times()
         for name in () if self.private else OF_PRIVACY:
             if getattr(self, name) != getattr(Config, name):
                 raise ValueError(f"{name} is an option of private runs; add --epsilon")
@@ -332,6 +356,21 @@ class Config:
             object.__setattr__(self, "dataset", path)
         if self.ledger is not None:
             object.__setattr__(self, "ledger", self.ledger.expanduser().resolve())
+
+    def _check_times(self) -> None:
+        if (self.buffer is None) != (self.concurrency is None):
+            lacks = "concurrency" if self.concurrency is None else "buffer"
+            raise ValueError(
+                f"asynchronous rounds need a buffer and a concurrency; add {lacks}"
+            )
+        for name in ("staleness", "max_staleness") if self.buffer is None else ():
+            if getattr(self, name) != getattr(Config, name):
+                raise ValueError(
+                    f"{name} is an option of asynchronous rounds; add --buffer"
+                )
+        if self.clock is not None and self.clock.endswith(".csv"):
+            path = str(Path(self.clock).expanduser().absolute())
+            object.__setattr__(self, "clock", path)
 
 
 OF_PRIVACY = (
@@ -349,6 +388,9 @@ OF_SERVER = (  # and its clients
     "local_epochs",
     "weighting",
     "dropout",
+    "clock",
+    "round_deadline",
+    "buffer",
     "own_leaves",
     "ditto",
     "compressor",

@@ -79,6 +79,8 @@ def check(run: Run) -> None:
     config = run.config
     reasons = {
         "dropout": (config.dropout, 0.0, "clients drop out by themselves"),
+        "clock": (config.clock, None, "real rounds take their own time"),
+        "buffer": (config.buffer, None, "its rounds are synchronous"),
         "devices": (config.devices, 1, "every client has its own device"),
         "split_examples": (config.split_examples, False, "every client has its own"),
         "local_epochs": (config.local_epochs, (), "nodes take the same local_steps"),

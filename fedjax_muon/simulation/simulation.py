@@ -237,17 +237,18 @@ class Simulation:
 
     def virtual_seconds(self, state: Any) -> float | None:
         """The time of a state by the simulation's clock; None without a clock."""
-        timing = self._timing(state.key)
+        timing = self.timing(state.key)
         return None if timing is None else timing.seconds(state.round)
 
     def _timed(self, state: Any, count: int) -> Inputs:
         """The inputs of the next `count` rounds."""
-        timing = self._timing(state.key)
+        timing = self.timing(state.key)
         if timing is None:
             return self.inputs
         return self.inputs._replace(timing=timing.inputs(state.round, count))
 
-    def _timing(self, key: jax.Array) -> Timing | None:
+    def timing(self, key: jax.Array) -> Timing | None:
+        """The times of a run by the key of its state; None without a clock."""
         if getattr(self.setup, "clock", None) is None:
             return None
         name = np.asarray(jax.random.key_data(key)).tobytes()

@@ -24,6 +24,7 @@ from fedjax_muon.simulation.rounds import (
     run_rounds,
 )
 from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.simulation.timing import Timing
 from fedjax_muon.simulation.training import Record, calls
 from fedjax_muon.tasks.task import Task
 
@@ -111,6 +112,7 @@ class _Stacked(NamedTuple):
     start: jax.Array
     size: jax.Array
     shares: jax.Array
+    timing: Any  # see `simulation.timing`
 
 
 class _Shared(NamedTuple):
@@ -177,7 +179,10 @@ class Groups:
         shared, number = self.shared, len(cells)
         record = GroupRecord(self.simulation, number, self.drop_nonfinite)
         runs = [(cell, self.simulation.vary(parts=cell.parts)) for cell in cells]
-        states, stacked = stack([*runs, *runs[-1:] * (size - number)])
+        states, stacked, timings = stack(
+            [*runs, *runs[-1:] * (size - number)], self.rounds
+        )
+        record.timings = timings[:number]
         states, stacked = self._on_devices((states, stacked), SHARDED)
         kept = pause.restore(cells, states) if pause else None
         if kept is not None:
@@ -227,7 +232,8 @@ def make_programs(
                 algorithm = with_numbers(setup.algorithm, cell.numbers)
                 segments = (cell.order, cell.start, cell.size, cell.shares)
                 clients = Clients(shared.x, shared.y, *segments, max_client_size)
-                with_cell = setup._replace(algorithm=algorithm, task=shared.task)
+                given = {"task": shared.task, "timing": cell.timing}
+                with_cell = setup._replace(algorithm=algorithm, **given)
                 return function(with_cell, state, clients, shared)
 
             return over(one, states, stacked)
@@ -261,18 +267,27 @@ def _score(setup: Setup, state: Any, clients: Clients, shared: _Shared) -> Evalu
     return scores
 
 
-def stack(runs: Sequence[tuple[Cell, Simulation]]) -> tuple[Any, _Stacked]:
-    """Stacks the states before the prologue, and the other inputs that differ."""
-    states, rest = [], []
+def stack(
+    runs: Sequence[tuple[Cell, Simulation]], rounds: int
+) -> tuple[Any, _Stacked, list[Timing | None]]:
+    """Stacks the states before the prologue, and the other inputs that differ.
+
+    Returns:
+      Them, and the times of all runs.
+    """
+    states, rest, timings = [], [], []
     for (hyper, key, _), simulation in runs:
         setup, clients = simulation.setup, simulation.clients
         algorithm = with_numbers(setup.algorithm, hyper)
         states.append(init_state(setup._replace(algorithm=algorithm), key))
         numbers = as_arrays({**numbers_of(setup.algorithm), **hyper})
         segments = (clients.order, clients.start, clients.size, clients.shares)
-        rest.append(_Stacked(numbers, *segments))
+        timing = simulation.timing(states[-1].key)
+        timings.append(timing)
+        timed = None if timing is None else timing.inputs(0, rounds)
+        rest.append(_Stacked(numbers, *segments, timed))
     stacked = lambda trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
-    return stacked(states), stacked(rest)
+    return stacked(states), stacked(rest), timings
 
 
 class GroupRecord:
@@ -285,6 +300,7 @@ class GroupRecord:
         self.rows: list[list[Record]] = [[] for _ in range(cells)]
         self.dropped = [0] * cells
         self.diverged: list[int | None] = [None] * cells
+        self.timings: list[Timing | None] = [None] * cells
         self.round = 0
 
     def notes(self) -> dict[str, Any]:
@@ -321,5 +337,8 @@ class GroupRecord:
             if index == 0 or self.diverged[cell] is None:
                 row: Record = {"round": index, "bytes_down": down, "bytes_up": up}
                 row |= {name: float(values[cell]) for name, values in columns.items()}
+                timing = self.timings[cell]
+                if timing is not None:
+                    row["virtual_seconds"] = timing.seconds(index)
                 row |= {"dropped": self.dropped[cell], "seconds": seconds}
                 rows.append(row)

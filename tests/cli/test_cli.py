@@ -52,6 +52,38 @@ def test_a_run_leaves_its_config_versions_metrics_and_figure(trained):
     assert (trained / "curves.png").stat().st_size > 10_000
 
 
+def test_rounds_may_be_asynchronous(tmp_path, capsys):
+    late = ("--clock", "lognormal:1.0:0.5", "--buffer", 2, "--concurrency", 4)
+    run("train", "--algorithm", "fedavg", *TINY, *late, "--output", tmp_path)
+    out = capsys.readouterr().out
+    columns = metrics_csv.read(tmp_path / "metrics.csv")
+    seconds = columns["virtual_seconds"]
+    assert seconds[0] == 0
+    assert (np.diff(seconds) > 0).all()
+    assert f"and {seconds[-1]:.1f} virtual seconds" in " ".join(out.split())
+    # a buffer of two messages a step; 64 x 8 + 8 and 8 x 10 + 10 numbers of four bytes
+    np.testing.assert_array_equal(columns["bytes_up"], columns["round"] * 2 * 4 * 610)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--clock lognormal", "clock must be such as constant:1:0"),
+        ("--clock fast:1", "got 'fast:1'"),
+        ("--buffer 3", "add concurrency"),
+        ("--concurrency 3", "add buffer"),
+        ("--staleness 1", "add --buffer"),
+        ("--buffer 3 --concurrency 2", "a buffer of 3 never fills"),
+        ("--round-deadline 1", "a deadline needs a clock"),
+        ("--clock nowhere.csv", "nowhere.csv"),
+    ],
+)
+def test_times_that_do_not_fit_are_refused(options, message, tmp_path, capsys):
+    what = ("train", "--algorithm", "fedavg", *TINY, "--output", tmp_path / "run")
+    assert message in refused(capsys, *what, *options.split())
+    assert not (tmp_path / "run").exists()
+
+
 def test_resuming_a_finished_run_or_after_a_lost_tail_gives_its_rows(copy, trained):
     before = (copy / "metrics.csv").read_text()
     run("resume", copy)

@@ -383,7 +383,7 @@ def test_a_deadline_ends_rounds_without_those_who_are_late():
     control = jax.tree.leaves(state.training.client_states)[0]
     assert np.abs(control[:5]).max(axis=tuple(range(1, control.ndim))).min() > 0
     assert np.abs(control[5]).max() == 0
-    ends = [simulation._timing(state.key).seconds(n) for n in range(7)]
+    ends = [simulation.timing(state.key).seconds(n) for n in range(7)]
     assert set(np.diff(ends)) <= {2.0, 2.5}
     assert 2.5 in np.diff(ends)
     _, whole = simulated(fm.scaffold(lr=0.3), 6, cohort_size=5)
@@ -491,3 +491,27 @@ def test_speeds_are_checked():
     ):
         with pytest.raises(ValueError, match=r"\d"):
             make()
+
+
+def test_cells_of_a_sweep_have_times_of_their_own():
+    clock = clocks.lognormal(1.0, key=KEY)
+    how = {"cohort_size": None, "clock": clock, "arrivals": fm.buffered(5, 2)}
+    simulation = federation.federation(fm.fedavg(lr=0.3), **how)
+    parts = federation.cut([25, 3, 20, 9, 6, 12], seed=4)
+    cells = [
+        fm.Cell({"lr": 0.3}, jax.random.key(1), federation.PARTS),
+        fm.Cell({"lr": 0.1}, jax.random.key(2), parts),
+    ]
+    (outcomes,) = fm.sweep(simulation, cells, rounds=6, evaluate_every=3)
+    for cell, outcome in zip(cells, outcomes, strict=True):
+        one = simulation.vary(parts=cell.parts, hyper=cell.hyper)
+        _, rows = fm.train(
+            one, one.init(cell.key), rounds=6, evaluate_every=3, progress=False
+        )
+        names = ("round", "virtual_seconds", "bytes_up")
+        for name in names:
+            assert [row[name] for row in rows] == [row[name] for row in outcome.rows]
+        losses = lambda rows: [row["test_loss"] for row in rows]
+        np.testing.assert_allclose(losses(rows), losses(outcome.rows), rtol=1e-5)
+    ends = [outcome.rows[-1]["virtual_seconds"] for outcome in outcomes]
+    assert ends[0] != ends[1]
