@@ -58,6 +58,7 @@ from .algorithms import (
 from .attacks import attack as attack
 from .compression import (
     compress as compress,
+    compress_broadcasts as compress_broadcasts,
     memory_share as memory_share,
     no_compression as no_compression,
     power_iteration as power_iteration,

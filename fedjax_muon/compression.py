@@ -1,6 +1,7 @@
-"""Compression of the messages that the clients of any algorithm send.
+"""Compression of what the clients of any algorithm send and receive.
 
-A compressor encodes one array in fewer bytes; `compress` applies it to messages.
+A compressor encodes one array in fewer bytes; `compress` applies it to messages, and
+`compress_broadcasts` to the changes of broadcasts.
 
     svd = truncated_svd(memory_share(0.05))
     algorithm = compress(fedmuon_align(lr=0.03), svd, parts=["momentum"])
@@ -19,13 +20,17 @@ import jax.numpy as jnp
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
+    Reconstructed,
+    Round,
     check_count,
     check_range,
     map_exchanges,
     message_shapes,
     recorded,
+    sent_bytes,
     streams,
     tree,
+    unconstrained,
 )
 
 Rank = int | Callable[[int, int], int]  # (rows, columns) -> rank
@@ -282,8 +287,7 @@ def compress(
       raises `ValueError` if the compressor does not fit an array, or no message has one
       of the parts.
     """
-    if isinstance(parts, str):
-        raise TypeError(f"parts must be a sequence of names, got {parts!r}")
+    _check_names(parts)
     if feedback is not None:
         check_range("feedback", feedback, 0.0, 1.0, schedules=False)
 
@@ -294,7 +298,7 @@ def compress(
         with_feedback = range(0)
 
     def init(params):
-        _check(compressor, parts, message_shapes(algorithm, params))
+        _check("message", compressor, parts, message_shapes(algorithm, params))
         return algorithm.init(params)
 
     def init_client(params):
@@ -323,6 +327,96 @@ def compress(
 
     changed = map_exchanges(change, algorithm)
     return changed._replace(init=init, init_client=init_client)
+
+
+class ServerState(NamedTuple):
+    """State of a server that keeps what clients know of its broadcasts."""
+
+    params: Any  # of the algorithm
+    inner: Any  # the rest of its state
+    copies: dict[int, list[jax.Array]]  # by exchange, of its compressed arrays
+
+
+@recorded
+def compress_broadcasts(
+    algorithm: Algorithm, compressor: Compressor, *, parts: Sequence[str] = ()
+) -> Algorithm:
+    """Compresses the broadcasts of an algorithm, as changes of the clients' copies.
+
+    The server sends C(b - w) of a broadcast b, and all clients add it to their copy w,
+    from which they train. The compression error b - w stays at the server, and is part
+    of the next change: EF21-P, Gruntkowska, Tyurin and Richtarik 2022,
+    arXiv:2209.15218. At first, w is the broadcast of the initial state. Broadcasts of
+    the prologue are sent as they are.
+
+    A simulation gives w to clients, and counts the bytes of C(b - w). A client that was
+    absent needs the changes that it missed, which are not counted. A deployed server
+    sends w.
+
+    Args:
+      compressor: Applied to every array separately.
+      parts: Names of the parts of the broadcasts that are compressed, such as
+        "params"; by default, the whole broadcast.
+
+    Returns:
+      The algorithm with compressed broadcasts. As soon as it is given parameters, it
+      raises `ValueError` if the compressor does not fit an array, or no broadcast has
+      one of the parts.
+    """
+    _check_names(parts)
+    owner = object()
+    first = len(algorithm.prologue)
+
+    def init(params):
+        state = algorithm.init(params)
+        start = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
+        sent = [exchange.broadcast(state, start) for exchange in algorithm.exchanges]
+        _check("broadcast", compressor, parts, sent)
+        copies = dict(enumerate((_chosen(b, parts) for b in sent), first))
+        return ServerState(state.params, state._replace(params=()), copies)
+
+    def inner(state: ServerState) -> Any:
+        return state.inner._replace(params=state.params)
+
+    def change(number: int, exchange: Exchange) -> Exchange:
+        def changed(state, round):
+            """The broadcast, what is sent of its arrays, and the clients' copies."""
+            whole = exchange.broadcast(inner(state), round)
+            copies = state.copies[number]
+            new = tree.sub(_chosen(whole, parts), copies)
+            sent = _encode(compressor, owner, new, round.key)
+            return whole, sent, tree.add(copies, _decode(compressor, owner, sent))
+
+        def broadcast(state, round):
+            if number < first:
+                return exchange.broadcast(inner(state), round)
+            whole, sent, copies = changed(state, round)
+            nbytes = sent_bytes(_replaced(whole, parts, sent))
+            return Reconstructed(_replaced(whole, parts, copies), nbytes)
+
+        def client(objective, broadcast, client_state, batches, round):
+            known = broadcast.value if number >= first else broadcast
+            if number >= first and objective.project is not unconstrained:
+                known = known._replace(params=objective.project(known.params))
+            return exchange.client(objective, known, client_state, batches, round)
+
+        def server(state, mean, round):
+            copies = state.copies
+            if number >= first:  # the key is that of the broadcast
+                copies = {**copies, number: changed(state, round)[2]}
+            after = exchange.server(inner(state), mean, round)
+            return ServerState(after.params, after._replace(params=()), copies)
+
+        return exchange._replace(
+            broadcast=broadcast, client=client, server=server, local_params=None
+        )
+
+    return map_exchanges(change, algorithm)._replace(init=init)
+
+
+def _check_names(parts: Sequence[str]) -> None:
+    if isinstance(parts, str):
+        raise TypeError(f"parts must be a sequence of names, got {parts!r}")
 
 
 def _is_chosen(path: Any, parts: Sequence[str]) -> bool:
@@ -355,13 +449,15 @@ def _decode(compressor: Compressor, owner: object, sent: Any) -> Any:
     return jax.tree.map(one, sent, is_leaf=is_own)
 
 
-def _check(compressor: Compressor, parts: Sequence[str], messages: Any) -> None:
+def _check(
+    kind: str, compressor: Compressor, parts: Sequence[str], messages: Any
+) -> None:
     leaves = [x for m in messages for x in jax.tree_util.tree_leaves_with_path(m)]
     names = {getattr(key, "name", "") for path, _ in leaves for key in path} - {""}
     for part in parts:
         if part not in names:
             known = ", ".join(sorted(names)) or "no parts with names"
-            raise ValueError(f"no message has a part {part!r}; there are {known}")
+            raise ValueError(f"no {kind} has a part {part!r}; there are {known}")
     key = jax.eval_shape(lambda: jax.random.key(0))
     for path, leaf in leaves:
         if _is_chosen(path, parts):
@@ -370,7 +466,7 @@ def _check(compressor: Compressor, parts: Sequence[str], messages: Any) -> None:
             except ValueError as error:
                 name = jax.tree_util.keystr(path)
                 raise ValueError(
-                    f"message{name} can't be compressed: {error}"
+                    f"{kind}{name} can't be compressed: {error}"
                 ) from error
 
 
@@ -378,6 +474,7 @@ __all__ = [
     "Compressor",
     "Rank",
     "compress",
+    "compress_broadcasts",
     "memory_share",
     "no_compression",
     "power_iteration",

@@ -155,6 +155,29 @@ def fedavg(
     return history, kept
 
 
+def fedavg_from_copies(
+    x, trace, lr, compress: Compress
+) -> tuple[list[Params], list[Params]]:
+    """FedAvg whose clients have w, not x (Gruntkowska et al. 2022, arXiv 2209.15218).
+
+    ``w <- w + C(x - w)`` for all clients, w = x at first; x_i starts at w, and
+    ``x <- x + mean(x_i - w)``. x and w after each round.
+    """
+    w, history, copies = x, [], []
+    for r, (_, data) in enumerate(trace.rounds):
+        w = add(w, each(compress, sub(x, w)))
+        changes = []
+        for batches in data:
+            xi = w
+            for batch in batches:
+                xi = sub(xi, times(rate(lr, r), trace.grad(xi, batch)))
+            changes.append(sub(xi, w))
+        x = add(x, mean(changes))
+        history.append(x)
+        copies.append(w)
+    return history, copies
+
+
 def muloco(
     x,
     trace,
