@@ -27,6 +27,7 @@ from .aggregators import robust as robust
 from .algorithms import (
     diloco as diloco,
     dp_fedmuon as dp_fedmuon,
+    ef21_muon as ef21_muon,
     fafed as fafed,
     fedadagrad as fedadagrad,
     fedadam as fedadam,

@@ -3,6 +3,7 @@
 import optax
 
 from fedjax_muon.algorithms.diloco import diloco, muloco
+from fedjax_muon.algorithms.ef21_muon import ef21_muon
 from fedjax_muon.algorithms.fafed import fafed
 from fedjax_muon.algorithms.fedadamw import fedadamw
 from fedjax_muon.algorithms.fedavg import (
@@ -61,6 +62,7 @@ SUN = "Sun et al. 2023, arXiv:2308.00522"
 WU = "Wu et al. 2023, arXiv:2212.00974"
 KHANDURI = "Khanduri et al. 2021, arXiv:2106.10435"
 YU = "Yu et al. 2019, arXiv:1905.03817"
+GRUNTKOWSKA = "Gruntkowska et al. 2025, arXiv:2510.00643"
 LEE = "Lee, Zaheer and Li 2025, arXiv:2502.04164"
 
 TAKEZAWA_GRID = {"lr": (0.1, 0.01, 0.001)}
@@ -208,6 +210,7 @@ ALL = by_name(
     ),
     Method(diloco, "DiLoCo", DOUILLARD, INDEPENDENT),
     Method(muloco, "MuLoCo", THERIEN, AUTHORS, THERIEN_GRID),
+    Method(ef21_muon, "EF21-Muon", GRUNTKOWSKA),
     preset(
         "fedcm",
         "FedCM",

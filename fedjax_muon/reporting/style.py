@@ -31,6 +31,7 @@ MUON = {  # by the label of a method
     "FedMuon-DA": "#8e44ad",
     "Local Muon": "#12a150",
     "MuLoCo": "#00a3b4",
+    "EF21-Muon": "#c2385b",
     "FedMuon(SVD)": "#5b5bd6",
     "FedMuon(alignment, own momentum)": "#4aa3ff",
     "FedMuon(unsynced start)": "#ff6b6b",

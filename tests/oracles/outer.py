@@ -1,8 +1,25 @@
-"""DiLoCo and MuLoCo: inner states that stay at the client, Nesterov SGD outside."""
+"""Workers with states of their own: DiLoCo and MuLoCo, with Nesterov SGD outside;
+EF21-Muon, whose clients take no steps."""
 
 from collections.abc import Callable
 
-from .problem import Moments, adam, add, direct, mean, polar, rate, sub, times, zeros
+import numpy as np
+
+from .problem import (
+    Moments,
+    adam,
+    add,
+    direct,
+    each,
+    first_gradient,
+    mean,
+    polar,
+    rate,
+    sub,
+    times,
+    total,
+    zeros,
+)
 
 
 def diloco(
@@ -90,4 +107,45 @@ def muloco(
         u = add(times(outer_momentum, u), delta)
         x = sub(x, times(outer_lr, add(delta, times(outer_momentum, u))))
         history.append(x)
+    return history
+
+
+def ef21_muon(
+    x,
+    trace,
+    lr,
+    compress: Callable[[np.ndarray], np.ndarray],
+    broadcast: Callable[[np.ndarray], np.ndarray],
+    b=0.1,
+    direction=polar,
+):
+    """EF21-Muon (Gruntkowska et al. 2025, arXiv 2510.00643), in the paper's variables.
+
+    Before: ``M_j = G_j = grad f_j(X)`` is sent whole, ``G = mean(G_j)``. Iterations:
+    ``X <- X - t d``, with d = U V^T of matrices in G and the signs of vectors, ``S =
+    C(X - W); W <- W + S``; clients that take part ``M_j <- (1-b) M_j + b grad f_j(W)``,
+    ``R_j = C(M_j - G_j); G_j <- G_j + R_j``; ``G <- G + sum(R_j) / N``. A round of the
+    library ends with the step of the next iteration. Returns X, W, G and all G_j.
+    """
+    N = trace.num_clients
+
+    def moved(x, G, r):
+        step = each(lambda g: direction(g) if g.ndim > 1 else np.sign(g), G)
+        return sub(x, times(rate(lr, r), step))
+
+    M = [first_gradient(trace, x, i) for i in range(N)]
+    G_j = list(M)
+    G, W = mean(G_j), x
+    X, history = moved(x, G, 0), []
+    for r, (ids, data) in enumerate(trace.rounds):
+        W = add(W, each(broadcast, sub(X, W)))
+        R = []
+        for i, batches in zip(ids, data, strict=True):
+            g = mean([trace.grad(W, batch) for batch in batches])
+            M[i] = add(times(1 - b, M[i]), times(b, g))
+            R.append(each(compress, sub(M[i], G_j[i])))
+            G_j[i] = add(G_j[i], R[-1])
+        G = add(G, times(1 / N, total(R)))
+        X = moved(X, G, r)
+        history.append((X, W, G, list(G_j)))
     return history
