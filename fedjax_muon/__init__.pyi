@@ -54,10 +54,13 @@ from .algorithms import (
     scaffold as scaffold,
     scaffold_m as scaffold_m,
     scaffold_vr as scaffold_vr,
+    sparseloco as sparseloco,
     stem as stem,
 )
 from .attacks import attack as attack
 from .compression import (
+    bins as bins,
+    chunked_top_k as chunked_top_k,
     compress as compress,
     compress_broadcasts as compress_broadcasts,
     memory_share as memory_share,

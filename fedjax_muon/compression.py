@@ -134,7 +134,7 @@ def power_iteration(
 
 
 def _wide(matrix: jax.Array) -> jax.Array:
-    """The matrix in a dtype for which decompositions exist."""
+    """The array in a dtype for which decompositions exist, and sums are accurate."""
     return matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32))
 
 
@@ -208,6 +208,68 @@ def top_k(share: float) -> Compressor:
     return Compressor(encode, decode)
 
 
+def chunked_top_k(
+    k: int, chunk: int = 64, *, values: Compressor | None = None
+) -> Compressor:
+    """Sends the k entries of largest magnitude of every block, and their positions.
+
+    A matrix is cut into blocks, whose sides are the largest divisors of its own that
+    are at most `chunk`: Sarfi et al. 2025, SparseLoCo, arXiv:2508.15706, as in their
+    code. All axes of an array but the last are its rows. A position has 16 bits. A side
+    without such divisors, such as a large prime number, is cut into single entries, all
+    of which are sent.
+
+    Args:
+      k: Entries of a block that are sent; all of them if there are fewer.
+      chunk: Largest side of a block, at most 256.
+      values: Compressor of the entries that are sent, an array [blocks, k]; by default
+        they are sent unchanged.
+    """
+    check_count("k", k)
+    check_count("chunk", chunk, high=256, limit="since a position has 16 bits")
+    values = no_compression() if values is None else values
+
+    def sides(shape):
+        m, n = math.prod(shape[:-1]), math.prod(shape[-1:])
+        a, b = (max(d for d in range(1, chunk + 1) if side % d == 0) for side in (m, n))
+        return m // a, a, n // b, b
+
+    def encode(x, key):
+        m, a, n, b = sides(x.shape)
+        blocks = x.reshape(m, a, n, b).swapaxes(1, 2).reshape(m * n, a * b)
+        places = jax.lax.top_k(jnp.abs(blocks), min(k, a * b))[1]
+        kept = jnp.take_along_axis(blocks, places, 1)
+        return values.encode(kept, key), places.astype(jnp.uint16)
+
+    def decode(sent, like):
+        m, a, n, b = sides(like.shape)
+        kept, places = sent
+        kept = values.decode(kept, jax.ShapeDtypeStruct(places.shape, like.dtype))
+        zeros = jnp.zeros((m * n, a * b), like.dtype)
+        blocks = jnp.put_along_axis(zeros, places, kept, 1, inplace=False)
+        return blocks.reshape(m, n, a, b).swapaxes(1, 2).reshape(like.shape)
+
+    return Compressor(encode, decode)
+
+
+def _check_bits(bits: int) -> None:
+    if type(bits) is not int or bits not in range(1, 9):
+        raise ValueError(f"bits must be an integer from 1 to 8, got {bits}")
+
+
+def _packed(code: jax.Array, bits: int) -> jax.Array:
+    """The digits of codes uint8 [size], without gaps."""
+    places = jnp.arange(bits, dtype=jnp.uint8)
+    return jnp.packbits(code[:, None] >> places[None, :] & 1)
+
+
+def _unpacked(packed: jax.Array, bits: int, size: int) -> jax.Array:
+    """The codes, int32 [size]."""
+    places = jnp.arange(bits, dtype=jnp.uint8)
+    digits = jnp.unpackbits(packed, count=bits * size).reshape(-1, bits)
+    return jnp.sum(digits.astype(jnp.int32) << places[None, :], axis=1)
+
+
 def quantize(bits: int) -> Compressor:
     """Rounds each entry to one of 2^bits values, evenly spaced over the array's range.
 
@@ -217,10 +279,8 @@ def quantize(bits: int) -> Compressor:
     Args:
       bits: Bits of a code, an integer from 1 to 8.
     """
-    if type(bits) is not int or bits not in range(1, 9):
-        raise ValueError(f"bits must be an integer from 1 to 8, got {bits}")
+    _check_bits(bits)
     levels = 2**bits - 1
-    places = jnp.arange(bits, dtype=jnp.uint8)
 
     def encode(x, key):
         del key
@@ -228,14 +288,48 @@ def quantize(bits: int) -> Compressor:
         step = (high - low) / levels
         code = jnp.round((x.reshape(-1) - low) / jnp.where(step > 0, step, 1))
         code = jnp.clip(code, 0, levels).astype(jnp.uint8)
-        return jnp.packbits(code[:, None] >> places[None, :] & 1), low, step
+        return _packed(code, bits), low, step
 
     def decode(sent, like):
         packed, low, step = sent
-        count = bits * math.prod(like.shape)
-        code = jnp.unpackbits(packed, count=count).reshape(-1, bits)
-        code = jnp.sum(code.astype(jnp.int32) << places[None, :], axis=1)
+        code = _unpacked(packed, bits, math.prod(like.shape))
         return (low + code * step).astype(like.dtype).reshape(like.shape)
+
+    return Compressor(encode, decode)
+
+
+def bins(bits: int) -> Compressor:
+    """Replaces each entry by the mean of its bin, of 2^bits bins around the mean.
+
+    The bins cover six standard deviations of an array's entries; those farther out are
+    in the first and the last. The means are sent with the packed codes: Sarfi et al.
+    2025, SparseLoCo, arXiv:2508.15706, as in their code.
+
+    Args:
+      bits: Bits of a code, an integer from 1 to 8.
+    """
+    _check_bits(bits)
+    number = 2**bits
+
+    def encode(x, key):
+        del key
+        flat = _wide(x).reshape(-1)
+        center = flat - jnp.mean(flat)
+        spread = jnp.sqrt(jnp.sum(center**2) / max(flat.size - 1, 1))
+        step = 6 * spread / number
+        code = jnp.round(center / jnp.where(step > 0, step, 1) + number // 2)
+        code = jnp.clip(code, 0, number - 1).astype(jnp.uint8)
+        # XLA may compute codes twice, and round them differently: a bin without entries
+        code = jax.lax.optimization_barrier(code)
+        sums = jax.ops.segment_sum(flat, code, number)
+        count = jax.ops.segment_sum(jnp.ones_like(flat), code, number)
+        means = sums / jnp.where(count > 0, count, 1)
+        return _packed(code, bits), means.astype(x.dtype)
+
+    def decode(sent, like):
+        packed, means = sent
+        code = _unpacked(packed, bits, math.prod(like.shape))
+        return means[code].reshape(like.shape)
 
     return Compressor(encode, decode)
 
@@ -473,6 +567,8 @@ def _check(
 __all__ = [
     "Compressor",
     "Rank",
+    "bins",
+    "chunked_top_k",
     "compress",
     "compress_broadcasts",
     "memory_share",

@@ -1,6 +1,6 @@
 """Federated algorithms; `ALL` has each of them with its paper and published grid."""
 
-from fedjax_muon.algorithms.diloco import diloco, muloco
+from fedjax_muon.algorithms.diloco import diloco, muloco, sparseloco
 from fedjax_muon.algorithms.ef21_muon import ef21_muon
 from fedjax_muon.algorithms.fafed import fafed
 from fedjax_muon.algorithms.fedadamw import fedadamw
@@ -63,5 +63,6 @@ __all__ = [
     "scaffold",
     "scaffold_m",
     "scaffold_vr",
+    "sparseloco",
     "stem",
 ]

@@ -70,7 +70,8 @@ LocalSGDAM; FedSGDA-M; SAGDA; FSGDA; FESS-GDA; D-SGD; Gradient tracking; D-SGDA;
 DM-HSGD; DP-SGDA (unclipped, no privacy); DPMixSGD (unclipped, no privacy);
 DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
 DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
-DP-FedAvg; FedExP; FedDyn; FedAdamW; SUDA""".replace("\n", " ").split("; ")
+DP-FedAvg; FedExP; FedDyn; FedAdamW; SUDA;
+SparseLoCo""".replace("\n", " ").split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,

@@ -65,6 +65,7 @@ class Warm(NamedTuple):
 
 
 ONE_OF_EACH = [names[-1] for names in by_code(ALL)]
+ONE_OF_EACH += ["fedmuon_svd"]  # its code differs below the wrapper
 # without a state, with clients' states, and with a prologue besides
 ENGINE = ["fedavg", "scaffold_adam", "fedmuon_unsynced"]
 OTHERS = [name for name in ONE_OF_EACH if name not in ENGINE]
@@ -223,6 +224,8 @@ TWICE = (
     "fedmuon fedmuon_unsynced fedmuon_correct fedmuon_correct_euclidean "
     "fedmuon_correct_max_norm"
 )
+# of 2 bits, with 16 bits for a position and four means, of arrays of 12 and 3
+BINNED = (3 + 24 + 8 + 1 + 6 + 8) / (2 * 15)
 SPARSE = 2 * (2 + 4) / (2 * 15)  # an entry of each array, and its position
 COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
     "fedmuon_align": (2 + MATRIX, 1 + MATRIX),
@@ -230,6 +233,7 @@ COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
     "fedmuon_align_reset": (2, 1),
     "local_muon_averaged": (1 + MATRIX, 1 + MATRIX),
     "ef21_muon": (SPARSE, SPARSE),
+    "sparseloco": (1, BINNED),
     "fedadamw": (2, 1),
     "fedcm": (2, 1),
     "fedavg_m": (2, 1),
@@ -306,6 +310,7 @@ REFUSED = {
     ("b2", 1.0, "[0, 1)"): "fedadamw fedlada",
     ("eps", 0.0, "(0, infinity)"): "fedadamw fedexp fedlada",
     ("beta", 1.1, "[0, 1]"): "fafed",
+    ("feedback", 1.1, "[0, 1]"): "sparseloco",
     ("floor", 0.0, "(0, infinity)"): "fafed",
 }
 

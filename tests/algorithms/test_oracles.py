@@ -19,6 +19,7 @@ from oracles.compression import (
     by_rank as by_rank_share,
     fedmuon_svd,
     largest,
+    sparseloco,
 )
 from oracles.fedlada import fedlada
 from oracles.fedmuon import (
@@ -125,6 +126,9 @@ CASES = {
     ),
     "local_sgd_align": Case(local_sgd_align, {"lr": 0.1}),
     "local_adamw_align": Case(local_adamw_align, {"lr": 0.0005}, {"lr": 0.002}),
+    "sparseloco": Case(
+        sparseloco, {"lr": 0.0008}, {"lr": 0.02, "k": 2, "chunk": 3, "feedback": 0.8}
+    ),
     "ef21_muon": Case(EF21, {"lr": 0.01, **TENTH}, {"lr": 0.03}, True),
     "muloco": Case(muloco, {"lr": 0.0224, "scale": MULOCO_SCALE}, orthogonalizes=True),
 }

@@ -87,6 +87,15 @@ def test_fedadamw_may_average_moments_entry_by_entry():
     assert farthest(want, avg.fedadamw(X, ONE_STEP, 0.02)) > 1e-3
 
 
+def test_sparseloco_that_sends_everything_is_diloco_without_server_momentum():
+    algorithm = ALL["sparseloco"].function(lr=0.02, server_lr=0.7, k=99, bits=None)
+    plain = diloco(0.02, server_lr=0.7, server_rule=optax.identity())
+    states = run(algorithm, X, PARTIAL)
+    assert not any(e.any() for e in jax.tree.leaves(states[-1].client_states.errors))
+    got = [s.server.params for s in states]
+    assert farthest(got, path(plain, X, PARTIAL)) == 0
+
+
 # ------------------------------------------------------- error feedback in both ways
 
 

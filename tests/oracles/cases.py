@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import fedavg as avg, guided
-from .compression import largest
+from .compression import largest, sparseloco
 from .fedlada import fedlada
 from .fedmuon import (
     fedmuon,
@@ -61,6 +61,7 @@ ORACLES = {
     "ef21_muon": lambda x, trace: [
         after[0] for after in ef21_muon(x, trace, 0.03, largest(0.3), largest(0.3))
     ],
+    "sparseloco": lambda x, trace: sparseloco(x, trace, 0.02, 2, 3),
     "fednova": lambda x, trace: fednova(x, trace, 0.2, 0.6, 0.5),
     "fedadamw": lambda x, trace: avg.fedadamw(x, trace, 0.02),
     "feddyn": lambda x, trace: avg.feddyn(x, trace, 0.2, 0.3),
