@@ -89,22 +89,28 @@ def muloco(
     server_lr: Hyper = 0.8,
     momentum: Hyper = 0.9,
     server_momentum: Number = 0.9,
+    decay: Number = 0.0,
+    nesterov: bool = False,
     polar: Polar | None = None,
 ) -> Algorithm:
     """MuLoCo: DiLoCo with Muon at the clients.
 
-    Therien et al. 2025, arXiv:2505.23725. Matrices are orthogonalized and scaled by
-    sqrt(fan_out / fan_in); other leaves use Adam. The update was checked against the
-    authors' code. The defaults are from its configurations for two workers with
-    streaming or a quantized outer step (torchtitan/config/diloco/2x_4gpu_muloco_*.py).
+    Matrices are orthogonalized and scaled by sqrt(fan_out / fan_in); other leaves use
+    Adam. The update was checked against the authors' code. The defaults are from its
+    configurations for two workers with streaming or a quantized outer step
+    (torchtitan/config/diloco/2x_4gpu_muloco_*.py).
 
     Args:
-      momentum: Momentum of the clients' Muon.
+      momentum: Momentum of the clients' Muon, which looks ahead with `nesterov`.
       server_momentum: Nesterov momentum of the server.
+      decay: Decoupled weight decay of the clients.
     """
     check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
-    adam = optax.scale_by_adam(0.9, 0.99)
-    make = lambda polar: muon(momentum, polar=polar, shape_scale=spectral, rest=adam)
+    check_range("decay", decay, schedules=False)
+    options = {"nesterov": nesterov, "shape_scale": spectral}
+    options["rest"] = optax.scale_by_adam(0.9, 0.99)
+    decayed = optax.add_decayed_weights(decay)
+    make = lambda polar: optax.chain(muon(momentum, polar=polar, **options), decayed)
     return diloco(
         lr=lr,
         rule=default_rule(None, polar, make),
@@ -128,10 +134,9 @@ def sparseloco(
 ) -> Algorithm:
     """SparseLoCo: DiLoCo with error feedback instead of the server's momentum.
 
-    Client i keeps e_i <- feedback e_i + x - x_i, sends C(e_i), and keeps e_i - C(e_i);
-    x <- x - server_lr mean_i C(e_i). The mean is over all clients that take part, as
-    in a summary of the paper; the authors' code averages an entry over those that sent
-    it. The compressor was checked against their code.
+    The mean is over all clients that take part, as in a summary of the paper; the
+    authors' code averages an entry over those that sent it. The compressor was checked
+    against their code.
 
     Args:
       k: Entries that are sent of a block, see `compression.chunked_top_k`.

@@ -302,7 +302,7 @@ REFUSED = {
     ),
     ("align", 1.5, "[0, 1]"): "fedmuon_align",
     ("align", -1.0, "[0, infinity)"): "fedadamw",
-    ("decay", -1.0, "[0, infinity)"): "fedadamw fedmuon_align",
+    ("decay", -1.0, "[0, infinity)"): "fedadamw fedmuon_align muloco",
     ("alpha", 0.0, "(0, infinity)"): "feddyn",
     ("mu", -1e-3, "[0, infinity)"): "fedprox",
     ("amend", -0.1, "[0, 1]"): "fedlada",

@@ -131,6 +131,39 @@ CASES = {
     ),
     "ef21_muon": Case(EF21, {"lr": 0.01, **TENTH}, {"lr": 0.03}, True),
     "muloco": Case(muloco, {"lr": 0.0224, "scale": MULOCO_SCALE}, orthogonalizes=True),
+    "muloco_1": Case(
+        muloco,
+        {
+            "lr": 0.02,
+            "momentum": 0.95,
+            "decay": 0.0005,
+            "outer_lr": 0.7,
+            "outer_momentum": 0.6,
+            "nesterov": True,
+            "scale": MULOCO_SCALE,
+        },
+        orthogonalizes=True,
+    ),
+    "muloco_2": Case(
+        muloco,
+        {
+            "lr": 0.044,
+            "decay": 0.00125,
+            "outer_lr": 0.9,
+            "outer_momentum": 0.8,
+            "scale": MULOCO_SCALE,
+        },
+        orthogonalizes=True,
+    ),
+    "muloco_16": Case(
+        muloco,
+        {
+            "lr": 0.015625,
+            "outer_lr": 1.0,
+            "scale": MULOCO_SCALE,
+        },
+        orthogonalizes=True,
+    ),
 }
 
 
@@ -269,6 +302,18 @@ VARIANTS |= {
         "muloco",
         {"server_momentum": 0.6, "polar": kernel.polar},
         lambda lr: muloco(X, PARTIAL, lr, outer_momentum=0.6, scale=MULOCO_SCALE),
+    ),
+    "muloco, a large decay and Nesterov momentum": (
+        "muloco",
+        {"decay": 0.5, "nesterov": True, "polar": kernel.polar},
+        lambda lr: muloco(
+            X,
+            PARTIAL,
+            lr,
+            decay=0.5,
+            scale=MULOCO_SCALE,
+            nesterov=True,
+        ),
     ),
     "fedlada, another b2": (
         "fedlada",

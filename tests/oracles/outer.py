@@ -71,13 +71,15 @@ def muloco(
     outer_lr=0.8,
     outer_momentum=0.9,
     scale: Callable[[int, int], float] = lambda rows, cols: 1.0,
-    ratio=1.0,
+    nesterov=False,
     direction=polar,
 ):
     """MuLoCo (Thérien et al. 2025, arXiv 2505.23725), without compression.
 
     Inner: ``M_i <- momentum M_i + g; x_i <- x_i - lr (scale(rows, cols) U V^T + decay
-    x_i)``, heavy ball without Nesterov. Vectors: ``ratio`` times Adam(.9, .99, 1e-8).
+    x_i)``, heavy ball; with ``nesterov``, as for one worker, the average ``M_i <-
+    momentum M_i + (1 - momentum) g`` and its look-ahead ``(1 - momentum) g + momentum
+    M_i``. Vectors: AdamW(.9, .99, 1e-8).
     Neither state is reset, averaged or sent; Adam's bias correction counts the
     client's own steps over all its rounds. Clients that are absent keep theirs.
 
@@ -97,11 +99,13 @@ def muloco(
             xi = x
             for batch in batches:
                 g = trace.grad(xi, batch)
-                m_i[i] = add(times(momentum, m_i[i]), g)
+                new = times(1 - momentum, g) if nesterov else g
+                m_i[i] = add(times(momentum, m_i[i]), new)
+                m = add(new, times(momentum, m_i[i])) if nesterov else m_i[i]
                 by_adam, moments_i[i] = adam(g, moments_i[i], 0.9, 0.99, 1e-8)
-                mixed = {k: m_i[i][k] if x[k].ndim > 1 else by_adam[k] for k in x}
-                step = direct(mixed, scaled, ratio)
-                xi = sub(xi, times(eta, add(step, times(decay, xi))))
+                mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}
+                step = add(direct(mixed, scaled), times(decay, xi))
+                xi = sub(xi, times(eta, step))
             deltas.append(sub(x, xi))
         delta = mean(deltas)
         u = add(times(outer_momentum, u), delta)
