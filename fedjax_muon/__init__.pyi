@@ -27,6 +27,7 @@ from .aggregators import robust as robust
 from .algorithms import (
     diloco as diloco,
     dp_fedmuon as dp_fedmuon,
+    ef21_muon as ef21_muon,
     fafed as fafed,
     fedadagrad as fedadagrad,
     fedadam as fedadam,
@@ -53,11 +54,15 @@ from .algorithms import (
     scaffold as scaffold,
     scaffold_m as scaffold_m,
     scaffold_vr as scaffold_vr,
+    sparseloco as sparseloco,
     stem as stem,
 )
 from .attacks import attack as attack
 from .compression import (
+    bins as bins,
+    chunked_top_k as chunked_top_k,
     compress as compress,
+    compress_broadcasts as compress_broadcasts,
     memory_share as memory_share,
     no_compression as no_compression,
     power_iteration as power_iteration,

@@ -1,6 +1,7 @@
-"""Compression of the messages that the clients of any algorithm send.
+"""Compression of what the clients of any algorithm send and receive.
 
-A compressor encodes one array in fewer bytes; `compress` applies it to messages.
+A compressor encodes one array in fewer bytes; `compress` applies it to messages, and
+`compress_broadcasts` to the changes of broadcasts.
 
     svd = truncated_svd(memory_share(0.05))
     algorithm = compress(fedmuon_align(lr=0.03), svd, parts=["momentum"])
@@ -19,13 +20,17 @@ import jax.numpy as jnp
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
+    Reconstructed,
+    Round,
     check_count,
     check_range,
     map_exchanges,
     message_shapes,
     recorded,
+    sent_bytes,
     streams,
     tree,
+    unconstrained,
 )
 
 Rank = int | Callable[[int, int], int]  # (rows, columns) -> rank
@@ -129,7 +134,7 @@ def power_iteration(
 
 
 def _wide(matrix: jax.Array) -> jax.Array:
-    """The matrix in a dtype for which decompositions exist."""
+    """The array in a dtype for which decompositions exist, and sums are accurate."""
     return matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32))
 
 
@@ -203,6 +208,68 @@ def top_k(share: float) -> Compressor:
     return Compressor(encode, decode)
 
 
+def chunked_top_k(
+    k: int, chunk: int = 64, *, values: Compressor | None = None
+) -> Compressor:
+    """Sends the k entries of largest magnitude of every block, and their positions.
+
+    A matrix is cut into blocks, whose sides are the largest divisors of its own that
+    are at most `chunk`: Sarfi et al. 2025, SparseLoCo, arXiv:2508.15706, as in their
+    code. All axes of an array but the last are its rows. A position has 16 bits. A side
+    without such divisors, such as a large prime number, is cut into single entries, all
+    of which are sent.
+
+    Args:
+      k: Entries of a block that are sent; all of them if there are fewer.
+      chunk: Largest side of a block, at most 256.
+      values: Compressor of the entries that are sent, an array [blocks, k]; by default
+        they are sent unchanged.
+    """
+    check_count("k", k)
+    check_count("chunk", chunk, high=256, limit="since a position has 16 bits")
+    values = no_compression() if values is None else values
+
+    def sides(shape):
+        m, n = math.prod(shape[:-1]), math.prod(shape[-1:])
+        a, b = (max(d for d in range(1, chunk + 1) if side % d == 0) for side in (m, n))
+        return m // a, a, n // b, b
+
+    def encode(x, key):
+        m, a, n, b = sides(x.shape)
+        blocks = x.reshape(m, a, n, b).swapaxes(1, 2).reshape(m * n, a * b)
+        places = jax.lax.top_k(jnp.abs(blocks), min(k, a * b))[1]
+        kept = jnp.take_along_axis(blocks, places, 1)
+        return values.encode(kept, key), places.astype(jnp.uint16)
+
+    def decode(sent, like):
+        m, a, n, b = sides(like.shape)
+        kept, places = sent
+        kept = values.decode(kept, jax.ShapeDtypeStruct(places.shape, like.dtype))
+        zeros = jnp.zeros((m * n, a * b), like.dtype)
+        blocks = jnp.put_along_axis(zeros, places, kept, 1, inplace=False)
+        return blocks.reshape(m, n, a, b).swapaxes(1, 2).reshape(like.shape)
+
+    return Compressor(encode, decode)
+
+
+def _check_bits(bits: int) -> None:
+    if type(bits) is not int or bits not in range(1, 9):
+        raise ValueError(f"bits must be an integer from 1 to 8, got {bits}")
+
+
+def _packed(code: jax.Array, bits: int) -> jax.Array:
+    """The digits of codes uint8 [size], without gaps."""
+    places = jnp.arange(bits, dtype=jnp.uint8)
+    return jnp.packbits(code[:, None] >> places[None, :] & 1)
+
+
+def _unpacked(packed: jax.Array, bits: int, size: int) -> jax.Array:
+    """The codes, int32 [size]."""
+    places = jnp.arange(bits, dtype=jnp.uint8)
+    digits = jnp.unpackbits(packed, count=bits * size).reshape(-1, bits)
+    return jnp.sum(digits.astype(jnp.int32) << places[None, :], axis=1)
+
+
 def quantize(bits: int) -> Compressor:
     """Rounds each entry to one of 2^bits values, evenly spaced over the array's range.
 
@@ -212,10 +279,8 @@ def quantize(bits: int) -> Compressor:
     Args:
       bits: Bits of a code, an integer from 1 to 8.
     """
-    if type(bits) is not int or bits not in range(1, 9):
-        raise ValueError(f"bits must be an integer from 1 to 8, got {bits}")
+    _check_bits(bits)
     levels = 2**bits - 1
-    places = jnp.arange(bits, dtype=jnp.uint8)
 
     def encode(x, key):
         del key
@@ -223,14 +288,48 @@ def quantize(bits: int) -> Compressor:
         step = (high - low) / levels
         code = jnp.round((x.reshape(-1) - low) / jnp.where(step > 0, step, 1))
         code = jnp.clip(code, 0, levels).astype(jnp.uint8)
-        return jnp.packbits(code[:, None] >> places[None, :] & 1), low, step
+        return _packed(code, bits), low, step
 
     def decode(sent, like):
         packed, low, step = sent
-        count = bits * math.prod(like.shape)
-        code = jnp.unpackbits(packed, count=count).reshape(-1, bits)
-        code = jnp.sum(code.astype(jnp.int32) << places[None, :], axis=1)
+        code = _unpacked(packed, bits, math.prod(like.shape))
         return (low + code * step).astype(like.dtype).reshape(like.shape)
+
+    return Compressor(encode, decode)
+
+
+def bins(bits: int) -> Compressor:
+    """Replaces each entry by the mean of its bin, of 2^bits bins around the mean.
+
+    The bins cover six standard deviations of an array's entries; those farther out are
+    in the first and the last. The means are sent with the packed codes: Sarfi et al.
+    2025, SparseLoCo, arXiv:2508.15706, as in their code.
+
+    Args:
+      bits: Bits of a code, an integer from 1 to 8.
+    """
+    _check_bits(bits)
+    number = 2**bits
+
+    def encode(x, key):
+        del key
+        flat = _wide(x).reshape(-1)
+        center = flat - jnp.mean(flat)
+        spread = jnp.sqrt(jnp.sum(center**2) / max(flat.size - 1, 1))
+        step = 6 * spread / number
+        code = jnp.round(center / jnp.where(step > 0, step, 1) + number // 2)
+        code = jnp.clip(code, 0, number - 1).astype(jnp.uint8)
+        # XLA may compute codes twice, and round them differently: a bin without entries
+        code = jax.lax.optimization_barrier(code)
+        sums = jax.ops.segment_sum(flat, code, number)
+        count = jax.ops.segment_sum(jnp.ones_like(flat), code, number)
+        means = sums / jnp.where(count > 0, count, 1)
+        return _packed(code, bits), means.astype(x.dtype)
+
+    def decode(sent, like):
+        packed, means = sent
+        code = _unpacked(packed, bits, math.prod(like.shape))
+        return means[code].reshape(like.shape)
 
     return Compressor(encode, decode)
 
@@ -282,8 +381,7 @@ def compress(
       raises `ValueError` if the compressor does not fit an array, or no message has one
       of the parts.
     """
-    if isinstance(parts, str):
-        raise TypeError(f"parts must be a sequence of names, got {parts!r}")
+    _check_names(parts)
     if feedback is not None:
         check_range("feedback", feedback, 0.0, 1.0, schedules=False)
 
@@ -294,7 +392,7 @@ def compress(
         with_feedback = range(0)
 
     def init(params):
-        _check(compressor, parts, message_shapes(algorithm, params))
+        _check("message", compressor, parts, message_shapes(algorithm, params))
         return algorithm.init(params)
 
     def init_client(params):
@@ -323,6 +421,96 @@ def compress(
 
     changed = map_exchanges(change, algorithm)
     return changed._replace(init=init, init_client=init_client)
+
+
+class ServerState(NamedTuple):
+    """State of a server that keeps what clients know of its broadcasts."""
+
+    params: Any  # of the algorithm
+    inner: Any  # the rest of its state
+    copies: dict[int, list[jax.Array]]  # by exchange, of its compressed arrays
+
+
+@recorded
+def compress_broadcasts(
+    algorithm: Algorithm, compressor: Compressor, *, parts: Sequence[str] = ()
+) -> Algorithm:
+    """Compresses the broadcasts of an algorithm, as changes of the clients' copies.
+
+    The server sends C(b - w) of a broadcast b, and all clients add it to their copy w,
+    from which they train. The compression error b - w stays at the server, and is part
+    of the next change: EF21-P, Gruntkowska, Tyurin and Richtarik 2022,
+    arXiv:2209.15218. At first, w is the broadcast of the initial state. Broadcasts of
+    the prologue are sent as they are.
+
+    A simulation gives w to clients, and counts the bytes of C(b - w). A client that was
+    absent needs the changes that it missed, which are not counted. A deployed server
+    sends w.
+
+    Args:
+      compressor: Applied to every array separately.
+      parts: Names of the parts of the broadcasts that are compressed, such as
+        "params"; by default, the whole broadcast.
+
+    Returns:
+      The algorithm with compressed broadcasts. As soon as it is given parameters, it
+      raises `ValueError` if the compressor does not fit an array, or no broadcast has
+      one of the parts.
+    """
+    _check_names(parts)
+    owner = object()
+    first = len(algorithm.prologue)
+
+    def init(params):
+        state = algorithm.init(params)
+        start = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
+        sent = [exchange.broadcast(state, start) for exchange in algorithm.exchanges]
+        _check("broadcast", compressor, parts, sent)
+        copies = dict(enumerate((_chosen(b, parts) for b in sent), first))
+        return ServerState(state.params, state._replace(params=()), copies)
+
+    def inner(state: ServerState) -> Any:
+        return state.inner._replace(params=state.params)
+
+    def change(number: int, exchange: Exchange) -> Exchange:
+        def changed(state, round):
+            """The broadcast, what is sent of its arrays, and the clients' copies."""
+            whole = exchange.broadcast(inner(state), round)
+            copies = state.copies[number]
+            new = tree.sub(_chosen(whole, parts), copies)
+            sent = _encode(compressor, owner, new, round.key)
+            return whole, sent, tree.add(copies, _decode(compressor, owner, sent))
+
+        def broadcast(state, round):
+            if number < first:
+                return exchange.broadcast(inner(state), round)
+            whole, sent, copies = changed(state, round)
+            nbytes = sent_bytes(_replaced(whole, parts, sent))
+            return Reconstructed(_replaced(whole, parts, copies), nbytes)
+
+        def client(objective, broadcast, client_state, batches, round):
+            known = broadcast.value if number >= first else broadcast
+            if number >= first and objective.project is not unconstrained:
+                known = known._replace(params=objective.project(known.params))
+            return exchange.client(objective, known, client_state, batches, round)
+
+        def server(state, mean, round):
+            copies = state.copies
+            if number >= first:  # the key is that of the broadcast
+                copies = {**copies, number: changed(state, round)[2]}
+            after = exchange.server(inner(state), mean, round)
+            return ServerState(after.params, after._replace(params=()), copies)
+
+        return exchange._replace(
+            broadcast=broadcast, client=client, server=server, local_params=None
+        )
+
+    return map_exchanges(change, algorithm)._replace(init=init)
+
+
+def _check_names(parts: Sequence[str]) -> None:
+    if isinstance(parts, str):
+        raise TypeError(f"parts must be a sequence of names, got {parts!r}")
 
 
 def _is_chosen(path: Any, parts: Sequence[str]) -> bool:
@@ -355,13 +543,15 @@ def _decode(compressor: Compressor, owner: object, sent: Any) -> Any:
     return jax.tree.map(one, sent, is_leaf=is_own)
 
 
-def _check(compressor: Compressor, parts: Sequence[str], messages: Any) -> None:
+def _check(
+    kind: str, compressor: Compressor, parts: Sequence[str], messages: Any
+) -> None:
     leaves = [x for m in messages for x in jax.tree_util.tree_leaves_with_path(m)]
     names = {getattr(key, "name", "") for path, _ in leaves for key in path} - {""}
     for part in parts:
         if part not in names:
             known = ", ".join(sorted(names)) or "no parts with names"
-            raise ValueError(f"no message has a part {part!r}; there are {known}")
+            raise ValueError(f"no {kind} has a part {part!r}; there are {known}")
     key = jax.eval_shape(lambda: jax.random.key(0))
     for path, leaf in leaves:
         if _is_chosen(path, parts):
@@ -370,14 +560,17 @@ def _check(compressor: Compressor, parts: Sequence[str], messages: Any) -> None:
             except ValueError as error:
                 name = jax.tree_util.keystr(path)
                 raise ValueError(
-                    f"message{name} can't be compressed: {error}"
+                    f"{kind}{name} can't be compressed: {error}"
                 ) from error
 
 
 __all__ = [
     "Compressor",
     "Rank",
+    "bins",
+    "chunked_top_k",
     "compress",
+    "compress_broadcasts",
     "memory_share",
     "no_compression",
     "power_iteration",

@@ -42,8 +42,9 @@ PAGES = {
     "privacy": ("Privacy", "privacy", "audits"),
     "compression": (
         "Compression",
-        "compression:compress truncated_svd power_iteration top_k quantize"
-        " no_compression rank_share memory_share Compressor Encoded",
+        "compression:compress compress_broadcasts truncated_svd power_iteration top_k"
+        " chunked_top_k quantize bins no_compression rank_share memory_share Compressor"
+        " Encoded",
     ),
     "robust": ("Robust aggregation", "aggregators", "attacks"),
     "personalization": ("Personalization", "personalization:keep_own ditto"),

@@ -1,6 +1,7 @@
 """Federated algorithms; `ALL` has each of them with its paper and published grid."""
 
-from fedjax_muon.algorithms.diloco import diloco, muloco
+from fedjax_muon.algorithms.diloco import diloco, muloco, sparseloco
+from fedjax_muon.algorithms.ef21_muon import ef21_muon
 from fedjax_muon.algorithms.fafed import fafed
 from fedjax_muon.algorithms.fedadamw import fedadamw
 from fedjax_muon.algorithms.fedavg import (
@@ -35,6 +36,7 @@ __all__ = [
     "ALL",
     "diloco",
     "dp_fedmuon",
+    "ef21_muon",
     "fafed",
     "fedadagrad",
     "fedadam",
@@ -61,5 +63,6 @@ __all__ = [
     "scaffold",
     "scaffold_m",
     "scaffold_vr",
+    "sparseloco",
     "stem",
 ]

@@ -1,7 +1,9 @@
-"""DiLoCo: FedAvg whose clients keep their rule's state; MuLoCo with a Muon rule.
+"""DiLoCo: FedAvg whose clients keep their rule's state; MuLoCo with a Muon rule, and
+SparseLoCo with sparse messages.
 
 Douillard et al. 2023, arXiv:2311.08105, Algorithm 1; Therien et al. 2025,
-arXiv:2505.23725. Client i's rule keeps its state between rounds; for each batch s
+arXiv:2505.23725; Sarfi et al. 2025, arXiv:2508.15706. Client i's rule keeps its state
+between rounds; for each batch s
 
     x_i <- x_i - lr rule_i(grad_i(x_i; s)),    then    x <- x - server_lr server_rule(g)
 
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 
 import optax
 
+from fedjax_muon.compression import bins, chunked_top_k, compress
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -86,25 +89,61 @@ def muloco(
     server_lr: Hyper = 0.8,
     momentum: Hyper = 0.9,
     server_momentum: Number = 0.9,
+    decay: Number = 0.0,
+    nesterov: bool = False,
     polar: Polar | None = None,
 ) -> Algorithm:
     """MuLoCo: DiLoCo with Muon at the clients.
 
-    Therien et al. 2025, arXiv:2505.23725. Matrices are orthogonalized and scaled by
-    sqrt(fan_out / fan_in); other leaves use Adam. The update was checked against the
-    authors' code. The defaults are from its configurations for two workers with
-    streaming or a quantized outer step (torchtitan/config/diloco/2x_4gpu_muloco_*.py).
+    Matrices are orthogonalized and scaled by sqrt(fan_out / fan_in); other leaves use
+    Adam. The update was checked against the authors' code. The defaults are from its
+    configurations for two workers with streaming or a quantized outer step
+    (torchtitan/config/diloco/2x_4gpu_muloco_*.py).
 
     Args:
-      momentum: Momentum of the clients' Muon.
+      momentum: Momentum of the clients' Muon, which looks ahead with `nesterov`.
       server_momentum: Nesterov momentum of the server.
+      decay: Decoupled weight decay of the clients.
     """
     check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
-    adam = optax.scale_by_adam(0.9, 0.99)
-    make = lambda polar: muon(momentum, polar=polar, shape_scale=spectral, rest=adam)
+    check_range("decay", decay, schedules=False)
+    options = {"nesterov": nesterov, "shape_scale": spectral}
+    options["rest"] = optax.scale_by_adam(0.9, 0.99)
+    decayed = optax.add_decayed_weights(decay)
+    make = lambda polar: optax.chain(muon(momentum, polar=polar, **options), decayed)
     return diloco(
         lr=lr,
         rule=default_rule(None, polar, make),
         server_lr=server_lr,
         server_rule=optax.trace(server_momentum, nesterov=True),
     )
+
+
+@recorded
+def sparseloco(
+    lr: Hyper = 0.0008,
+    *,
+    rule: optax.GradientTransformation = optax.chain(
+        optax.scale_by_adam(), optax.add_decayed_weights(0.1)
+    ),
+    server_lr: Hyper = 1.0,
+    k: int = 64,
+    chunk: int = 64,
+    bits: int | None = 2,
+    feedback: float = 0.95,
+) -> Algorithm:
+    """SparseLoCo: DiLoCo with error feedback instead of the server's momentum.
+
+    The mean is over all clients that take part, as in a summary of the paper; the
+    authors' code averages an entry over those that sent it. The compressor was checked
+    against their code.
+
+    Args:
+      k: Entries that are sent of a block, see `compression.chunked_top_k`.
+      chunk: Largest side of a block.
+      bits: Bits of an entry, see `compression.bins`; None sends it unchanged.
+      feedback: Decay of the accumulated compression error, in [0, 1].
+    """
+    plain = diloco(lr, rule=rule, server_lr=server_lr, server_rule=optax.identity())
+    values = None if bits is None else bins(bits)
+    return compress(plain, chunked_top_k(k, chunk, values=values), feedback=feedback)

@@ -2,7 +2,8 @@
 
 import optax
 
-from fedjax_muon.algorithms.diloco import diloco, muloco
+from fedjax_muon.algorithms.diloco import diloco, muloco, sparseloco
+from fedjax_muon.algorithms.ef21_muon import ef21_muon
 from fedjax_muon.algorithms.fafed import fafed
 from fedjax_muon.algorithms.fedadamw import fedadamw
 from fedjax_muon.algorithms.fedavg import (
@@ -61,6 +62,8 @@ SUN = "Sun et al. 2023, arXiv:2308.00522"
 WU = "Wu et al. 2023, arXiv:2212.00974"
 KHANDURI = "Khanduri et al. 2021, arXiv:2106.10435"
 YU = "Yu et al. 2019, arXiv:1905.03817"
+GRUNTKOWSKA = "Gruntkowska et al. 2025, arXiv:2510.00643"
+SARFI = "Sarfi et al. 2025, arXiv:2508.15706"
 LEE = "Lee, Zaheer and Li 2025, arXiv:2502.04164"
 
 TAKEZAWA_GRID = {"lr": (0.1, 0.01, 0.001)}
@@ -74,6 +77,7 @@ THERIEN_GRID = {"server_lr": (0.7, 0.8, 0.9, 1.0), "server_momentum": (0.6, 0.8,
 MOMENTUM_GRID = {"momentum": (0.9, 0.8, 0.5)}
 SERVER_GRID = {"server_lr": (0.001, 0.01, 0.1, 1.0)}
 SUN_GRID = {**LIU_ADAM_GRID, "b2": (0.999,)}
+SARFI_GRID = {"server_lr": (0.7, 0.9, 1.0)}
 MU_GRID = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
 
@@ -208,6 +212,56 @@ ALL = by_name(
     ),
     Method(diloco, "DiLoCo", DOUILLARD, INDEPENDENT),
     Method(muloco, "MuLoCo", THERIEN, AUTHORS, THERIEN_GRID),
+    preset(
+        "muloco_1",
+        "MuLoCo(1 worker)",
+        THERIEN,
+        AUTHORS,
+        base=muloco,
+        sentence="The authors' configuration for one worker, with Nesterov momentum.",
+        options={
+            "lr": 0.02,
+            "server_lr": 0.7,
+            "momentum": 0.95,
+            "server_momentum": 0.6,
+            "decay": 0.0005,
+            "polar": None,
+        },
+        changes={"nesterov": True},
+    ),
+    preset(
+        "muloco_2",
+        "MuLoCo(2 workers)",
+        THERIEN,
+        AUTHORS,
+        base=muloco,
+        sentence="The authors' configuration for two workers, without streaming.",
+        options={
+            "lr": 0.044,
+            "server_lr": 0.9,
+            "momentum": 0.9,
+            "server_momentum": 0.8,
+            "decay": 0.00125,
+            "polar": None,
+        },
+    ),
+    preset(
+        "muloco_16",
+        "MuLoCo(16 workers)",
+        THERIEN,
+        AUTHORS,
+        base=muloco,
+        sentence="The authors' configuration for 16 workers.",
+        options={
+            "lr": 0.015625,
+            "server_lr": 1.0,
+            "momentum": 0.9,
+            "server_momentum": 0.9,
+            "polar": None,
+        },
+    ),
+    Method(sparseloco, "SparseLoCo", SARFI, AUTHORS, SARFI_GRID),
+    Method(ef21_muon, "EF21-Muon", GRUNTKOWSKA),
     preset(
         "fedcm",
         "FedCM",

@@ -35,7 +35,13 @@ from fedjax_muon.core.local import (
     mean_gradient,
     move,
 )
-from fedjax_muon.core.messages import MessageShapes, exchange_shapes, message_shapes
+from fedjax_muon.core.messages import (
+    MessageShapes,
+    Reconstructed,
+    exchange_shapes,
+    message_shapes,
+    sent_bytes,
+)
 from fedjax_muon.core.recipe import numbers_of, recorded, with_numbers
 
 __all__ = [
@@ -50,6 +56,7 @@ __all__ = [
     "Params",
     "ParamsMessage",
     "Project",
+    "Reconstructed",
     "Round",
     "Schedule",
     "after_change",
@@ -71,6 +78,7 @@ __all__ = [
     "no_client_state",
     "numbers_of",
     "recorded",
+    "sent_bytes",
     "unconstrained",
     "value_at",
     "with_numbers",

@@ -18,6 +18,27 @@ class MessageShapes(NamedTuple):
     up: Any  # message of the client
 
 
+class Reconstructed(NamedTuple):
+    """A broadcast that clients put together from less than it has."""
+
+    value: Any
+    nbytes: int  # sent to one client for it; the same in every round
+
+
+jax.tree_util.register_pytree_node(
+    Reconstructed,
+    lambda broadcast: ((broadcast.value,), broadcast.nbytes),
+    lambda nbytes, value: Reconstructed(*value, nbytes),
+)
+
+
+def sent_bytes(message: Any) -> int:
+    """Counts the bytes of a message to or from a client."""
+    is_known = lambda node: isinstance(node, Reconstructed)
+    parts = jax.tree.leaves(message, is_leaf=is_known)
+    return sum(x.nbytes if is_known(x) else tree.nbytes(x) for x in parts)
+
+
 def exchange_shapes(
     exchanges: Iterable[Exchange],
     algorithm: Algorithm,

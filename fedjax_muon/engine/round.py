@@ -22,6 +22,7 @@ from fedjax_muon.core import (
     Round,
     check_count,
     exchange_shapes,
+    sent_bytes,
     streams,
     tree,
     unconstrained,
@@ -394,6 +395,6 @@ def traffic(
     """
     shapes = exchange_shapes(exchanges, algorithm, objective, params, batches)
     return Traffic(
-        tree.nbytes([message.down for message in shapes]),
-        tree.nbytes([message.up for message in shapes]),
+        sent_bytes([message.down for message in shapes]),
+        sent_bytes([message.up for message in shapes]),
     )

@@ -31,6 +31,10 @@ MUON = {  # by the label of a method
     "FedMuon-DA": "#8e44ad",
     "Local Muon": "#12a150",
     "MuLoCo": "#00a3b4",
+    "MuLoCo(1 worker)": "#007a87",
+    "MuLoCo(2 workers)": "#4cc3cf",
+    "MuLoCo(16 workers)": "#0e5f68",
+    "EF21-Muon": "#c2385b",
     "FedMuon(SVD)": "#5b5bd6",
     "FedMuon(alignment, own momentum)": "#4aa3ff",
     "FedMuon(unsynced start)": "#ff6b6b",
@@ -69,7 +73,8 @@ LocalSGDAM; FedSGDA-M; SAGDA; FSGDA; FESS-GDA; D-SGD; Gradient tracking; D-SGDA;
 DM-HSGD; DP-SGDA (unclipped, no privacy); DPMixSGD (unclipped, no privacy);
 DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
 DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
-DP-FedAvg; FedExP; FedDyn; FedAdamW; SUDA""".replace("\n", " ").split("; ")
+DP-FedAvg; FedExP; FedDyn; FedAdamW; SUDA;
+SparseLoCo""".replace("\n", " ").split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,

@@ -65,6 +65,7 @@ class Warm(NamedTuple):
 
 
 ONE_OF_EACH = [names[-1] for names in by_code(ALL)]
+ONE_OF_EACH += ["fedmuon_svd"]  # its code differs below the wrapper
 # without a state, with clients' states, and with a prologue besides
 ENGINE = ["fedavg", "scaffold_adam", "fedmuon_unsynced"]
 OTHERS = [name for name in ONE_OF_EACH if name not in ENGINE]
@@ -223,11 +224,16 @@ TWICE = (
     "fedmuon fedmuon_unsynced fedmuon_correct fedmuon_correct_euclidean "
     "fedmuon_correct_max_norm"
 )
+# of 2 bits, with 16 bits for a position and four means, of arrays of 12 and 3
+BINNED = (3 + 24 + 8 + 1 + 6 + 8) / (2 * 15)
+SPARSE = 2 * (2 + 4) / (2 * 15)  # an entry of each array, and its position
 COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
     "fedmuon_align": (2 + MATRIX, 1 + MATRIX),
     "fedmuon_svd": (2 + MATRIX, 1 + FACTORS),
     "fedmuon_align_reset": (2, 1),
     "local_muon_averaged": (1 + MATRIX, 1 + MATRIX),
+    "ef21_muon": (SPARSE, SPARSE),
+    "sparseloco": (1, BINNED),
     "fedadamw": (2, 1),
     "fedcm": (2, 1),
     "fedavg_m": (2, 1),
@@ -241,7 +247,7 @@ COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
     "local_sgd_align": (3, 2),
     "local_adamw_align": (4, 3),
 }
-BEFORE = {"fedmuon": (1, 1), "stem": (1, 1)}
+BEFORE = {"ef21_muon": (1, 1), "fedmuon": (1, 1), "stem": (1, 1)}
 BEFORE |= {"fedmuon_unsynced": (1, 0), "fafed": (1, 2)}
 
 
@@ -277,7 +283,7 @@ def test_labels_are_unique_and_cost_rows_exist():
 REFUSED = {
     ("lr", -0.1, "[0, infinity)"): (
         "fedavg feddyn fedexp fedprox scaffold fedmuon fedmuon_correct "
-        "local_muon_persistent diloco scaffold_m padamfed_vr fafed stem"
+        "local_muon_persistent diloco ef21_muon scaffold_m padamfed_vr fafed stem"
     ),
     (
         "lr",
@@ -291,12 +297,12 @@ REFUSED = {
     ),
     ("momentum", -0.1, "[0, 1]"): "fedmuon_correct",
     ("momentum", 1.5, "[0, 1]"): (
-        "fedmuon local_muon_persistent fedavg_m fedavg_vr scaffold_vr scaffold_m "
-        "padamfed_vr fafed stem"
+        "ef21_muon fedmuon local_muon_persistent fedavg_m fedavg_vr scaffold_vr "
+        "scaffold_m padamfed_vr fafed stem"
     ),
     ("align", 1.5, "[0, 1]"): "fedmuon_align",
     ("align", -1.0, "[0, infinity)"): "fedadamw",
-    ("decay", -1.0, "[0, infinity)"): "fedadamw fedmuon_align",
+    ("decay", -1.0, "[0, infinity)"): "fedadamw fedmuon_align muloco",
     ("alpha", 0.0, "(0, infinity)"): "feddyn",
     ("mu", -1e-3, "[0, infinity)"): "fedprox",
     ("amend", -0.1, "[0, 1]"): "fedlada",
@@ -304,6 +310,7 @@ REFUSED = {
     ("b2", 1.0, "[0, 1)"): "fedadamw fedlada",
     ("eps", 0.0, "(0, infinity)"): "fedadamw fedexp fedlada",
     ("beta", 1.1, "[0, 1]"): "fafed",
+    ("feedback", 1.1, "[0, 1]"): "sparseloco",
     ("floor", 0.0, "(0, infinity)"): "fafed",
 }
 

@@ -14,7 +14,13 @@ import optax
 import pytest
 from oracles import fedavg as avg, guided
 from oracles.cases import FULL, PARTIAL, SIZES, X
-from oracles.compression import by_memory, by_rank as by_rank_share, fedmuon_svd
+from oracles.compression import (
+    by_memory,
+    by_rank as by_rank_share,
+    fedmuon_svd,
+    largest,
+    sparseloco,
+)
 from oracles.fedlada import fedlada
 from oracles.fedmuon import (
     fedmuon,
@@ -24,7 +30,7 @@ from oracles.fedmuon import (
     local_muon_persistent,
     local_sgd_align,
 )
-from oracles.outer import diloco, muloco
+from oracles.outer import diloco, ef21_muon, muloco
 from oracles.problem import Trace, normalise, polar
 from oracles.proximal import fednova, fedprox
 from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
@@ -65,6 +71,9 @@ TENFOLD = {"lr": 0.001, "ratio": 10.0}
 SIGN = {"lr": 0.001, "direction": np.sign, "everywhere": True}
 CLIP = {"low": 1e-5, "high": 0.1}
 UNIT = {"lr": 0.01, "direction": normalise, "everywhere": True}
+
+TENTH = {"compress": largest(0.1), "broadcast": largest(0.1)}
+EF21 = lambda *given, **settings: [point for point, *_ in ef21_muon(*given, **settings)]
 
 CASES = {
     "fedavg": Case(avg.fedavg, {"lr": 0.1}),
@@ -117,7 +126,44 @@ CASES = {
     ),
     "local_sgd_align": Case(local_sgd_align, {"lr": 0.1}),
     "local_adamw_align": Case(local_adamw_align, {"lr": 0.0005}, {"lr": 0.002}),
+    "sparseloco": Case(
+        sparseloco, {"lr": 0.0008}, {"lr": 0.02, "k": 2, "chunk": 3, "feedback": 0.8}
+    ),
+    "ef21_muon": Case(EF21, {"lr": 0.01, **TENTH}, {"lr": 0.03}, True),
     "muloco": Case(muloco, {"lr": 0.0224, "scale": MULOCO_SCALE}, orthogonalizes=True),
+    "muloco_1": Case(
+        muloco,
+        {
+            "lr": 0.02,
+            "momentum": 0.95,
+            "decay": 0.0005,
+            "outer_lr": 0.7,
+            "outer_momentum": 0.6,
+            "nesterov": True,
+            "scale": MULOCO_SCALE,
+        },
+        orthogonalizes=True,
+    ),
+    "muloco_2": Case(
+        muloco,
+        {
+            "lr": 0.044,
+            "decay": 0.00125,
+            "outer_lr": 0.9,
+            "outer_momentum": 0.8,
+            "scale": MULOCO_SCALE,
+        },
+        orthogonalizes=True,
+    ),
+    "muloco_16": Case(
+        muloco,
+        {
+            "lr": 0.015625,
+            "outer_lr": 1.0,
+            "scale": MULOCO_SCALE,
+        },
+        orthogonalizes=True,
+    ),
 }
 
 
@@ -256,6 +302,18 @@ VARIANTS |= {
         "muloco",
         {"server_momentum": 0.6, "polar": kernel.polar},
         lambda lr: muloco(X, PARTIAL, lr, outer_momentum=0.6, scale=MULOCO_SCALE),
+    ),
+    "muloco, a large decay and Nesterov momentum": (
+        "muloco",
+        {"decay": 0.5, "nesterov": True, "polar": kernel.polar},
+        lambda lr: muloco(
+            X,
+            PARTIAL,
+            lr,
+            decay=0.5,
+            scale=MULOCO_SCALE,
+            nesterov=True,
+        ),
     ),
     "fedlada, another b2": (
         "fedlada",

@@ -128,6 +128,8 @@ def test_without_a_projection_they_leave_it(name):
 def test_wrappers_do_not_leave_the_set(name):
     sparse = compress(METHODS[name].function(lr=0.1), compression.top_k(0.5))
     assert_stays(sparse)
+    too_far = compression.Compressor(lambda x, key: 3 * x, lambda sent, like: sent)
+    assert_stays(compression.compress_broadcasts(sparse, too_far))
     mechanism = {"clip_norm": 10.0, "noise_multiplier": 5.0}
     private = private_clients(sparse, **mechanism, clients=N, cohort=N)
     seen = run(private)

@@ -22,9 +22,11 @@ from oracles.cases import (
     SIZES,
     X,
 )
+from oracles.compression import largest
 from oracles.fedlada import fedlada
 from oracles.guided import fedavg_m, fedavg_vr, padamfed_vr, scaffold_m, scaffold_vr
-from oracles.problem import Trace, draw_trace, times
+from oracles.outer import ef21_muon
+from oracles.problem import Trace, add, draw_trace, mean, polar, sub, times
 from oracles.scaffold import scaffold_momentum
 from oracles.two_sided import fafed, stem
 from traces import farthest, grad_fn, path, run
@@ -39,7 +41,9 @@ from fedjax_muon.algorithms import (
     local_muon_persistent,
     scaffold,
 )
+from fedjax_muon.compression import no_compression, top_k
 from fedjax_muon.core import Objective, after_first, tree
+from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms import muon
 
 pytestmark = pytest.mark.slow
@@ -81,6 +85,68 @@ def test_fedadamw_may_average_moments_entry_by_entry():
     want = avg.fedadamw(X, ONE_STEP, 0.02, whole=True)
     assert_follows(got, want)
     assert farthest(want, avg.fedadamw(X, ONE_STEP, 0.02)) > 1e-3
+
+
+def test_sparseloco_that_sends_everything_is_diloco_without_server_momentum():
+    algorithm = ALL["sparseloco"].function(lr=0.02, server_lr=0.7, k=99, bits=None)
+    plain = diloco(0.02, server_lr=0.7, server_rule=optax.identity())
+    states = run(algorithm, X, PARTIAL)
+    assert not any(e.any() for e in jax.tree.leaves(states[-1].client_states.errors))
+    got = [s.server.params for s in states]
+    assert farthest(got, path(plain, X, PARTIAL)) == 0
+
+
+# ------------------------------------------------------- error feedback in both ways
+
+
+def test_ef21_muon_without_compression_steps_along_the_mean_momentum():
+    whole = {"compressor": no_compression(), "broadcast_compressor": no_compression()}
+    rule = muon(0.0, polar=kernel.polar, rest=optax.scale_by_sign())
+    algorithm = ALL["ef21_muon"].function(lr=cosine, rule=rule, **whole)
+    seen = run(algorithm, X, FULL)
+    m = [FULL.grad(X, batches[0]) for batches in FULL.first]
+    step = lambda m: {"w": polar(m["w"]), "b": np.sign(m["b"])}
+    x, want = sub(X, times(COSINE(0), step(mean(m)))), []
+    for r, (ids, data) in enumerate(FULL.rounds):
+        for i, batches in zip(ids, data, strict=True):
+            g = mean([FULL.grad(x, batch) for batch in batches])
+            m[i] = add(times(0.9, m[i]), times(0.1, g))
+        for at in (seen[r].server.copies[1], [x["b"], x["w"]]):
+            assert farthest([dict(zip("bw", at, strict=True))], [x]) <= 1e-12
+        x = sub(x, times(COSINE(r), step(mean(m))))
+        want.append(x)
+    assert_follows([s.server.params for s in seen], want)
+    errors = jax.tree.leaves([s.client_states.errors for s in seen])
+    assert max(np.abs(e).max() for e in errors) < 1e-15
+
+
+def test_all_that_ef21_muon_keeps_follows_its_oracle():
+    """And g is the mean of all g_i, also of clients that are absent."""
+    compressor, sparse = top_k(0.3), largest(0.3)
+    algorithm = ALL["ef21_muon"].function(
+        lr=0.03,
+        momentum=0.7,
+        compressor=compressor,
+        broadcast_compressor=top_k(0.5),
+        polar=kernel.polar,
+    )
+    want = ef21_muon(X, PARTIAL, 0.03, sparse, largest(0.5), b=0.3)
+    states = run(algorithm, X, PARTIAL)
+    assert_follows([s.server.params for s in states], [x for x, *_ in want])
+    for state, (_, w, g, g_i) in zip(states, want, strict=True):
+        server, (m, errors) = state.server, state.client_states
+        assert farthest([dict(zip("bw", server.copies[1], strict=True))], [w]) <= 1e-12
+        assert farthest([server.inner.momentum], [g]) <= 1e-12
+        known = {k: m[k] - e for k, e in zip("bw", errors[1], strict=True)}
+        for i in range(len(SIZES)):
+            assert farthest([{k: known[k][i] for k in known}], [g_i[i]]) <= 1e-12
+        assert farthest([{k: known[k].mean(0) for k in known}], [g]) <= 1e-12
+
+
+def test_ef21_muon_stays_where_all_gradients_are_zero():
+    flat = Objective(lambda params, batch, key: tree.zeros_like(params))
+    for state in run(ALL["ef21_muon"].function(), X, PARTIAL, objective=flat):
+        assert farthest([state.server.params], [X]) == 0
 
 
 # ------------------------------------------------------------- schedules and options

@@ -21,6 +21,7 @@ from fedjax_muon.algorithms import ALL, diloco, fedavg, fedmuon, fedmuon_align
 from fedjax_muon.compression import (
     Compressor,
     compress,
+    compress_broadcasts,
     memory_share,
     no_compression,
     power_iteration,
@@ -41,6 +42,7 @@ from fedjax_muon.core import (
 )
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
+from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.transforms import muon
 
 N, KEY = 5, jax.random.key(0)
@@ -259,6 +261,76 @@ def test_compressed_bytes_are_counted():
     assert uploaded(compress(fedavg(), quantize(3))) == 5 + 2 + 2 * 2 * 4
     low = truncated_svd(2, rest=quantize(8))
     assert uploaded(compress(fedavg(), low)) == 4 * 2 * (4 + 3 + 1) + 3 + 2 * 4
+
+
+# ------------------------------------------------------------------------ broadcasts
+
+
+def test_fedavg_with_compressed_broadcasts_follows_its_oracle():
+    want, copies = oracle.fedavg_from_copies(X, PARTIAL, 0.3, oracle.largest(0.4))
+    seen = run(compress_broadcasts(fedavg(lr=0.3), top_k(0.4)), X, PARTIAL)
+    assert farthest([s.server.params for s in seen], want) <= 1e-10
+    kept = [dict(zip(sorted(X), s.server.copies[0], strict=True)) for s in seen]
+    assert farthest(kept, copies) <= 1e-10
+    assert farthest(want[-1:], avg.fedavg(X, PARTIAL, 0.3)[-1:]) >= 1e-2
+
+
+@pytest.mark.parametrize(
+    "name", ["scaffold", pytest.param("fedmuon", marks=pytest.mark.slow)]
+)
+def test_broadcasts_may_be_sent_whole(name):
+    plain = ALL[name].function(lr=0.1)
+    made = compress_broadcasts(plain, no_compression())
+    for flag in ("uniform_weights", "full_participation"):
+        assert getattr(made, flag) == getattr(plain, flag), flag
+    assert costs(made) == costs(plain)
+    assert farthest(path(made, X, PARTIAL), path(plain, X, PARTIAL)) <= 1e-12
+
+
+def test_compressed_broadcasts_are_counted():
+    made = compress_broadcasts(fedavg(), top_k(0.4))
+    assert costs(made) == [(0, 0), (8 * (5 + 1), 4 * 15)]
+    assert costs(compress(made, quantize(3)))[1] == (48, 5 + 2 + 2 * 2 * 4)
+    assert costs(compress_broadcasts(compress(fedavg(), quantize(3)), top_k(0.4)))[
+        1
+    ] == (48, 5 + 2 + 2 * 2 * 4)
+    some = compress_broadcasts(ALL["fedcm"].function(), top_k(0.4), parts=["momentum"])
+    assert costs(some)[1] == (4 * 15 + 48, 4 * 15)
+    first = compress_broadcasts(fedmuon(), top_k(0.4))
+    assert costs(first) == [costs(fedmuon())[0], (2 * 48, 8 * 15)]
+    mechanism = {"clip_norm": 1.0, "noise_multiplier": 1.0, "clients": N, "cohort": 3}
+    assert costs(private_clients(made, **mechanism))[1] == costs(made)[1]
+
+
+@pytest.mark.slow
+def test_both_directions_may_be_compressed():
+    one = compress_broadcasts(
+        compress(fedavg(lr=0.3), quantize(3), feedback=1.0), top_k(0.4)
+    )
+    other = compress(
+        compress_broadcasts(fedavg(lr=0.3), top_k(0.4)), quantize(3), feedback=1.0
+    )
+    found = path(one, X, PARTIAL)
+    assert farthest(found, path(other, X, PARTIAL)) == 0
+    alone = path(compress_broadcasts(fedavg(lr=0.3), top_k(0.4)), X, PARTIAL)
+    assert farthest(found, alone) >= 1e-3
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "parts", "message"),
+    [
+        (fedavg(), ["momentum"],
+         "^no broadcast has a part 'momentum'; there are params$"),
+        (fedavg(), [],
+         r"^broadcast.params\['b'\] can.t be .* array \(3,\) is not a matrix"),
+    ],
+)  # fmt: skip
+def test_misfits_of_broadcasts_are_refused_at_once(algorithm, parts, message):
+    made = compress_broadcasts(algorithm, truncated_svd(1), parts=parts)
+    with pytest.raises(ValueError, match=message):
+        engine.init(made, X, N)
+    with pytest.raises(TypeError, match="parts must be a sequence of names, got 'm"):
+        compress_broadcasts(algorithm, truncated_svd(1), parts="momentum")
 
 
 # ------------------------------------------------------------------------- refusals

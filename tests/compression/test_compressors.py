@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from oracles.compression import (
+    blockwise,
     grid_codes,
+    into_bins,
     largest,
     low_rank,
     memory_rank,
@@ -20,6 +22,8 @@ from oracles.compression import (
 from traces import precision
 
 from fedjax_muon.compression import (
+    bins,
+    chunked_top_k,
     memory_share,
     no_compression,
     power_iteration,
@@ -192,7 +196,47 @@ def test_top_k_at_ties():
     assert not compiled(top_k(0.5), jnp.zeros((2, 4)))[1].any()
 
 
+@pytest.mark.parametrize("shape", [(3, 4, 9), (130, 6), (11,), (67,), ()], ids=str)
+@pytest.mark.parametrize(("k", "chunk"), [(1, 4), (3, 5), (64, 64)])
+def test_chunked_top_k_keeps_the_largest_of_every_block(shape, k, chunk):
+    x = normal(shape).astype(np.float32)
+    (_, places), got = compiled(chunked_top_k(k, chunk), jnp.asarray(x))
+    np.testing.assert_array_equal(got, blockwise(k, chunk)(x))
+    assert places.dtype == jnp.uint16
+    values = compiled(chunked_top_k(k, chunk, values=quantize(3)), jnp.asarray(x))[1]
+    np.testing.assert_allclose(values, blockwise(k, chunk, on_grid(3))(x), atol=1e-6)
+
+
+def test_chunked_top_k_sends_a_large_prime_side_whole():
+    x = normal((67, 71)).astype(np.float32)
+    np.testing.assert_array_equal(across(chunked_top_k(1, 64), jnp.asarray(x)), x)
+    one = across(chunked_top_k(1, 71), jnp.asarray(x))
+    assert np.count_nonzero(one) == 1
+    largest_block = jnp.arange(256.0 * 256).reshape(256, 256)
+    _, places = chunked_top_k(1, 256).encode(largest_block, KEY)
+    assert int(places[0, 0]) == 256 * 256 - 1
+
+
+def test_chunked_top_k_at_ties_and_zeros():
+    (_, places), got = compiled(chunked_top_k(2, 4), jnp.full((4, 4), -1.0))
+    assert (np.count_nonzero(got), sorted(places[0].tolist())) == (2, [0, 1])
+    assert not compiled(chunked_top_k(2, 4, values=bins(2)), jnp.zeros((4, 4)))[1].any()
+
+
 # ----------------------------------------------------------------------- quantized
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_bins_send_their_means(bits):
+    for x in (normal((31, 3)), normal((7,)) ** 3, np.float64(2.5), np.full(5, 0.7)):
+        with jax.enable_x64(True):
+            sent = jax.device_get(compiled(bins(bits), jnp.asarray(x)))
+        (packed, means), got = sent
+        np.testing.assert_allclose(got, into_bins(bits)(np.asarray(x)), atol=1e-14)
+        assert (packed.size, means.size) == (-(-bits * np.size(x) // 8), 2**bits)
+        assert np.mean(got) == pytest.approx(np.mean(x))  # of every bin, and so of all
+    far = np.array([100.0, *normal(99)])
+    assert compiled(bins(2), jnp.asarray(far))[1][0] > 50
+
+
 @pytest.mark.parametrize(
     ("shape", "bits"), [*(((7,), b) for b in range(1, 9)), ((2, 4, 2), 3), ((), 5)]
 )
@@ -229,6 +273,11 @@ EVERY = {
     "svd": (truncated_svd(2), lambda m, n, item: 2 * (m + n + 1) * item),
     "power": (power_iteration(3), lambda m, n, item: 3 * (m + n) * item),
     "top_k": (top_k(0.3), lambda m, n, item: round(0.3 * m * n) * (item + 4)),
+    "chunked_top_k": (
+        chunked_top_k(2, 7),
+        lambda m, n, item: 2 * (item + 2) * {42: 1, 25: 1, 51: 17}[m * n],
+    ),
+    "bins 3": (bins(3), lambda m, n, item: -(-3 * m * n // 8) + 8 * item),
     "quantize 3": (quantize(3), lambda m, n, item: -(-3 * m * n // 8) + 2 * item),
 }
 every = pytest.mark.parametrize("name", EVERY)
@@ -286,6 +335,9 @@ BITS = "bits must be an integer from 1 to 8"
         (lambda: rank_share(math.nan), r"share must lie in \(0, 1\], got nan"),
         (lambda: top_k(0.0), r"share must lie in \(0, 1\], got 0"),
         (lambda: top_k(1.5), r"share must lie in \(0, 1\], got 1.5"),
+        (lambda: chunked_top_k(0), "k must be at least 1, got 0"),
+        (lambda: chunked_top_k(1, 257), "chunk must be at most 256, since a position"),
+        *((partial(bins, b), f"{BITS}, got {b}") for b in (0, 9, True)),
         *((partial(quantize, b), f"{BITS}, got {b}") for b in (0, 9, 2.5, 2.0)),
     ],
 )

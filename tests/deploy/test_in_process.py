@@ -43,6 +43,7 @@ from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.simulation.participation import by_examples
 from fedjax_muon.simulation.rounds import cohort_of, objective_and_sampler, with_inputs
 
+NONE = compression.no_compression()
 # One of each form.
 FORMS = (
     "fedadam",  # a state of the server
@@ -67,8 +68,11 @@ def test_a_deployed_method_equals_the_simulated_one(name):
 
 
 @pytest.mark.slow
-def test_compressed_messages():
+def test_compressed_messages_and_broadcasts():
     top = compress(fedavg(lr=0.3), compression.top_k(0.5), feedback=1.0)
+    top = compression.compress_broadcasts(
+        top, compression.power_iteration(1, rest=NONE)
+    )
     ended, missing = deployed(top)
     assert not missing
     assert_same(simulated(top), ended)

@@ -3,6 +3,7 @@
 import numpy as np
 
 from . import fedavg as avg, guided
+from .compression import largest, sparseloco
 from .fedlada import fedlada
 from .fedmuon import (
     fedmuon,
@@ -12,7 +13,7 @@ from .fedmuon import (
     local_muon_persistent,
     local_sgd_align,
 )
-from .outer import diloco, muloco
+from .outer import diloco, ef21_muon, muloco
 from .problem import Trace, draw_params, draw_trace, normalise, toy_grad
 from .proximal import fednova, fedprox
 from .scaffold import scaffold, scaffold_adam, scaffold_momentum
@@ -57,6 +58,10 @@ ORACLES = {
     "local_muon_persistent": lambda x, trace: local_muon_persistent(x, trace, 0.03),
     "muloco": lambda x, trace: muloco(x, trace, 0.03, decay=0.01),
     "diloco": lambda x, trace: diloco(x, trace, 0.03),
+    "ef21_muon": lambda x, trace: [
+        after[0] for after in ef21_muon(x, trace, 0.03, largest(0.3), largest(0.3))
+    ],
+    "sparseloco": lambda x, trace: sparseloco(x, trace, 0.02, 2, 3),
     "fednova": lambda x, trace: fednova(x, trace, 0.2, 0.6, 0.5),
     "fedadamw": lambda x, trace: avg.fedadamw(x, trace, 0.02),
     "feddyn": lambda x, trace: avg.feddyn(x, trace, 0.2, 0.3),

@@ -81,6 +81,47 @@ def largest(share: float) -> Compress:
     return compress
 
 
+def blockwise(k: int, chunk: int, values: Compress = lambda v: v) -> Compress:
+    """The k entries of largest magnitude of every block, passed through ``values``.
+
+    Sarfi et al. 2025 (arXiv 2508.15706): the sides of a block are the largest divisors
+    of the matrix's that are at most ``chunk``.
+    """
+
+    def compress(x: np.ndarray) -> np.ndarray:
+        matrix = x.reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1)
+        (m, n), kept = matrix.shape, []
+        a = next(d for d in range(chunk, 0, -1) if m % d == 0)
+        b = next(d for d in range(chunk, 0, -1) if n % d == 0)
+        for top in range(0, m, a):
+            for left in range(0, n, b):
+                block = [(top + i, left + j) for i in range(a) for j in range(b)]
+                kept += sorted(block, key=lambda at: -abs(matrix[at]))[:k]
+        out, rows = np.zeros_like(matrix), [at[0] for at in kept]
+        columns = [at[1] for at in kept]
+        out[rows, columns] = values(matrix[rows, columns])
+        return out.reshape(x.shape)
+
+    return compress
+
+
+def into_bins(bits: int) -> Compress:
+    """Each entry replaced by the mean of its bin (Sarfi et al. 2025, as in their code).
+
+    2^bits bins, each of six unbiased standard deviations / 2^bits, with number 2^bits /
+    2 around the mean; the first and the last have what is farther out.
+    """
+
+    def compress(x: np.ndarray) -> np.ndarray:
+        flat, count = x.ravel(), 2**bits
+        width = 6 * np.std(flat, ddof=1) / count if flat.size > 1 else 0
+        place = np.round((flat - flat.mean()) / (width or 1) + count // 2)
+        place = np.clip(place, 0, count - 1)
+        return np.array([flat[place == p].mean() for p in place]).reshape(x.shape)
+
+    return compress
+
+
 def grid_codes(x: np.ndarray, bits: int) -> tuple[list[int], float, float]:
     """For each entry the number of the nearest value, the least value, the distance.
 
@@ -153,6 +194,56 @@ def fedavg(
         history.append(x)
         kept.append(list(errors))
     return history, kept
+
+
+def fedavg_from_copies(
+    x, trace, lr, compress: Compress
+) -> tuple[list[Params], list[Params]]:
+    """FedAvg whose clients have w, not x (Gruntkowska et al. 2022, arXiv 2209.15218).
+
+    ``w <- w + C(x - w)`` for all clients, w = x at first; x_i starts at w, and
+    ``x <- x + mean(x_i - w)``. x and w after each round.
+    """
+    w, history, copies = x, [], []
+    for r, (_, data) in enumerate(trace.rounds):
+        w = add(w, each(compress, sub(x, w)))
+        changes = []
+        for batches in data:
+            xi = w
+            for batch in batches:
+                xi = sub(xi, times(rate(lr, r), trace.grad(xi, batch)))
+            changes.append(sub(xi, w))
+        x = add(x, mean(changes))
+        history.append(x)
+        copies.append(w)
+    return history, copies
+
+
+def sparseloco(
+    x, trace, lr, k=64, chunk=64, bits=2, feedback=0.95, decay=0.1, outer_lr=1.0
+):
+    """SparseLoCo (Sarfi et al. 2025, arXiv 2508.15706), averaged over all workers.
+
+    Inner: AdamW (.9, .999, 1e-8), whose moments stay with the worker. ``e_i <- feedback
+    e_i + x - x_i; Q_i = C(e_i); e_i <- e_i - Q_i; x <- x - outer_lr mean(Q_i)``.
+    """
+    values = (lambda v: v) if bits is None else into_bins(bits)
+    compress = blockwise(k, chunk, values)
+    errors = [zeros(x)] * trace.num_clients
+    moments = [Moments(zeros(x), zeros(x), 0)] * trace.num_clients
+    history = []
+    for r, (ids, data) in enumerate(trace.rounds):
+        got, eta = [], rate(lr, r)
+        for i, batches in zip(ids, data, strict=True):
+            xi = x
+            for batch in batches:
+                g = trace.grad(xi, batch)
+                step, moments[i] = adam(g, moments[i], 0.9, 0.999, 1e-8)
+                xi = sub(times(1 - eta * decay, xi), times(eta, step))
+            got.append(send(sub(x, xi), compress, feedback, errors, i))
+        x = sub(x, times(outer_lr, mean(got)))
+        history.append(x)
+    return history
 
 
 def muloco(

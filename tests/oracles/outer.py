@@ -1,8 +1,25 @@
-"""DiLoCo and MuLoCo: inner states that stay at the client, Nesterov SGD outside."""
+"""Workers with states of their own: DiLoCo and MuLoCo, with Nesterov SGD outside;
+EF21-Muon, whose clients take no steps."""
 
 from collections.abc import Callable
 
-from .problem import Moments, adam, add, direct, mean, polar, rate, sub, times, zeros
+import numpy as np
+
+from .problem import (
+    Moments,
+    adam,
+    add,
+    direct,
+    each,
+    first_gradient,
+    mean,
+    polar,
+    rate,
+    sub,
+    times,
+    total,
+    zeros,
+)
 
 
 def diloco(
@@ -54,13 +71,15 @@ def muloco(
     outer_lr=0.8,
     outer_momentum=0.9,
     scale: Callable[[int, int], float] = lambda rows, cols: 1.0,
-    ratio=1.0,
+    nesterov=False,
     direction=polar,
 ):
     """MuLoCo (Thérien et al. 2025, arXiv 2505.23725), without compression.
 
     Inner: ``M_i <- momentum M_i + g; x_i <- x_i - lr (scale(rows, cols) U V^T + decay
-    x_i)``, heavy ball without Nesterov. Vectors: ``ratio`` times Adam(.9, .99, 1e-8).
+    x_i)``, heavy ball; with ``nesterov``, as for one worker, the average ``M_i <-
+    momentum M_i + (1 - momentum) g`` and its look-ahead ``(1 - momentum) g + momentum
+    M_i``. Vectors: AdamW(.9, .99, 1e-8).
     Neither state is reset, averaged or sent; Adam's bias correction counts the
     client's own steps over all its rounds. Clients that are absent keep theirs.
 
@@ -80,14 +99,57 @@ def muloco(
             xi = x
             for batch in batches:
                 g = trace.grad(xi, batch)
-                m_i[i] = add(times(momentum, m_i[i]), g)
+                new = times(1 - momentum, g) if nesterov else g
+                m_i[i] = add(times(momentum, m_i[i]), new)
+                m = add(new, times(momentum, m_i[i])) if nesterov else m_i[i]
                 by_adam, moments_i[i] = adam(g, moments_i[i], 0.9, 0.99, 1e-8)
-                mixed = {k: m_i[i][k] if x[k].ndim > 1 else by_adam[k] for k in x}
-                step = direct(mixed, scaled, ratio)
-                xi = sub(xi, times(eta, add(step, times(decay, xi))))
+                mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}
+                step = add(direct(mixed, scaled), times(decay, xi))
+                xi = sub(xi, times(eta, step))
             deltas.append(sub(x, xi))
         delta = mean(deltas)
         u = add(times(outer_momentum, u), delta)
         x = sub(x, times(outer_lr, add(delta, times(outer_momentum, u))))
         history.append(x)
+    return history
+
+
+def ef21_muon(
+    x,
+    trace,
+    lr,
+    compress: Callable[[np.ndarray], np.ndarray],
+    broadcast: Callable[[np.ndarray], np.ndarray],
+    b=0.1,
+    direction=polar,
+):
+    """EF21-Muon (Gruntkowska et al. 2025, arXiv 2510.00643), in the paper's variables.
+
+    Before: ``M_j = G_j = grad f_j(X)`` is sent whole, ``G = mean(G_j)``. Iterations:
+    ``X <- X - t d``, with d = U V^T of matrices in G and the signs of vectors, ``S =
+    C(X - W); W <- W + S``; clients that take part ``M_j <- (1-b) M_j + b grad f_j(W)``,
+    ``R_j = C(M_j - G_j); G_j <- G_j + R_j``; ``G <- G + sum(R_j) / N``. A round of the
+    library ends with the step of the next iteration. Returns X, W, G and all G_j.
+    """
+    N = trace.num_clients
+
+    def moved(x, G, r):
+        step = each(lambda g: direction(g) if g.ndim > 1 else np.sign(g), G)
+        return sub(x, times(rate(lr, r), step))
+
+    M = [first_gradient(trace, x, i) for i in range(N)]
+    G_j = list(M)
+    G, W = mean(G_j), x
+    X, history = moved(x, G, 0), []
+    for r, (ids, data) in enumerate(trace.rounds):
+        W = add(W, each(broadcast, sub(X, W)))
+        R = []
+        for i, batches in zip(ids, data, strict=True):
+            g = mean([trace.grad(W, batch) for batch in batches])
+            M[i] = add(times(1 - b, M[i]), times(b, g))
+            R.append(each(compress, sub(M[i], G_j[i])))
+            G_j[i] = add(G_j[i], R[-1])
+        G = add(G, times(1 / N, total(R)))
+        X = moved(X, G, r)
+        history.append((X, W, G, list(G_j)))
     return history

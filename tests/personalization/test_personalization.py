@@ -21,7 +21,15 @@ N = PARTIAL.num_clients
 WITHOUT = {"scaffold", "scaffold_momentum", "scaffold_adam", "fedmuon_correct"}
 WITHOUT |= {"fedmuon_correct_euclidean", "fedmuon_correct_max_norm", "fedmuon_svd"}
 WITHOUT |= {"fedcm", "fedavg_m", "fedavg_vr", "scaffold_m", "scaffold_vr", "padamfed"}
-WITHOUT |= {"padamfed_vr", "fedlada", "fafed", "stem", "feddyn"}
+WITHOUT |= {
+    "padamfed_vr",
+    "fedlada",
+    "fafed",
+    "stem",
+    "feddyn",
+    "ef21_muon",
+    "sparseloco",
+}
 
 
 def clients_of(state):

@@ -1,0 +1,111 @@
+"""EF21-Muon: Muon at the server, with error feedback in both directions.
+
+Gruntkowska, Gaponov, Tovmasyan and Richtarik 2025, arXiv:2510.00643. In a round, S
+clients take a gradient at w, their copy of x, and the server takes one step:
+
+    m_i <- momentum m_i + (1 - momentum) grad_i(w)
+    r_i = C(m_i - g_i),    g_i <- g_i + r_i,    g <- g + (S/N) mean_i r_i
+    x <- x - lr rule(g),    w <- w + C(x - w)
+
+where g is the mean of g_i over all N clients. Before round 0, all clients send m_i =
+g_i, their gradient at x, and the server takes a first step. A client sends C(e_i) for
+e_i <- e_i + (the change of m_i), and keeps e_i <- e_i - C(e_i): it is m_i - g_i.
+
+Written from a summary of the paper; neither its text nor its authors' code was read.
+The steps of vectors, and the start, are as in independent code.
+"""
+
+from typing import Any, NamedTuple
+
+import optax
+
+from fedjax_muon.compression import Compressor, compress, compress_broadcasts, top_k
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    Hyper,
+    broadcast_params,
+    check_range,
+    descend,
+    mean_gradient,
+    recorded,
+    tree,
+    value_at,
+)
+from fedjax_muon.linalg import lmo
+from fedjax_muon.transforms import (
+    Polar,
+    by_rank,
+    default_rule,
+    orthogonalize,
+    scale_by_lmo,
+)
+
+TENTH = top_k(0.1)
+
+
+class State(NamedTuple):
+    params: Any  # x
+    momentum: Any  # g
+    opt: optax.OptState  # of the rule
+
+
+class First(NamedTuple):
+    gradient: Any
+
+
+class Change(NamedTuple):
+    momentum: Any  # what m_i changed by
+
+
+@recorded
+def ef21_muon(
+    lr: Hyper = 0.01,
+    *,
+    momentum: Hyper = 0.9,
+    compressor: Compressor = TENTH,
+    broadcast_compressor: Compressor = TENTH,
+    rule: optax.GradientTransformation | None = None,
+    polar: Polar | None = None,
+) -> Algorithm:
+    """Bidirectional compression with Muon at the server; requires uniform weights.
+
+    Args:
+      lr: Learning rate of the server.
+      momentum: Weight of the past in the clients' momenta.
+      compressor: Of the messages.
+      broadcast_compressor: Of the broadcasts, see `compress_broadcasts`.
+      rule: Rule of the server's step, without a learning rate. By default, matrices are
+        orthogonalized, and other leaves replaced by their signs.
+      polar: Polar factor of matrices in the default rule.
+    """
+    check_range("lr", lr)
+    check_range("momentum", momentum, 0.0, 1.0)
+    signs = scale_by_lmo(lmo.max_norm)
+    make = lambda polar: by_rank(orthogonalize(polar), signs)
+    rule = default_rule(rule, polar, make)
+
+    def init(params):
+        return State(params, tree.zeros_like(params), rule.init(params))
+
+    def first(objective, broadcast, m, batches, round):
+        m = mean_gradient(objective, broadcast.params, batches, round)
+        return First(m), m
+
+    def client(objective, broadcast, m, batches, round):
+        g = mean_gradient(objective, broadcast.params, batches, round)
+        new = tree.mix(g, value_at(momentum, round), m)
+        return Change(tree.sub(new, m)), new
+
+    def server(state, mean, round):
+        (change,) = mean
+        g = tree.add_scaled(state.momentum, round.fraction, change)
+        x, opt = descend(state.params, value_at(lr, round), rule, state.opt, g)
+        return State(x, g, opt)
+
+    prologue = Exchange(broadcast_params, first, server)
+    main = Exchange(broadcast_params, client, server)
+    start = tree.zeros_like  # m_i
+    plain = Algorithm(init, start, (main,), (prologue,), uniform_weights=True)
+    sent = compress(plain, compressor, parts=("momentum",), feedback=1.0)
+    return compress_broadcasts(sent, broadcast_compressor)
