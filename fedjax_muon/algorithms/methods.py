@@ -36,7 +36,13 @@ from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
 from fedjax_muon.algorithms.stem import stem
 from fedjax_muon.core import Number, after_first, check_range
 from fedjax_muon.linalg import lmo
-from fedjax_muon.transforms import biclip, normalize, scale_by_fedadam, scale_by_lmo
+from fedjax_muon.transforms import (
+    biclip,
+    normalize,
+    scale_by_fedadam,
+    scale_by_lmo,
+    scale_by_soap,
+)
 
 TEXT, AUTHORS, INDEPENDENT = Source.TEXT, Source.AUTHORS, Source.INDEPENDENT
 
@@ -50,6 +56,7 @@ WANG = "Wang et al. 2020, arXiv:2007.07481"
 KARIMIREDDY = "Karimireddy et al. 2020, arXiv:1910.06378"
 LIU = "Liu et al. 2025, arXiv:2510.27403"
 LIU_ADAMW = "Liu et al. 2025, arXiv:2510.27486"
+FEDPAC = "FedPAC 2026, arXiv:2602.19271"
 TAKEZAWA = "Takezawa et al. 2026, ICLR, arXiv:2509.26337"
 ZHANG = "Zhang and Gao 2025, arXiv:2510.03866"
 DOUILLARD = "Douillard et al. 2023, arXiv:2311.08105"
@@ -172,6 +179,34 @@ ALL = by_name(
             "polar": None,
         },
         changes={"averaged_state": ()},
+    ),
+    preset(
+        "fedpac_muon",
+        "FedPAC(Muon)",
+        FEDPAC,
+        AUTHORS,
+        base=fedmuon_align,
+        sentence="The same algorithm as FedMuon(alignment), with a shorter momentum.",
+        options={
+            "lr": 0.03,
+            "align": 0.5,
+            "decay": 0.01,
+            "momentum": 0.95,
+            "polar": None,
+        },
+    ),
+    preset(
+        "fedpac_soap",
+        "FedPAC(SOAP)",
+        FEDPAC,
+        AUTHORS,
+        base=fedmuon_align,
+        sentence="Local SOAP whose averages of g g^T and g^T g the server averages.",
+        options={"lr": 0.003, "align": 0.5, "decay": 0.01},
+        changes={
+            "rule": scale_by_soap(first_step=True),
+            "averaged_state": ("grams",),
+        },
     ),
     preset(
         "local_muon_averaged",

@@ -227,6 +227,8 @@ COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
     "fedmuon_align": (2 + MATRIX, 1 + MATRIX),
     "fedmuon_svd": (2 + MATRIX, 1 + FACTORS),
     "fedmuon_align_reset": (2, 1),
+    "fedpac_muon": (2 + MATRIX, 1 + MATRIX),
+    "fedpac_soap": (2, 1),
     "local_muon_averaged": (1 + MATRIX, 1 + MATRIX),
     "fedadamw": (2, 1),
     "fedcm": (2, 1),
@@ -260,6 +262,8 @@ def test_traffic_is_the_papers():
             if name == "fedadamw" and exchanges:  # one for each leaf
                 count = 4 * len(jax.tree.leaves(params)) / tree.nbytes(params)
                 sizes = np.add(sizes, (count, count))
+            if name == "fedpac_soap" and exchanges:  # g g^T and g^T g, in float32
+                sizes = np.add(sizes, 4 * (4**2 + 3**2) / tree.nbytes(params))
             sent = engine.traffic(exchanges, algorithm, TOY, params, batches)
             share = np.array(sent) / tree.nbytes(params)
             np.testing.assert_allclose(share, sizes, err_msg=name)

@@ -20,6 +20,7 @@ from oracles.fedmuon import (
     fedmuon,
     fedmuon_align,
     fedmuon_correct,
+    fedpac_soap,
     local_adamw_align,
     local_muon_persistent,
     local_sgd_align,
@@ -91,6 +92,8 @@ CASES = {
         fedmuon_svd, {"lr": 0.03, "compress": by_memory("0.05")}, orthogonalizes=True
     ),
     "fedmuon_align_reset": Case(fedmuon_align, {"lr": 0.03, "carry": False}, {}, True),
+    "fedpac_muon": Case(fedmuon_align, {"lr": 0.03, "momentum": 0.95}, {}, True),
+    "fedpac_soap": Case(fedpac_soap, {"lr": 0.003}, {"lr": 0.03, "align": 0.3}),
     "dp_fedmuon": Case(
         avg.dp_fedmuon, {"lr": 0.1, "server_lr": 0.1}, orthogonalizes=True
     ),

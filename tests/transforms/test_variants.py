@@ -5,6 +5,7 @@ library are their transposes.
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -152,12 +153,12 @@ def row_norm(d):
     return np.stack([d[p] / (norm(d[p]) * np.sqrt(i) + 1e-8) for p in range(o)])
 
 
-def soap(given, b1=0.95, b2=0.9, every=2, longest=5):
+def soap(given, at_once=False, b1=0.95, b2=0.9, every=2, longest=5):
     """Of long sides the averages are singular, and their bases not unique."""
     o, i = given[0].shape
     L, R, QL, QR = np.zeros((o, o)), np.zeros((i, i)), np.eye(o), np.eye(i)
     m, v = np.zeros((o, i)), np.zeros((o, i))  # m in the original coordinates
-    for t, g in enumerate(given):
+    for t, g in enumerate(given, int(at_once)):
         if t:
             turned = QL.T @ g @ QR
             m = b1 * m + (1 - b1) * g
@@ -244,6 +245,10 @@ CASES = {
         transforms.sign_direction(), lambda d: np.sign(d) / d.shape[1]
     ),
     "SOAP": (transforms.scale_by_soap(b2=0.9, every=2, longest=5), soap),
+    "SOAP, a first step": (
+        transforms.scale_by_soap(b2=0.9, every=2, longest=5, first_step=True),
+        partial(soap, at_once=True),
+    ),
 }
 
 
@@ -316,6 +321,15 @@ def test_soap_of_vectors_is_adam_that_begins_one_call_late():
         m, v = 0.9 * m + 0.1 * g, 0.8 * v + 0.2 * g**2
         expected = m / (np.sqrt(v) + 1e-8) * np.sqrt(1 - 0.8**t) / (1 - 0.9**t)
         np.testing.assert_allclose(found[t], expected, rtol=1e-9)
+
+
+def test_soap_that_steps_at_once_is_adam_until_it_turns():
+    """It starts on the axes: of all leaves, until the first power iteration."""
+    given = gradients()
+    rule = transforms.scale_by_soap(0.9, 0.8, every=STEPS, first_step=True)
+    adam = optax.scale_by_adam(0.9, 0.8, eps=0)
+    found, expected = updates(rule, given), updates(adam, given)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), found, expected)
 
 
 def test_clipped_scion_is_scion_or_steepest_descent():
