@@ -20,6 +20,7 @@ from fedjax_muon.algorithms.fedavg import (
 from fedjax_muon.algorithms.fedavg_m import fedavg_m
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
 from fedjax_muon.algorithms.feddyn import feddyn
+from fedjax_muon.algorithms.fedex_lora import fedex_lora
 from fedjax_muon.algorithms.fedexp import fedexp
 from fedjax_muon.algorithms.fedlada import fedlada
 from fedjax_muon.algorithms.fedmuon import fedmuon
@@ -52,6 +53,7 @@ REDDI = "Reddi et al. 2021, arXiv:2003.00295"
 LI = "Li et al. 2020, arXiv:1812.06127"
 JHUNJHUNWALA = "Jhunjhunwala et al. 2023, arXiv:2301.09604"
 ACAR = "Acar et al. 2021, arXiv:2111.04263"
+SINGHAL = "FedEx-LoRA 2024, arXiv:2410.09432"
 WANG = "Wang et al. 2020, arXiv:2007.07481"
 KARIMIREDDY = "Karimireddy et al. 2020, arXiv:1910.06378"
 LIU = "Liu et al. 2025, arXiv:2510.27403"
@@ -124,6 +126,7 @@ ALL = by_name(
     Method(fednova, "FedNova", WANG, AUTHORS, LIU_SGD_GRID),
     Method(fedexp, "FedExP", JHUNJHUNWALA, AUTHORS),
     Method(feddyn, "FedDyn", ACAR, AUTHORS),
+    Method(fedex_lora, "FedEx-LoRA", SINGHAL, AUTHORS),
     Method(scaffold, "SCAFFOLD", KARIMIREDDY, INDEPENDENT, LIU_SGD_GRID),
     preset(
         "scaffold_momentum",

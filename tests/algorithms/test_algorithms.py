@@ -280,7 +280,7 @@ def test_labels_are_unique_and_cost_rows_exist():
 # hyperparameter, value, interval: the methods that refuse it
 REFUSED = {
     ("lr", -0.1, "[0, infinity)"): (
-        "fedavg feddyn fedexp fedprox scaffold fedmuon fedmuon_correct "
+        "fedavg feddyn fedex_lora fedexp fedprox scaffold fedmuon fedmuon_correct "
         "local_muon_persistent diloco scaffold_m padamfed_vr fafed stem"
     ),
     (
@@ -302,6 +302,7 @@ REFUSED = {
     ("align", -1.0, "[0, infinity)"): "fedadamw",
     ("decay", -1.0, "[0, infinity)"): "fedadamw fedmuon_align",
     ("alpha", 0.0, "(0, infinity)"): "feddyn",
+    ("scale", 0.0, "(0, infinity)"): "fedex_lora",
     ("mu", -1e-3, "[0, infinity)"): "fedprox",
     ("amend", -0.1, "[0, 1]"): "fedlada",
     ("b1", 1.0, "[0, 1)"): "fedadamw fedlada",

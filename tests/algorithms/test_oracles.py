@@ -80,6 +80,7 @@ CASES = {
     "fednova": Case(fednova, {"lr": 0.1}),
     "feddyn": Case(avg.feddyn, {"lr": 0.1}, {"alpha": 0.3}),
     "fedexp": Case(avg.fedexp, {"lr": 0.01}, {"lr": 0.1, "eps": 1e-4}),
+    "fedex_lora": Case(avg.fedavg_adam, {"lr": 0.001}, {"lr": 0.02}),
     "scaffold": Case(scaffold, {"lr": 0.01}),
     "scaffold_momentum": Case(scaffold_momentum, {"lr": 0.01}),
     "scaffold_adam": Case(scaffold_adam, {"lr": 0.001}, {"lr": 0.02}),
