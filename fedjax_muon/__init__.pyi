@@ -36,6 +36,7 @@ from .algorithms import (
     fedavg_m as fedavg_m,
     fedavg_vr as fedavg_vr,
     feddyn as feddyn,
+    fedex_lora as fedex_lora,
     fedexp as fedexp,
     fedlada as fedlada,
     fedmuon as fedmuon,

@@ -17,6 +17,7 @@ from fedjax_muon.algorithms.fedavg import (
 from fedjax_muon.algorithms.fedavg_m import fedavg_m
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
 from fedjax_muon.algorithms.feddyn import feddyn
+from fedjax_muon.algorithms.fedex_lora import fedex_lora
 from fedjax_muon.algorithms.fedexp import fedexp
 from fedjax_muon.algorithms.fedlada import fedlada
 from fedjax_muon.algorithms.fedmuon import fedmuon
@@ -45,6 +46,7 @@ __all__ = [
     "fedavg_m",
     "fedavg_vr",
     "feddyn",
+    "fedex_lora",
     "fedexp",
     "fedlada",
     "fedmuon",

@@ -21,6 +21,7 @@ from fedjax_muon.algorithms.fedavg import (
 from fedjax_muon.algorithms.fedavg_m import fedavg_m
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
 from fedjax_muon.algorithms.feddyn import feddyn
+from fedjax_muon.algorithms.fedex_lora import fedex_lora
 from fedjax_muon.algorithms.fedexp import fedexp
 from fedjax_muon.algorithms.fedlada import fedlada
 from fedjax_muon.algorithms.fedmuon import fedmuon
@@ -37,7 +38,13 @@ from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
 from fedjax_muon.algorithms.stem import stem
 from fedjax_muon.core import Number, after_first, check_range
 from fedjax_muon.linalg import lmo
-from fedjax_muon.transforms import biclip, normalize, scale_by_fedadam, scale_by_lmo
+from fedjax_muon.transforms import (
+    biclip,
+    normalize,
+    scale_by_fedadam,
+    scale_by_lmo,
+    scale_by_soap,
+)
 
 TEXT, AUTHORS, INDEPENDENT = Source.TEXT, Source.AUTHORS, Source.INDEPENDENT
 
@@ -47,10 +54,12 @@ REDDI = "Reddi et al. 2021, arXiv:2003.00295"
 LI = "Li et al. 2020, arXiv:1812.06127"
 JHUNJHUNWALA = "Jhunjhunwala et al. 2023, arXiv:2301.09604"
 ACAR = "Acar et al. 2021, arXiv:2111.04263"
+SINGHAL = "FedEx-LoRA 2024, arXiv:2410.09432"
 WANG = "Wang et al. 2020, arXiv:2007.07481"
 KARIMIREDDY = "Karimireddy et al. 2020, arXiv:1910.06378"
 LIU = "Liu et al. 2025, arXiv:2510.27403"
 LIU_ADAMW = "Liu et al. 2025, arXiv:2510.27486"
+FEDPAC = "FedPAC 2026, arXiv:2602.19271"
 TAKEZAWA = "Takezawa et al. 2026, ICLR, arXiv:2509.26337"
 ZHANG = "Zhang and Gao 2025, arXiv:2510.03866"
 DOUILLARD = "Douillard et al. 2023, arXiv:2311.08105"
@@ -121,6 +130,7 @@ ALL = by_name(
     Method(fednova, "FedNova", WANG, AUTHORS, LIU_SGD_GRID),
     Method(fedexp, "FedExP", JHUNJHUNWALA, AUTHORS),
     Method(feddyn, "FedDyn", ACAR, AUTHORS),
+    Method(fedex_lora, "FedEx-LoRA", SINGHAL, AUTHORS),
     Method(scaffold, "SCAFFOLD", KARIMIREDDY, INDEPENDENT, LIU_SGD_GRID),
     preset(
         "scaffold_momentum",
@@ -176,6 +186,34 @@ ALL = by_name(
             "polar": None,
         },
         changes={"averaged_state": ()},
+    ),
+    preset(
+        "fedpac_muon",
+        "FedPAC(Muon)",
+        FEDPAC,
+        AUTHORS,
+        base=fedmuon_align,
+        sentence="The same algorithm as FedMuon(alignment), with a shorter momentum.",
+        options={
+            "lr": 0.03,
+            "align": 0.5,
+            "decay": 0.01,
+            "momentum": 0.95,
+            "polar": None,
+        },
+    ),
+    preset(
+        "fedpac_soap",
+        "FedPAC(SOAP)",
+        FEDPAC,
+        AUTHORS,
+        base=fedmuon_align,
+        sentence="Local SOAP whose averages of g g^T and g^T g the server averages.",
+        options={"lr": 0.003, "align": 0.5, "decay": 0.01},
+        changes={
+            "rule": scale_by_soap(first_step=True),
+            "averaged_state": ("grams",),
+        },
     ),
     preset(
         "local_muon_averaged",

@@ -40,6 +40,7 @@ MUON = {  # by the label of a method
     "FedMuon(unsynced start)": "#ff6b6b",
     "FedMuon(bias correction, Euclidean)": "#c9a400",
     "FedMuon(bias correction, max norm)": "#b5541c",
+    "FedPAC(Muon)": "#2b8ca8",
     "Local Muon(averaged momentum)": "#7bbf2a",
     "LocalMuon(persistent)": "#0b7a4b",
     "D-SGD + Muon": "#d6459b",
@@ -74,7 +75,8 @@ DM-HSGD; DP-SGDA (unclipped, no privacy); DPMixSGD (unclipped, no privacy);
 DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
 DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
 DP-FedAvg; FedExP; FedDyn; FedAdamW; SUDA;
-SparseLoCo""".replace("\n", " ").split("; ")
+SparseLoCo;
+FedPAC(SOAP); FedEx-LoRA""".replace("\n", " ").split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,

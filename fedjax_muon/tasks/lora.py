@@ -15,6 +15,11 @@ in this order, since W + (alpha / r) A B would be a matrix as large as W per cli
 
 Only A, B and the head are parameters, so only these are sent and are part of optimizer
 states. Compiled programs take the frozen weights as an argument.
+
+Averages of A and of B have a product that is not the average of the products. It is if
+A is common and fixed, `fixed_a` ("Improving LoRA in Privacy-preserving Federated
+Learning", FFA-LoRA, arXiv:2403.12313), or if the server adds the difference to W, which
+`folded` makes a parameter for `fedex_lora`. Neither paper was read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +48,8 @@ def lora_classification(
     alpha: float | None = None,
     layers: Sequence[str] = ("query", "value"),
     head: str = "head",
+    fixed_a: jax.Array | None = None,
+    folded: bool = False,
 ) -> Task:
     """Classification that trains low-rank adapters and the head of a model.
 
@@ -55,10 +62,14 @@ def lora_classification(
       alpha: Outputs of the adapters are scaled by alpha / r; 2 r by default.
       layers: Names of the `nn.Dense` layers that get adapters, at any depth.
       head: Name of the layer, at the top level of the model, that is trained fully.
+      fixed_a: Key that draws every A, which then is frozen: half the adapters' traffic.
+      folded: Whether kernels of layers with adapters are parameters that no gradient
+        moves, for `fedex_lora`.
 
     Returns:
       A task whose parameters are {"adapters": {..., layer: {"a", "b"}}, "head": ...},
-      with the adapters at the paths of their layers.
+      with the adapters at the paths of their layers: {"b"} with `fixed_a`, and
+      {"a", "b", "kernel"} if `folded`.
 
     Example:
       >>> model = models.MLP(10)
@@ -74,22 +85,34 @@ def lora_classification(
         raise TypeError(f"layers must be a sequence of names, got {layers!r}")
     check_count("rank", rank)
     check_range("alpha", alpha, open_low=True, schedules=False)
+    if folded and fixed_a is not None:
+        raise ValueError("with fixed_a there is nothing to fold; leave out folded")
     whole = lambda key: model.init(key, jnp.zeros((1, *example_shape)))["params"]
     shapes = jax.eval_shape(whole, jax.random.key(0))
     _check_frozen(frozen, shapes, head)
     places = _places(shapes, layers, head)
     held: dict[str, Any] = jax.tree.map(jnp.asarray, dict(frozen))
     start = held.pop(head, None)
+    flat, kernels = flatten_dict(held), {}
+    if folded:
+        kernels = {(*place, "kernel"): flat.pop((*place, "kernel")) for place in places}
     # Compiled, so that only the head is drawn.
     draw_head = jax.jit(lambda key: whole(key)[head])
 
-    def init(start: Params, key: jax.Array) -> dict[str, Any]:
-        key, head_key = jax.random.split(key)
+    def downs(key: jax.Array) -> dict[tuple[str, ...], jax.Array]:
         keys = jax.random.split(key, len(places))
-        adapters = {
-            place: {"a": _down(k, (fan_in, rank)), "b": jnp.zeros((rank, fan_out))}
-            for k, (place, (fan_in, fan_out)) in zip(keys, places.items(), strict=True)
-        }
+        shapes = {(*place, "a"): (shape[0], rank) for place, shape in places.items()}
+        rows = zip(keys, shapes.items(), strict=True)
+        return {path: _down(k, shape) for k, (path, shape) in rows}
+
+    if fixed_a is not None:
+        flat |= downs(fixed_a)
+
+    def init(start: Params, kernels: Any, key: jax.Array) -> dict[str, Any]:
+        key, head_key = jax.random.split(key)
+        adapters = dict(kernels) | (downs(key) if fixed_a is None else {})
+        for place, (_, fan_out) in places.items():
+            adapters[*place, "b"] = jnp.zeros((rank, fan_out))
         trained = draw_head(head_key) if start is None else start
         return {"adapters": unflatten_dict(adapters), "head": trained}
 
@@ -99,10 +122,27 @@ def lora_classification(
         x: jax.Array,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        with nn.intercept_methods(adapt(params["adapters"], alpha / rank)):
-            return logits_of(model, {**frozen, head: params["head"]}, x, key)
+        weights, pairs = _weights(frozen, params["adapters"], list(places))
+        with nn.intercept_methods(adapt(pairs, alpha / rank)):
+            return logits_of(model, {**weights, head: params["head"]}, x, key)
 
-    return from_logits(Partial(init, start), Partial(logits, held))
+    begin = Partial(init, start, kernels)
+    return from_logits(begin, Partial(logits, unflatten_dict(flat)))
+
+
+def _weights(
+    frozen: Any, adapters: Any, places: Sequence[tuple[str, ...]]
+) -> tuple[Any, Any]:
+    """The weights of the model, and the pairs {"a", "b"} at the paths of their layers.
+
+    Of either, some may be frozen and some parameters.
+    """
+    flat = flatten_dict(frozen) | flatten_dict(adapters)
+    pairs = {(*p, name): flat.pop((*p, name)) for p in places for name in "ab"}
+    for place in places:  # the gradient would be as large as the kernel
+        kernel = *place, "kernel"
+        flat[kernel] = jax.lax.stop_gradient(flat[kernel])
+    return unflatten_dict(flat), unflatten_dict(pairs)
 
 
 def adapt(adapters: Mapping[str, Any], scale: float) -> Callable[..., Any]:

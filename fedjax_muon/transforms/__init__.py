@@ -11,6 +11,7 @@ from fedjax_muon.transforms.fedopt import (
     scale_by_fedyogi,
 )
 from fedjax_muon.transforms.layout import muon_dimension_numbers
+from fedjax_muon.transforms.lora import lora_muon
 from fedjax_muon.transforms.muon import (
     Polar,
     ShapeScale,
@@ -57,6 +58,7 @@ __all__ = [
     "equilibrate",
     "input_direction",
     "jordan",
+    "lora_muon",
     "moonlight",
     "muon",
     "muon_dimension_numbers",

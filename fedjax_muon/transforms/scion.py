@@ -116,19 +116,30 @@ def scale_by_scion(
 
 
 def clip_by_dual_norm(
-    direction: optax.GradientTransformation, largest: Number
+    direction: optax.GradientTransformation,
+    largest: Number,
+    *,
+    constrained: bool = False,
 ) -> optax.GradientTransformation:
     """Steps along v = direction(d) of length min(largest, sum <d, v>).
 
     The sum over all leaves is the dual norm of d. After `optax.ema(0.9, debias=False)`,
-    this is Clipped Scion without constraints (arXiv:2506.01913v3, Algorithms 1 and 3;
-    checked against the text alone): for a small `largest` it is Scion, and steepest
-    descent for a large one. The size of d matters, so that a heavy-ball momentum does
-    not fit; with Newton-Schulz <d, v> is approximate.
+    this is Clipped Scion (arXiv:2506.01913v3, Algorithms 1 and 3; checked against the
+    text alone): for a small `largest` it is Scion, and steepest descent for a large
+    one. The size of d matters, so that a heavy-ball momentum does not fit; with
+    Newton-Schulz <d, v> is approximate.
+
+    The constrained form (Algorithms 2 and 4) steps along v = x + direction(d), of
+    length min(largest, sum <d, v> / 4). A step is a convex combination of x and a point
+    of the ball, so that parameters stay in the balls of `direction` if they begin there
+    and lr times the length is at most 1. 4 is the largest ||v||^2 in norms divided by
+    the radii. The paper's other length, with the largest ||v||^2 of the layers, is not
+    here: a rule does not say what its norm is.
 
     Args:
       direction: As in `scale_by_scion`, radii included.
-      largest: Bound of the dual norm.
+      largest: Bound of the length.
+      constrained: Whether parameters stay in a ball. Needs them in `update`.
     """
     check_range("largest", largest, open_low=True, schedules=False)
 
@@ -136,7 +147,12 @@ def clip_by_dual_norm(
         updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[Any, Any]:
         steps, state = direction.update(updates, state, params)
-        length = jnp.minimum(largest, optax.tree.vdot(updates, steps))
+        if constrained:
+            if params is None:
+                raise ValueError("the constrained form needs the parameters in update")
+            steps = jax.tree.map(lambda x, v: x + v.astype(x.dtype), params, steps)
+        dual = optax.tree.vdot(updates, steps) / (4 if constrained else 1)
+        length = jnp.minimum(largest, dual)
         return jax.tree.map(lambda v: (length * v).astype(v.dtype), steps), state
 
     return optax.GradientTransformation(direction.init, update)

@@ -79,16 +79,19 @@ def scale_by_soap(
     eps: float = 1e-8,
     every: int = 10,
     longest: int = 10_000,
+    first_step: bool = False,
     layout: Layout = muon_dimension_numbers,
 ) -> optax.GradientTransformation:
     """Adam in slowly changing eigenbases of the averages of g g^T and of g^T g.
 
     arXiv:2409.11321; checked against the authors' code. As there, the first call makes
     the bases and returns zero. So a local rule that starts anew in every round loses
-    one local step of each. Leaves that are no matrices get Adam.
+    one local step of each, unless it has `first_step`. Leaves that are no matrices get
+    Adam. "grams" names both averages, for `averaged_state` of methods: as in FedPAC,
+    they can start from a mean over clients. Moments cannot, since bases differ.
 
-    Under `vmap` over clients, every call computes what is otherwise computed in every
-    `every`-th one.
+    If counts of calls differ between clients under `vmap`, every call computes what is
+    otherwise computed in every `every`-th one.
 
     Args:
       b1: Weight of the past in the average of gradients, in [0, 1).
@@ -96,6 +99,8 @@ def scale_by_soap(
       eps: Added to the root of the average of squares.
       every: Calls between steps of power iteration.
       longest: Sides with more entries are not turned.
+      first_step: Whether the first call also steps, in the bases of the averages before
+        its gradient: those of `averaged_state`, or at first the axes, as Adam.
     """
     check_range("b1", b1, 0.0, 1.0, open_high=True, schedules=False)
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
@@ -125,12 +130,16 @@ def scale_by_soap(
         left, right = map(mix, leaf.grams, _grams(x, leaf.grams))
         return left, right
 
-    def first(leaf: Turned, x: jax.Array) -> tuple[jax.Array, Turned]:
-        grams = average(leaf, x)
-        left, right = (None if g is None else _eigenvectors(g) for g in grams)
-        return jnp.zeros_like(x), leaf._replace(grams=grams, basis=(left, right))
+    def with_basis(leaf: Turned) -> Turned:
+        left, right = (None if g is None else _eigenvectors(g) for g in leaf.grams)
+        return leaf._replace(basis=(left, right))
 
-    def later(leaf: Turned, x: jax.Array, count: jax.Array) -> tuple[jax.Array, Turned]:
+    def first(leaf: Turned, x: jax.Array, count: jax.Array) -> tuple[Any, Turned]:
+        if first_step:
+            return later(with_basis(leaf), x, count)
+        return jnp.zeros_like(x), with_basis(leaf._replace(grams=average(leaf, x)))
+
+    def later(leaf: Turned, x: jax.Array, count: jax.Array) -> tuple[Any, Turned]:
         turned = _turn(x, leaf.basis)
         mean = b1 * leaf.mean + (1 - b1) * turned
         squares = b2 * leaf.squares + (1 - b2) * turned**2
@@ -147,6 +156,7 @@ def scale_by_soap(
         tree: Any  # its methods are not typed
         numbers, tree = jax.tree.flatten(layout(updates), is_leaf=is_numbers)
         steps, leaves = [], []
+        count = state.calls + first_step  # of steps, this one included
         for n, g, leaf in zip(
             numbers,
             tree.flatten_up_to(updates),
@@ -154,13 +164,7 @@ def scale_by_soap(
             strict=True,
         ):
             x = matrices(n, g)
-            step, leaf = jax.lax.cond(
-                state.calls == 0,
-                first,
-                lambda leaf, x: later(leaf, x, state.calls),
-                leaf,
-                x,
-            )
+            step, leaf = jax.lax.cond(state.calls == 0, first, later, leaf, x, count)
             step = step if n is None else from_matrices(n, step, g)
             steps.append(step.astype(g.dtype))
             leaves.append(leaf)

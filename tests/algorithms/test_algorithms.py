@@ -231,6 +231,8 @@ COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
     "fedmuon_align": (2 + MATRIX, 1 + MATRIX),
     "fedmuon_svd": (2 + MATRIX, 1 + FACTORS),
     "fedmuon_align_reset": (2, 1),
+    "fedpac_muon": (2 + MATRIX, 1 + MATRIX),
+    "fedpac_soap": (2, 1),
     "local_muon_averaged": (1 + MATRIX, 1 + MATRIX),
     "ef21_muon": (SPARSE, SPARSE),
     "sparseloco": (1, BINNED),
@@ -266,6 +268,8 @@ def test_traffic_is_the_papers():
             if name == "fedadamw" and exchanges:  # one for each leaf
                 count = 4 * len(jax.tree.leaves(params)) / tree.nbytes(params)
                 sizes = np.add(sizes, (count, count))
+            if name == "fedpac_soap" and exchanges:  # g g^T and g^T g, in float32
+                sizes = np.add(sizes, 4 * (4**2 + 3**2) / tree.nbytes(params))
             sent = engine.traffic(exchanges, algorithm, TOY, params, batches)
             share = np.array(sent) / tree.nbytes(params)
             np.testing.assert_allclose(share, sizes, err_msg=name)
@@ -282,7 +286,7 @@ def test_labels_are_unique_and_cost_rows_exist():
 # hyperparameter, value, interval: the methods that refuse it
 REFUSED = {
     ("lr", -0.1, "[0, infinity)"): (
-        "fedavg feddyn fedexp fedprox scaffold fedmuon fedmuon_correct "
+        "fedavg feddyn fedex_lora fedexp fedprox scaffold fedmuon fedmuon_correct "
         "local_muon_persistent diloco ef21_muon scaffold_m padamfed_vr fafed stem"
     ),
     (
@@ -304,6 +308,7 @@ REFUSED = {
     ("align", -1.0, "[0, infinity)"): "fedadamw",
     ("decay", -1.0, "[0, infinity)"): "fedadamw fedmuon_align muloco",
     ("alpha", 0.0, "(0, infinity)"): "feddyn",
+    ("scale", 0.0, "(0, infinity)"): "fedex_lora",
     ("mu", -1e-3, "[0, infinity)"): "fedprox",
     ("amend", -0.1, "[0, 1]"): "fedlada",
     ("b1", 1.0, "[0, 1)"): "fedadamw fedlada",

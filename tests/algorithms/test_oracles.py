@@ -26,6 +26,7 @@ from oracles.fedmuon import (
     fedmuon,
     fedmuon_align,
     fedmuon_correct,
+    fedpac_soap,
     local_adamw_align,
     local_muon_persistent,
     local_sgd_align,
@@ -88,6 +89,7 @@ CASES = {
     "fednova": Case(fednova, {"lr": 0.1}),
     "feddyn": Case(avg.feddyn, {"lr": 0.1}, {"alpha": 0.3}),
     "fedexp": Case(avg.fedexp, {"lr": 0.01}, {"lr": 0.1, "eps": 1e-4}),
+    "fedex_lora": Case(avg.fedavg_adam, {"lr": 0.001}, {"lr": 0.02}),
     "scaffold": Case(scaffold, {"lr": 0.01}),
     "scaffold_momentum": Case(scaffold_momentum, {"lr": 0.01}),
     "scaffold_adam": Case(scaffold_adam, {"lr": 0.001}, {"lr": 0.02}),
@@ -100,6 +102,8 @@ CASES = {
         fedmuon_svd, {"lr": 0.03, "compress": by_memory("0.05")}, orthogonalizes=True
     ),
     "fedmuon_align_reset": Case(fedmuon_align, {"lr": 0.03, "carry": False}, {}, True),
+    "fedpac_muon": Case(fedmuon_align, {"lr": 0.03, "momentum": 0.95}, {}, True),
+    "fedpac_soap": Case(fedpac_soap, {"lr": 0.003}, {"lr": 0.03, "align": 0.3}),
     "dp_fedmuon": Case(
         avg.dp_fedmuon, {"lr": 0.1, "server_lr": 0.1}, orthogonalizes=True
     ),

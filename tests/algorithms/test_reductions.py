@@ -24,6 +24,7 @@ from oracles.cases import (
 )
 from oracles.compression import largest
 from oracles.fedlada import fedlada
+from oracles.fedmuon import fedmuon_align as aligned, fedpac_soap
 from oracles.guided import fedavg_m, fedavg_vr, padamfed_vr, scaffold_m, scaffold_vr
 from oracles.outer import ef21_muon
 from oracles.problem import Trace, add, draw_trace, mean, polar, sub, times
@@ -43,8 +44,9 @@ from fedjax_muon.algorithms import (
 )
 from fedjax_muon.compression import no_compression, top_k
 from fedjax_muon.core import Objective, after_first, tree
+from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
-from fedjax_muon.transforms import muon
+from fedjax_muon.transforms import muon, scale_by_soap
 
 pytestmark = pytest.mark.slow
 
@@ -147,6 +149,53 @@ def test_ef21_muon_stays_where_all_gradients_are_zero():
     flat = Objective(lambda params, batch, key: tree.zeros_like(params))
     for state in run(ALL["ef21_muon"].function(), X, PARTIAL, objective=flat):
         assert farthest([state.server.params], [X]) == 0
+
+
+# ---------------------------------------------------------------------------- FedPAC
+SOAP = scale_by_soap(every=2, first_step=True)
+
+
+def test_fedpac_of_muon_is_fedmuon():
+    """With the momentum of its paper, bit for bit; and without alignment and decay."""
+    options = {"lr": 0.03, "momentum": 0.98, "polar": kernel.polar}
+    got = path(ALL["fedpac_muon"].function(**options), X, PARTIAL)
+    assert farthest(got, path(fedmuon_align(**options), X, PARTIAL)) == 0
+    assert_follows(got, aligned(X, PARTIAL, 0.03))
+
+
+def test_fedpac_of_soap_refreshes_its_bases_within_a_round():
+    got = path(
+        fedmuon_align(lr=cosine, rule=SOAP, averaged_state=("grams",)), X, PARTIAL
+    )
+    assert_follows(got, fedpac_soap(X, PARTIAL, COSINE, every=2))
+    assert farthest(got, fedpac_soap(X, PARTIAL, COSINE)) > 1e-4
+
+
+def test_fedpac_without_mean_preconditioners_and_alignment_is_local_soap():
+    got = path(fedavg(lr=0.03, rule=SOAP), X, PARTIAL)
+    off = {"align": 0.0, "decay": 0.0, "every": 2}
+    assert_follows(got, fedpac_soap(X, PARTIAL, 0.03, share_grams=False, **off))
+    assert farthest(got, fedpac_soap(X, PARTIAL, 0.03, **off)) > 1e-4
+
+
+def test_the_preconditioner_of_a_single_client_is_its_average_of_all_rounds():
+    """Its mean is itself: no gradient is lost or counted twice between rounds."""
+    zero = fedmuon_align(lr=1e-9, rule=SOAP, averaged_state=("grams",))
+    left, right = run(zero, X, ALONE)[-1].server.momentum
+    L, R = np.zeros((4, 4)), np.zeros((3, 3))
+    for _, ((*batches,),) in ALONE.rounds:
+        for batch in batches:
+            g = ALONE.grad(X, batch)["w"]
+            L, R = 0.95 * L + 0.05 * g @ g.T, 0.95 * R + 0.05 * g.T @ g
+    np.testing.assert_allclose(left, L, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(right, R, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("plan", [plans.vmapped, plans.chunked(2)])
+def test_plans_of_fedpac_agree(plan):
+    algorithm = ALL["fedpac_soap"].function(lr=0.03)
+    want = path(algorithm, X, PARTIAL)
+    assert_follows(path(algorithm, X, PARTIAL, plan=plan), want)
 
 
 # ------------------------------------------------------------- schedules and options

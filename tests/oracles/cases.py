@@ -9,6 +9,7 @@ from .fedmuon import (
     fedmuon,
     fedmuon_align,
     fedmuon_correct,
+    fedpac_soap,
     local_adamw_align,
     local_muon_persistent,
     local_sgd_align,
@@ -48,6 +49,7 @@ ORACLES = {
     "fedmuon_synced": lambda x, trace: fedmuon(x, trace, 0.03, synced=True),
     "fedmuon_align": lambda x, trace: fedmuon_align(x, trace, 0.03),
     "fedmuon_align_reset": lambda x, trace: fedmuon_align(x, trace, 0.03, carry=False),
+    "fedpac_soap": lambda x, trace: fedpac_soap(x, trace, 0.03, every=2),
     "fedmuon_correct": lambda x, trace: fedmuon_correct(x, trace, 0.03),
     "fedmuon_correct_sign": lambda x, trace: fedmuon_correct(
         x, trace, 0.01, direction=np.sign, everywhere=True

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .problem import (
     Moments,
     Params,
@@ -155,6 +157,71 @@ def local_adamw_align(x, trace, lr, b1=0.9, b2=0.999, eps=1e-8, align=0.5, decay
         mean([s.m for s in last]), mean([s.v for s in last]), 0
     )
     return _aligned(x, trace, lr, Moments(zeros(x), zeros(x), 0), local, after)
+
+
+def descending(gram):
+    """Eigenvectors of a symmetric matrix, that of the largest eigenvalue first."""
+    return np.linalg.eigh(gram)[1][:, ::-1]
+
+
+def power_step(gram, basis, squares, axis):
+    """SOAP's refresh: columns by their size, QR of ``gram basis``, v in that order."""
+    order = np.argsort(-np.diag(basis.T @ gram @ basis), kind="stable")
+    return np.linalg.qr(gram @ basis[:, order])[0], np.take(squares, order, axis)
+
+
+def fedpac_soap(
+    x,
+    trace,
+    lr,
+    align=0.5,
+    decay=0.01,
+    b1=0.95,
+    b2=0.95,
+    eps=1e-8,
+    every=10,
+    share_grams=True,
+):
+    """FedPAC with SOAP (2026, arXiv 2602.19271): L and R are averaged, m = v = 0.
+
+    ``x <- x - lr [(1-align) P(g) + align Delta_G + decay x]``, Theta = (L, R) broadcast
+    and averaged. P is SOAP: ``m <- b1 m + (1-b1) g`` in the original coordinates here,
+    ``v <- b2 v + (1-b2) (QL' g QR)^2``, ``P(g) = QL [(QL' m QR)/(sqrt(v)+eps)] QR'
+    sqrt(1-b2^t)/(1-b1^t)``. Then ``L <- b2 L + (1-b2) g g'``, R alike with g' g. QL and
+    QR are the eigenvectors of the broadcast L and R (the authors' code adds the first
+    gradient to these, and takes no step along it); every ``every`` steps there is one
+    power iteration. Vectors: Adam with the same numbers and that eps.
+    """
+
+    def local(xi, grams, delta_g, batches, eta):
+        L, R = grams
+        QL, QR = descending(L), descending(R)
+        m, v = zeros(xi), zeros(xi)
+        for t, batch in enumerate(batches, 1):
+            g = trace.grad(xi, batch)
+            G = g["w"]
+            turned = {**g, "w": QL.T @ G @ QR}
+            m = add(times(b1, m), times(1 - b1, g))
+            v = {k: b2 * v[k] + (1 - b2) * turned[k] ** 2 for k in v}
+            seen = {**m, "w": QL.T @ m["w"] @ QR}
+            u = {k: seen[k] / (np.sqrt(v[k]) + eps) for k in v}
+            u["w"] = QL @ u["w"] @ QR.T
+            along = times((1 - align) * np.sqrt(1 - b2**t) / (1 - b1**t), u)
+            step = add(add(along, times(align, delta_g)), times(decay, xi))
+            xi = sub(xi, times(eta, step))
+            L, R = b2 * L + (1 - b2) * G @ G.T, b2 * R + (1 - b2) * G.T @ G
+            if t % every == 0:
+                QL, v["w"] = power_step(L, QL, v["w"], 0)
+                QR, v["w"] = power_step(R, QR, v["w"], 1)
+        return xi, (L, R)
+
+    def server(last):
+        L, R = (sum(grams) / len(last) for grams in zip(*last, strict=True))
+        return (L, R) if share_grams else (0 * L, 0 * R)
+
+    rows, columns = x["w"].shape
+    start = np.zeros((rows, rows)), np.zeros((columns, columns))
+    return _aligned(x, trace, lr, start, local, server)
 
 
 # ------------------------- Takezawa et al.: bias-corrected LMO, and their LocalMuon

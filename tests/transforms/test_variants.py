@@ -5,12 +5,15 @@ library are their transposes.
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from oracles.cases import PARTIAL, X
+from traces import path
 
 import fedjax_muon as fm
 from fedjax_muon import transforms
@@ -152,12 +155,12 @@ def row_norm(d):
     return np.stack([d[p] / (norm(d[p]) * np.sqrt(i) + 1e-8) for p in range(o)])
 
 
-def soap(given, b1=0.95, b2=0.9, every=2, longest=5):
+def soap(given, at_once=False, b1=0.95, b2=0.9, every=2, longest=5):
     """Of long sides the averages are singular, and their bases not unique."""
     o, i = given[0].shape
     L, R, QL, QR = np.zeros((o, o)), np.zeros((i, i)), np.eye(o), np.eye(i)
     m, v = np.zeros((o, i)), np.zeros((o, i))  # m in the original coordinates
-    for t, g in enumerate(given):
+    for t, g in enumerate(given, int(at_once)):
         if t:
             turned = QL.T @ g @ QR
             m = b1 * m + (1 - b1) * g
@@ -244,6 +247,10 @@ CASES = {
         transforms.sign_direction(), lambda d: np.sign(d) / d.shape[1]
     ),
     "SOAP": (transforms.scale_by_soap(b2=0.9, every=2, longest=5), soap),
+    "SOAP, a first step": (
+        transforms.scale_by_soap(b2=0.9, every=2, longest=5, first_step=True),
+        partial(soap, at_once=True),
+    ),
 }
 
 
@@ -318,6 +325,15 @@ def test_soap_of_vectors_is_adam_that_begins_one_call_late():
         np.testing.assert_allclose(found[t], expected, rtol=1e-9)
 
 
+def test_soap_that_steps_at_once_is_adam_until_it_turns():
+    """It starts on the axes: of all leaves, until the first power iteration."""
+    given = gradients()
+    rule = transforms.scale_by_soap(0.9, 0.8, every=STEPS, first_step=True)
+    adam = optax.scale_by_adam(0.9, 0.8, eps=0)
+    found, expected = updates(rule, given), updates(adam, given)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5), found, expected)
+
+
 def test_clipped_scion_is_scion_or_steepest_descent():
     given, average = gradients(), optax.ema(0.9, debias=False)
     clipped = lambda largest: optax.chain(
@@ -362,6 +378,98 @@ def test_constrained_scion_stays_in_its_ball():
             x = {"w": x["w"] - 0.3 * u["w"]}
             size = np.linalg.norm(x["w"], 2) * math.sqrt(3 / 7)
             assert size <= 2.0 + 1e-9
+    assert size > 0.5
+
+
+SPECTRAL = transforms.by_rank(
+    optax.chain(by_spectral, optax.scale(2.0)), transforms.rms_direction()
+)
+
+
+def clipped(largest):
+    clip = transforms.clip_by_dual_norm(SPECTRAL, largest, constrained=True)
+    return optax.chain(optax.ema(0.9, debias=False), clip)
+
+
+def points(rule, start, given, lr):
+    """The parameters after every step, and how long the steps were."""
+    with jax.enable_x64(True):
+        x, given = jax.tree.map(jnp.asarray, (start, given))
+        state, found = rule.init(x), []
+        for g in given:
+            u, state = rule.update(g, state, x)
+            x = jax.tree.map(lambda x, u: x - lr * u, x, u)
+            found.append(jax.tree.map(np.asarray, x))
+    return found
+
+
+@pytest.mark.parametrize("largest", [1e-3, 1.38, 1e9])
+def test_clipped_scion_with_constraints_is_that_of_the_paper(largest):
+    """One length for all layers: the bound at 1e-3, the gap at 1e9, each at 1.38."""
+    given, radius, lr = gradients(), {"kernel": 2.0, "bias": 1.0}, 0.25
+    x = jax.tree.map(lambda g: 0.1 * g, given[-1])
+    found = points(clipped(largest), x, given, lr)
+    d, lengths = jax.tree.map(np.zeros_like, x), []
+    for step, g in enumerate(given):
+        d = jax.tree.map(lambda d, g: 0.9 * d + 0.1 * g, d, g)
+        v, gap = {}, 0.0
+        for shape, leaves in d.items():
+            weight, bias = leaves["kernel"].T, leaves["bias"]
+            lmo = {
+                "kernel": -spectral_of(weight).T,
+                "bias": -bias / (np.sqrt(np.mean(bias**2)) + 1e-8),
+            }
+            v[shape] = {k: x[shape][k] - radius[k] * lmo[k] for k in lmo}
+            gap += sum(np.sum(leaves[k] * v[shape][k]) for k in lmo)
+        lengths.append(min(largest, gap / 4))
+        x = jax.tree.map(lambda x, v: x - lr * lengths[-1] * v, x, v)
+        for a, b in zip(*map(jax.tree.leaves, (found[step], x)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+    at_bound = [length == largest for length in lengths]
+    assert (any(at_bound), all(at_bound)) == (largest < 2, largest < 1)
+
+
+def test_clipped_scion_with_constraints_is_scion_for_small_bounds():
+    """With the rate lr largest, and radii in its direction."""
+    given = gradients()
+    x = jax.tree.map(lambda g: 0.1 * g, given[-1])
+    scion = optax.chain(
+        transforms.scale_by_scion(0.9, SPECTRAL), optax.add_decayed_weights(1.0)
+    )
+    short, small = points(clipped(1e-3), x, given, 0.5), points(scion, x, given, 5e-4)
+    for a, b in zip(*map(jax.tree.leaves, (short, small)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_clipped_scion_with_constraints_ends_at_the_corner_of_its_ball():
+    """Of a linear objective; its steps get shorter, and it never leaves the ball."""
+    g = {"w": np.random.default_rng(0).normal(size=(3, 7))}
+    rule = transforms.clip_by_dual_norm(SPECTRAL, 4.0, constrained=True)
+    start = jax.tree.map(np.zeros_like, g)
+    found = points(rule, start, [g] * 200, 0.25)
+    corner = -2.0 * spectral_of(g["w"].T).T
+    sizes = [np.linalg.norm(x["w"], 2) * math.sqrt(3 / 7) for x in found]
+    assert max(sizes) <= 2.0 + 1e-9
+    gaps = [float(np.sum(g["w"] * (x["w"] - corner))) for x in found]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[-1] < 0.1 * gaps[0] / 2
+
+
+def test_clipped_scion_with_constraints_needs_parameters():
+    zeros = {"w": jnp.zeros((3, 5))}
+    rule = clipped(1.0)
+    u, state = rule.update(zeros, rule.init(zeros), zeros)
+    assert not np.any(u["w"])
+    with pytest.raises(ValueError, match="needs the parameters"):
+        rule.update(zeros, state)
+
+
+def test_means_of_clients_stay_in_the_ball_of_clipped_scion():
+    rule = transforms.clip_by_dual_norm(SPECTRAL, 2.0, constrained=True)
+    start = jax.tree.map(np.zeros_like, X)
+    for x in path(fm.fedavg(lr=0.5, rule=rule), start, PARTIAL):
+        size = np.linalg.norm(x["w"], 2) * math.sqrt(4 / 3)
+        assert size <= 2.0 + 1e-9
     assert size > 0.5
 
 
