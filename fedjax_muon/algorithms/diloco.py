@@ -107,7 +107,7 @@ def muloco(
     """
     check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
     check_range("decay", decay, schedules=False)
-    options = {"nesterov": nesterov, "shape_scale": spectral}
+    options: dict[str, Any] = {"nesterov": nesterov, "shape_scale": spectral}
     options["rest"] = optax.scale_by_adam(0.9, 0.99)
     decayed = optax.add_decayed_weights(decay)
     make = lambda polar: optax.chain(muon(momentum, polar=polar, **options), decayed)

@@ -42,7 +42,6 @@ from fedjax_muon.runs.config import (
     Config,
     Run,
     Sweep,
-    distinct_labels,
     label_of,
     method_of,
     methods_for,
@@ -338,6 +337,33 @@ def resume(args: arguments.Resume) -> None:
         _compare(job, checked, run_dir, log)
     else:
         _sweep(job, run_dir, args.executor)
+
+
+def distinct_labels(runs: Sequence[Run]) -> list[str]:
+    """The label of every run; runs with the same label differ in their seeds alone.
+
+    Where runs of one method differ in options, these are in the label.
+
+    Example:
+      >>> runs = [Run("fedavg", {"lr": lr}, 0, Config()) for lr in (0.1, 0.3)]
+      >>> distinct_labels(runs)
+      ['FedAvg, lr=0.1', 'FedAvg, lr=0.3']
+    """
+    options: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        options.setdefault(run.label, []).append(run.options)
+    labels = []
+    for run in runs:
+        others, options_of_run = options[run.label], run.options
+        differ = [
+            k
+            for k in options_of_run
+            if any(each.get(k) != options_of_run[k] for each in others)
+        ]
+        labels.append(
+            ", ".join([run.label, *(f"{k}={options_of_run[k]}" for k in differ)])
+        )
+    return labels
 
 
 def plot(args: arguments.Plot) -> None:

@@ -222,20 +222,18 @@ class Config:
     1) and per byte (0), such as lognormal:1.0:0.05:1e-7; or FILE.csv with the columns
     client, step and byte."""
     round_deadline: float | None = None
-    """Virtual seconds after which a round ends. Clients that are slower take no
-    part."""
+    """Virtual seconds after which a round ends, without clients that are slower."""
     concurrency: int | None = None
-    """For asynchronous rounds, with buffer: number of clients that train at any
-    time."""
+    """In asynchronous rounds: number of clients that train at any time."""
     buffer: int | None = None
     """Asynchronous rounds (FedBuff): number of messages after which the server takes a
     step, which counts as a round. It replaces cohort_size."""
     staleness: float = 0.5
-    """Exponent of (1 + staleness)^-exponent, by which late messages are scaled in
-    asynchronous rounds."""
+    """In asynchronous rounds: exponent e of (1 + staleness)^-e, the factor of late
+    messages."""
     max_staleness: int = 20
-    """Server steps after which a late client is stopped and starts again, in
-    asynchronous rounds."""
+    """In asynchronous rounds: largest staleness of a message. Clients that would be
+    later start again."""
     drop_nonfinite: bool = False
     """Leave messages with NaN or infinity out of the mean instead of stopping."""
     lr_schedule: Schedule | None = None
@@ -341,10 +339,16 @@ class Config:
                 raise ValueError(
                     f"{name} widths must be at least 1, got {getattr(self, name)}"
                 )
-        self._check_times()
-        for name in () if self.private else OF_PRIVACY:
-            if getattr(self, name) != getattr(Config, name):
-                raise ValueError(f"{name} is an option of private runs; add --epsilon")
+        asynchronous = self.buffer is not None
+        for present, names, kind, option in (
+            (self.private, OF_PRIVACY, "private runs", "epsilon"),
+            (asynchronous, OF_ARRIVALS, "asynchronous rounds", "buffer"),
+        ):
+            for name in () if present else names:
+                if getattr(self, name) != getattr(Config, name):
+                    raise ValueError(f"{name} is an option of {kind}; add --{option}")
+        if asynchronous and self.concurrency is None:
+            raise ValueError("a buffer needs a number of clients; add --concurrency")
         if self.owner is not None and self.partition != "by_owner":
             raise ValueError(
                 "owner names the column of clients for the partition by_owner, got "
@@ -354,23 +358,11 @@ class Config:
         if is_of_user(self.dataset):
             path = str(Path(self.dataset).expanduser().absolute())
             object.__setattr__(self, "dataset", path)
-        if self.ledger is not None:
-            object.__setattr__(self, "ledger", self.ledger.expanduser().resolve())
-
-    def _check_times(self) -> None:
-        if (self.buffer is None) != (self.concurrency is None):
-            lacks = "concurrency" if self.concurrency is None else "buffer"
-            raise ValueError(
-                f"asynchronous rounds need a buffer and a concurrency; add {lacks}"
-            )
-        for name in ("staleness", "max_staleness") if self.buffer is None else ():
-            if getattr(self, name) != getattr(Config, name):
-                raise ValueError(
-                    f"{name} is an option of asynchronous rounds; add --buffer"
-                )
         if self.clock is not None and self.clock.endswith(".csv"):
             path = str(Path(self.clock).expanduser().absolute())
             object.__setattr__(self, "clock", path)
+        if self.ledger is not None:
+            object.__setattr__(self, "ledger", self.ledger.expanduser().resolve())
 
 
 OF_PRIVACY = (
@@ -382,6 +374,7 @@ OF_PRIVACY = (
     "publish_training_metrics",
     "insecure_fixed_noise",
 )
+OF_ARRIVALS = ("concurrency", "staleness", "max_staleness")
 OF_SERVER = (  # and its clients
     "cohort_size",
     "local_steps",
@@ -465,33 +458,6 @@ class Run:
         for place in ("data_dir", "ledger", "budget", "plan", "chunk_size", "devices"):
             del config[place]
         return config | hyper
-
-
-def distinct_labels(runs: Sequence[Run]) -> list[str]:
-    """The label of every run; runs with the same label differ in their seeds alone.
-
-    Where runs of one method differ in options, these are in the label.
-
-    Example:
-      >>> runs = [Run("fedavg", {"lr": lr}, 0, Config()) for lr in (0.1, 0.3)]
-      >>> distinct_labels(runs)
-      ['FedAvg, lr=0.1', 'FedAvg, lr=0.3']
-    """
-    options: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        options.setdefault(run.label, []).append(run.options)
-    labels = []
-    for run in runs:
-        others, options_of_run = options[run.label], run.options
-        differ = [
-            k
-            for k in options_of_run
-            if any(each.get(k) != options_of_run[k] for each in others)
-        ]
-        labels.append(
-            ", ".join([run.label, *(f"{k}={options_of_run[k]}" for k in differ)])
-        )
-    return labels
 
 
 @dataclasses.dataclass(frozen=True)

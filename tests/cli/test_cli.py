@@ -15,6 +15,7 @@ from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
 from fedjax_muon.algorithms import ALL
+from fedjax_muon.cli import commands
 from fedjax_muon.minimax import ALL as MINIMAX
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import config, directory, launch, sweep
@@ -70,8 +71,8 @@ def test_rounds_may_be_asynchronous(tmp_path, capsys):
     [
         ("--clock lognormal", "clock must be such as constant:1:0"),
         ("--clock fast:1", "got 'fast:1'"),
-        ("--buffer 3", "add concurrency"),
-        ("--concurrency 3", "add buffer"),
+        ("--buffer 3", "add --concurrency"),
+        ("--concurrency 3", "add --buffer"),
         ("--staleness 1", "add --buffer"),
         ("--buffer 3 --concurrency 2", "a buffer of 3 never fills"),
         ("--round-deadline 1", "a deadline needs a clock"),
@@ -344,7 +345,7 @@ def test_curves_of_runs_that_differ_in_options_have_labels_of_their_own():
     given = [({"lr": lr}, seed, usual) for lr in (0.1, 0.3) for seed in (0, 1)]
     runs = [config.Run("fedavg", *each) for each in [*given, ({}, 0, other)]]
     runs += [config.Run("fedmuon", {}, seed, usual) for seed in (0, 1)]
-    labels = config.distinct_labels(runs)
+    labels = commands.distinct_labels(runs)
     assert labels[0] == labels[1] == "FedAvg, rounds=100, lr=0.1"
     assert labels[2] == labels[3] == "FedAvg, rounds=100, lr=0.3"
     assert labels[4:] == ["FedAvg, rounds=7, lr=0.1", "FedMuon", "FedMuon"]
