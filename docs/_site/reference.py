@@ -47,6 +47,7 @@ PAGES = {
         " Encoded",
     ),
     "robust": ("Robust aggregation", "aggregators", "attacks"),
+    "asynchronous": ("Asynchronous rounds", "clocks", "staleness"),
     "personalization": ("Personalization", "personalization:keep_own ditto"),
     "transforms": (
         "Update rules",
