@@ -57,6 +57,7 @@ from .algorithms import (
     scaffold_vr as scaffold_vr,
     sparseloco as sparseloco,
     stem as stem,
+    streaming_diloco as streaming_diloco,
 )
 from .attacks import attack as attack
 from .compression import (

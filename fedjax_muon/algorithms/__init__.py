@@ -32,6 +32,7 @@ from fedjax_muon.algorithms.scaffold import scaffold
 from fedjax_muon.algorithms.scaffold_m import scaffold_m
 from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
 from fedjax_muon.algorithms.stem import stem
+from fedjax_muon.algorithms.streaming_diloco import streaming_diloco
 
 __all__ = [
     "ALL",
@@ -67,4 +68,5 @@ __all__ = [
     "scaffold_vr",
     "sparseloco",
     "stem",
+    "streaming_diloco",
 ]

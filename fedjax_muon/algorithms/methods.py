@@ -36,6 +36,7 @@ from fedjax_muon.algorithms.scaffold import scaffold
 from fedjax_muon.algorithms.scaffold_m import scaffold_m
 from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
 from fedjax_muon.algorithms.stem import stem
+from fedjax_muon.algorithms.streaming_diloco import streaming_diloco
 from fedjax_muon.core import Number, after_first, check_range
 from fedjax_muon.linalg import lmo
 from fedjax_muon.transforms import (
@@ -63,6 +64,7 @@ FEDPAC = "FedPAC 2026, arXiv:2602.19271"
 TAKEZAWA = "Takezawa et al. 2026, ICLR, arXiv:2509.26337"
 ZHANG = "Zhang and Gao 2025, arXiv:2510.03866"
 DOUILLARD = "Douillard et al. 2023, arXiv:2311.08105"
+DOUILLARD_STREAMING = "Douillard et al. 2025, arXiv:2501.18512"
 THERIEN = "Therien et al. 2025, arXiv:2505.23725"
 XU = "Xu et al. 2021, arXiv:2106.10874"
 CHENG = "Cheng et al. 2024, arXiv:2306.16504"
@@ -249,6 +251,7 @@ ALL = by_name(
         changes={"rule": scale_by_lmo(lmo.max_norm)},
     ),
     Method(diloco, "DiLoCo", DOUILLARD, INDEPENDENT),
+    Method(streaming_diloco, "Streaming DiLoCo", DOUILLARD_STREAMING, INDEPENDENT),
     Method(muloco, "MuLoCo", THERIEN, AUTHORS, THERIEN_GRID),
     preset(
         "muloco_1",

@@ -76,7 +76,8 @@ DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
 DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
 DP-FedAvg; FedExP; FedDyn; FedAdamW; SUDA;
 SparseLoCo;
-FedPAC(SOAP); FedEx-LoRA""".replace("\n", " ").split("; ")
+FedPAC(SOAP); FedEx-LoRA; Streaming DiLoCo""".replace("
+", " ").split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,

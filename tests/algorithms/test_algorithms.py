@@ -236,6 +236,7 @@ COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
     "local_muon_averaged": (1 + MATRIX, 1 + MATRIX),
     "ef21_muon": (SPARSE, SPARSE),
     "sparseloco": (1, BINNED),
+    "streaming_diloco": (1 / 3, 1 / 3),
     "fedadamw": (2, 1),
     "fedcm": (2, 1),
     "fedavg_m": (2, 1),
@@ -287,7 +288,8 @@ def test_labels_are_unique_and_cost_rows_exist():
 REFUSED = {
     ("lr", -0.1, "[0, infinity)"): (
         "fedavg feddyn fedex_lora fedexp fedprox scaffold fedmuon fedmuon_correct "
-        "local_muon_persistent diloco ef21_muon scaffold_m padamfed_vr fafed stem"
+        "local_muon_persistent streaming_diloco diloco ef21_muon scaffold_m "
+        "padamfed_vr fafed stem"
     ),
     (
         "lr",
@@ -315,6 +317,7 @@ REFUSED = {
     ("b2", 1.0, "[0, 1)"): "fedadamw fedlada",
     ("eps", 0.0, "(0, infinity)"): "fedadamw fedexp fedlada",
     ("beta", 1.1, "[0, 1]"): "fafed",
+    ("own_share", 1.1, "[0, 1]"): "streaming_diloco",
     ("feedback", 1.1, "[0, 1]"): "sparseloco",
     ("floor", 0.0, "(0, infinity)"): "fafed",
 }

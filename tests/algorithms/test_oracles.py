@@ -31,7 +31,7 @@ from oracles.fedmuon import (
     local_muon_persistent,
     local_sgd_align,
 )
-from oracles.outer import diloco, ef21_muon, muloco
+from oracles.outer import diloco, ef21_muon, muloco, streaming_diloco
 from oracles.problem import Trace, normalise, polar
 from oracles.proximal import fednova, fedprox
 from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
@@ -75,6 +75,9 @@ UNIT = {"lr": 0.01, "direction": normalise, "everywhere": True}
 
 TENTH = {"compress": largest(0.1), "broadcast": largest(0.1)}
 EF21 = lambda *given, **settings: [point for point, *_ in ef21_muon(*given, **settings)]
+STREAMING = lambda *given, **settings: [
+    shared for shared, _ in streaming_diloco(*given, **settings)
+]
 
 CASES = {
     "fedavg": Case(avg.fedavg, {"lr": 0.1}),
@@ -134,6 +137,7 @@ CASES = {
         sparseloco, {"lr": 0.0008}, {"lr": 0.02, "k": 2, "chunk": 3, "feedback": 0.8}
     ),
     "ef21_muon": Case(EF21, {"lr": 0.01, **TENTH}, {"lr": 0.03}, True),
+    "streaming_diloco": Case(STREAMING, {"lr": 0.0004}, {"lr": 0.02}, trace=FULL),
     "muloco": Case(muloco, {"lr": 0.0224, "scale": MULOCO_SCALE}, orthogonalizes=True),
     "muloco_1": Case(
         muloco,

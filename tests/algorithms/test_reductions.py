@@ -26,12 +26,13 @@ from oracles.compression import largest
 from oracles.fedlada import fedlada
 from oracles.fedmuon import fedmuon_align as aligned, fedpac_soap
 from oracles.guided import fedavg_m, fedavg_vr, padamfed_vr, scaffold_m, scaffold_vr
-from oracles.outer import ef21_muon
+from oracles.outer import ef21_muon, streaming_diloco
 from oracles.problem import Trace, add, draw_trace, mean, polar, sub, times
 from oracles.scaffold import scaffold_momentum
 from oracles.two_sided import fafed, stem
-from traces import farthest, grad_fn, path, run
+from traces import TOY, farthest, grad_fn, path, run, stack
 
+from fedjax_muon import engine
 from fedjax_muon.algorithms import (
     ALL,
     diloco,
@@ -87,6 +88,51 @@ def test_fedadamw_may_average_moments_entry_by_entry():
     want = avg.fedadamw(X, ONE_STEP, 0.02, whole=True)
     assert_follows(got, want)
     assert farthest(want, avg.fedadamw(X, ONE_STEP, 0.02)) > 1e-3
+
+
+def test_streaming_diloco_in_one_fragment_is_diloco():
+    """Bitwise, operation by operation; XLA fuses the two programs differently."""
+    pair = ALL["streaming_diloco"].function(lr=0.02, fragments=1), diloco(0.02)
+    got, want = (path(algorithm, X, FULL) for algorithm in pair)
+    assert_follows(got, want)
+    assert farthest(got, want) <= 1e-15
+    ids, data = FULL.rounds[0]
+    with jax.enable_x64(True), jax.disable_jit():
+        batches, ones = jax.tree.map(jnp.asarray, stack(data)), jnp.ones(len(ids))
+        ends = []
+        for algorithm in pair:
+            state = engine.init(algorithm, jax.tree.map(jnp.asarray, X), len(ids))
+            round = engine.make_round(algorithm, TOY, len(ids), plans.loop)
+            for _ in range(2):
+                given = jnp.array(ids), batches, ones, jax.random.key(0)
+                state, _ = round(state, *given)
+            ends.append(state.server.params)
+        jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+@pytest.mark.parametrize(("fragments", "own_share"), [(2, 0.5), (4, 0.0), (7, 0.3)])
+def test_all_that_streaming_diloco_keeps_follows_its_oracle(fragments, own_share):
+    """Also if fragments do not divide the model, and for clients that are absent."""
+    options = {"fragments": fragments, "own_share": own_share}
+    algorithm = ALL["streaming_diloco"].function(lr=0.02, **options)
+    want = streaming_diloco(X, PARTIAL, 0.02, **options)
+    states = run(algorithm, X, PARTIAL)
+    assert_follows([s.server.params for s in states], [x for x, _ in want])
+    for state, (_, x_i) in zip(states, want, strict=True):
+        own = state.client_states.params
+        got = [{k: own[k][i] for k in own} for i in range(len(SIZES))]
+        assert farthest(got, x_i) <= 1e-10
+
+
+def test_fragments_are_irrelevant_to_identical_clients():
+    """Which receive what they have, from a server that takes their mean."""
+    same = FULL._replace(rounds=[(ids, data[:1] * 5) for ids, data in FULL.rounds])
+    plain = {"lr": 0.02, "server_lr": 1.0, "server_rule": optax.identity()}
+    make = ALL["streaming_diloco"].function
+    seen = [run(make(fragments=p, **plain), X, same) for p in (1, 2, 3)]
+    first, *others = [[s.client_states.params for s in states] for states in seen]
+    assert max(farthest(first, other) for other in others) <= 1e-12
+    assert farthest([seen[1][0].server.params], [seen[0][0].server.params]) > 1e-3
 
 
 def test_sparseloco_that_sends_everything_is_diloco_without_server_momentum():

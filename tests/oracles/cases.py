@@ -14,7 +14,7 @@ from .fedmuon import (
     local_muon_persistent,
     local_sgd_align,
 )
-from .outer import diloco, ef21_muon, muloco
+from .outer import diloco, ef21_muon, muloco, streaming_diloco
 from .problem import Trace, draw_params, draw_trace, normalise, toy_grad
 from .proximal import fednova, fedprox
 from .scaffold import scaffold, scaffold_adam, scaffold_momentum
@@ -64,6 +64,9 @@ ORACLES = {
         after[0] for after in ef21_muon(x, trace, 0.03, largest(0.3), largest(0.3))
     ],
     "sparseloco": lambda x, trace: sparseloco(x, trace, 0.02, 2, 3),
+    "streaming_diloco": lambda x, trace: [
+        after[0] for after in streaming_diloco(x, trace, 0.02)
+    ],
     "fednova": lambda x, trace: fednova(x, trace, 0.2, 0.6, 0.5),
     "fedadamw": lambda x, trace: avg.fedadamw(x, trace, 0.02),
     "feddyn": lambda x, trace: avg.feddyn(x, trace, 0.2, 0.3),

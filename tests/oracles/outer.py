@@ -62,6 +62,61 @@ def diloco(
     return history
 
 
+def streaming_diloco(
+    x,
+    trace,
+    lr,
+    fragments=3,
+    own_share=0.0,
+    decay=0.1,
+    outer_lr=0.7,
+    outer_momentum=0.9,
+):
+    """Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512), without a delay.
+
+    Fragments are equal ranges of the entries of all leaves in the order of their names.
+    Exchange r sends ``D_i = snap_i - x_i`` of fragment p = r mod P after the local
+    steps; ``u <- outer_momentum u + mean(D_i); snap <- snap - outer_lr (mean(D_i) +
+    outer_momentum u)`` of this fragment; and at the start of the next ``x_i <-
+    own_share x_i + (1 - own_share) snap``. Returns x and all x_i after each round.
+    """
+    N, names = trace.num_clients, sorted(x)
+    flat = lambda x: np.concatenate([x[name].ravel() for name in names])
+    ends = np.cumsum([x[name].size for name in names])
+    length = -(-ends[-1] // fragments)
+
+    def tree(v):
+        parts = np.split(v, ends[:-1])
+        pairs = zip(names, parts, strict=True)
+        return {name: part.reshape(x[name].shape) for name, part in pairs}
+
+    def part(p):
+        return slice(p * length, (p + 1) * length)
+
+    snap, u = flat(x), np.zeros(ends[-1])
+    snap_i, x_i = [flat(x) for _ in range(N)], [flat(x) for _ in range(N)]
+    moments = [Moments(zeros(x), zeros(x), 0) for _ in range(N)]
+    history = []
+    for r, (ids, data) in enumerate(trace.rounds):
+        p, last, D = part(r % fragments), part((r - 1) % fragments), []
+        for i, batches in zip(ids, data, strict=True):
+            snap_i[i][last] = snap[last]
+            x_i[i][last] = own_share * x_i[i][last] + (1 - own_share) * snap[last]
+            xi = tree(x_i[i])
+            for batch in batches:
+                g = trace.grad(xi, batch)
+                step, moments[i] = adam(g, moments[i], 0.9, 0.999, 1e-8)
+                eta = rate(lr, r)
+                xi = sub(times(1 - eta * decay, xi), times(eta, step))
+            x_i[i] = flat(xi)
+            D.append(snap_i[i][p] - x_i[i][p])
+        mean_D = np.mean(D, axis=0)
+        u[p] = outer_momentum * u[p] + mean_D
+        snap[p] -= outer_lr * (mean_D + outer_momentum * u[p])
+        history.append((tree(snap.copy()), [tree(v.copy()) for v in x_i]))
+    return history
+
+
 def muloco(
     x,
     trace,

@@ -29,6 +29,7 @@ WITHOUT |= {
     "feddyn",
     "ef21_muon",
     "sparseloco",
+    "streaming_diloco",
 }
 
 
