@@ -71,7 +71,9 @@ DM-HSGD; DP-SGDA (unclipped, no privacy); DPMixSGD (unclipped, no privacy);
 DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
 DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
 DP-FedAvg; FedExP; FedDyn; FedAdamW; SUDA;
-FedPAC(SOAP); FedEx-LoRA""".replace("\n", " ").split("; ")
+FedPAC(SOAP); FedEx-LoRA; FedAvg(server momentum); Local SOAP""".replace(
+    "\n", " "
+).split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,

@@ -24,9 +24,10 @@ from oracles.fedmuon import (
     local_adamw_align,
     local_muon_persistent,
     local_sgd_align,
+    local_soap,
 )
 from oracles.outer import diloco, muloco
-from oracles.problem import Trace, normalise, polar
+from oracles.problem import Trace, draw_trace, normalise, polar
 from oracles.proximal import fednova, fedprox
 from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
 from oracles.two_sided import fafed, stem
@@ -67,11 +68,19 @@ SIGN = {"lr": 0.001, "direction": np.sign, "everywhere": True}
 CLIP = {"low": 1e-5, "high": 0.1}
 UNIT = {"lr": 0.01, "direction": normalise, "everywhere": True}
 
+# Gradients of three examples span three of four inputs in every step. SOAP divides what
+# rounding leaves in the fourth by its size.
+LARGER = draw_trace(7, 5, 3, 4, 6, 5, [9, 12, 8, 14, 10])
+
 CASES = {
     "fedavg": Case(avg.fedavg, {"lr": 0.1}),
     "fedavg_momentum": Case(avg.fedavg_momentum, {"lr": 0.1}),
+    "fedavg_server_momentum": Case(
+        avg.fedavg_server_momentum, {"lr": 0.1, "server_lr": 1.0}
+    ),
     "fedavg_adam": Case(avg.fedavg_adam, {"lr": 0.001}, {"lr": 0.02}),
     "local_adamw": Case(avg.local_adamw, {"lr": 0.0005}, {"lr": 0.02}),
+    "local_soap": Case(local_soap, {"lr": 0.003}, {"lr": 0.02}, trace=LARGER),
     "fedadamw": Case(avg.fedadamw, {"lr": 0.0003}, {"lr": 0.02, "align": 0.3}),
     "fedadam": Case(avg.fedadam, {"lr": 0.1, "server_lr": 0.01}),
     "fedyogi": Case(avg.fedyogi, {"lr": 0.1, "server_lr": 0.01}),
