@@ -50,6 +50,7 @@ from fedjax_muon.transforms import (
 TEXT, AUTHORS, INDEPENDENT = Source.TEXT, Source.AUTHORS, Source.INDEPENDENT
 
 MCMAHAN = "McMahan et al. 2017, arXiv:1602.05629"
+HSU = "Hsu et al. 2019, arXiv:1909.06335"
 MCMAHAN_DP = "McMahan et al. 2018, arXiv:1710.06963"
 REDDI = "Reddi et al. 2021, arXiv:2003.00295"
 LI = "Li et al. 2020, arXiv:1812.06127"
@@ -99,6 +100,11 @@ def _decayed_heavy_ball(
     return optax.chain(optax.add_decayed_weights(decay), heavy_ball(momentum))
 
 
+def _decayed_soap(decay: Number) -> optax.GradientTransformation:
+    check_range("decay", decay, schedules=False)
+    return optax.chain(scale_by_soap(), optax.add_decayed_weights(decay))
+
+
 ALL = by_name(
     Method(fedavg, "FedAvg", MCMAHAN, INDEPENDENT, LIU_SGD_GRID),
     preset(
@@ -113,6 +119,16 @@ ALL = by_name(
         changes={"rule": Made(heavy_ball)},
     ),
     preset(
+        "fedavg_server_momentum",
+        "FedAvg(server momentum)",
+        HSU,
+        INDEPENDENT,
+        base=fedavg,
+        sentence="FedAvgM: heavy-ball momentum at the server.",
+        options={"lr": 0.1, "server_lr": 1.0, "momentum": 0.9},
+        changes={"server_rule": Made(heavy_ball)},
+    ),
+    preset(
         "fedavg_adam",
         "FedAvg(Adam)",
         TAKEZAWA,
@@ -124,6 +140,16 @@ ALL = by_name(
         changes={"rule": optax.scale_by_adam()},
     ),
     Method(local_adamw, "Local AdamW", LIU, AUTHORS, LIU_ADAM_GRID),
+    preset(
+        "local_soap",
+        "Local SOAP",
+        FEDPAC,
+        AUTHORS,
+        base=fedavg,
+        sentence="Local SOAP that is reset every round; its first call only looks.",
+        options={"lr": 0.003, "decay": 0.01},
+        changes={"rule": Made(_decayed_soap)},
+    ),
     Method(fedadamw, "FedAdamW", LIU_ADAMW, AUTHORS),
     Method(fedadam, "FedAdam", REDDI, INDEPENDENT, SERVER_GRID),
     Method(fedyogi, "FedYogi", REDDI, INDEPENDENT, SERVER_GRID),

@@ -75,9 +75,8 @@ DM-HSGD; DP-SGDA (unclipped, no privacy); DPMixSGD (unclipped, no privacy);
 DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
 DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
 DP-FedAvg; FedExP; FedDyn; FedAdamW; SUDA;
-SparseLoCo;
-FedPAC(SOAP); FedEx-LoRA; Streaming DiLoCo""".replace("
-", " ").split("; ")
+SparseLoCo; FedPAC(SOAP); FedEx-LoRA; Streaming DiLoCo; FedAvg(server momentum);
+Local SOAP""".replace("\n", " ").split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,

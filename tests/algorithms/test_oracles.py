@@ -30,9 +30,10 @@ from oracles.fedmuon import (
     local_adamw_align,
     local_muon_persistent,
     local_sgd_align,
+    local_soap,
 )
 from oracles.outer import diloco, ef21_muon, muloco, streaming_diloco
-from oracles.problem import Trace, normalise, polar
+from oracles.problem import Trace, draw_trace, normalise, polar
 from oracles.proximal import fednova, fedprox
 from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
 from oracles.two_sided import fafed, stem
@@ -78,12 +79,19 @@ EF21 = lambda *given, **settings: [point for point, *_ in ef21_muon(*given, **se
 STREAMING = lambda *given, **settings: [
     shared for shared, _ in streaming_diloco(*given, **settings)
 ]
+# Gradients of three examples span three of four inputs in every step. SOAP divides what
+# rounding leaves in the fourth by its size.
+LARGER = draw_trace(7, 5, 3, 4, 6, 5, [9, 12, 8, 14, 10])
 
 CASES = {
     "fedavg": Case(avg.fedavg, {"lr": 0.1}),
     "fedavg_momentum": Case(avg.fedavg_momentum, {"lr": 0.1}),
+    "fedavg_server_momentum": Case(
+        avg.fedavg_server_momentum, {"lr": 0.1, "server_lr": 1.0}
+    ),
     "fedavg_adam": Case(avg.fedavg_adam, {"lr": 0.001}, {"lr": 0.02}),
     "local_adamw": Case(avg.local_adamw, {"lr": 0.0005}, {"lr": 0.02}),
+    "local_soap": Case(local_soap, {"lr": 0.003}, {"lr": 0.02}, trace=LARGER),
     "fedadamw": Case(avg.fedadamw, {"lr": 0.0003}, {"lr": 0.02, "align": 0.3}),
     "fedadam": Case(avg.fedadam, {"lr": 0.1, "server_lr": 0.01}),
     "fedyogi": Case(avg.fedyogi, {"lr": 0.1, "server_lr": 0.01}),

@@ -67,6 +67,11 @@ def test_fedexp_of_one_client_is_fedavg():
     assert_follows(got, avg.fedavg(X, ALONE, 0.2))
 
 
+def test_without_server_momentum_fedavgm_is_fedavg():
+    got = path(ALL["fedavg_server_momentum"].function(0.2, momentum=0.0), X, PARTIAL)
+    assert_follows(got, avg.fedavg(X, PARTIAL, 0.2))
+
+
 def test_feddyn_begins_with_steps_of_fedprox_and_a_longer_step_of_the_server():
     """All linear terms are zero: the server adds 1 + S/N mean changes."""
     got = path(ALL["feddyn"].function(lr=0.2, alpha=0.3), X, FIRST)

@@ -13,6 +13,7 @@ from .fedmuon import (
     local_adamw_align,
     local_muon_persistent,
     local_sgd_align,
+    local_soap,
 )
 from .outer import diloco, ef21_muon, muloco, streaming_diloco
 from .problem import Trace, draw_params, draw_trace, normalise, toy_grad
@@ -33,6 +34,10 @@ ORACLES = {
     "fedavg": lambda x, trace: avg.fedavg(x, trace, 0.2),
     "fedavg_weighted": lambda x, trace: avg.fedavg_weighted(x, trace, 0.2),
     "fedavg_momentum": lambda x, trace: avg.fedavg_momentum(x, trace, 0.1),
+    "fedavg_server_momentum": lambda x, trace: avg.fedavg_server_momentum(
+        x, trace, 0.1
+    ),
+    "local_soap": lambda x, trace: local_soap(x, trace, 0.02),
     "fedavg_adam": lambda x, trace: avg.fedavg_adam(x, trace, 0.02),
     "local_adamw": lambda x, trace: avg.local_adamw(x, trace, 0.02),
     "fedadam": lambda x, trace: avg.fedadam(x, trace, 0.1, 0.05),

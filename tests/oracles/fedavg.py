@@ -199,6 +199,20 @@ def fedavg_momentum(x, trace, lr, momentum=0.9, server_lr=1.0):
     return replay(x, trace, lr, local, plain_server(server_lr))
 
 
+def fedavg_server_momentum(x, trace, lr, server_lr=1.0, beta=0.9):
+    """FedAvgM (Hsu et al. 2019): ``v <- beta v + delta``, ``x <- x + server_lr v``.
+
+    Delta is the mean displacement, v is 0 at first.
+    """
+    history, v, local = [], zeros(x), plain_sgd(trace)
+    for r, (_, data) in enumerate(trace.rounds):
+        ends = [local(x, batches, rate(lr, r)) for batches in data]
+        v = add(times(beta, v), mean([sub(xi, x) for xi in ends]))
+        x = add(x, times(server_lr, v))
+        history.append(x)
+    return history
+
+
 def fedavg_adam(x, trace, lr, b1=0.9, b2=0.999, eps=1e-8, server_lr=1.0):
     """FedAvg with bias-corrected Adam, whose state starts anew every round.
 

@@ -181,6 +181,7 @@ def fedpac_soap(
     eps=1e-8,
     every=10,
     share_grams=True,
+    first_step=True,
 ):
     """FedPAC with SOAP (2026, arXiv 2602.19271): L and R are averaged, m = v = 0.
 
@@ -190,11 +191,16 @@ def fedpac_soap(
     sqrt(1-b2^t)/(1-b1^t)``. Then ``L <- b2 L + (1-b2) g g'``, R alike with g' g. QL and
     QR are the eigenvectors of the broadcast L and R (the authors' code adds the first
     gradient to these, and takes no step along it); every ``every`` steps there is one
-    power iteration. Vectors: Adam with the same numbers and that eps.
+    power iteration. Vectors: Adam with the same numbers and that eps. Without
+    ``first_step`` the first gradient only enters L and R, and x decays.
     """
 
     def local(xi, grams, delta_g, batches, eta):
         L, R = grams
+        if not first_step:
+            G, *batches = trace.grad(xi, batches[0])["w"], *batches[1:]
+            L, R = b2 * L + (1 - b2) * G @ G.T, b2 * R + (1 - b2) * G.T @ G
+            xi = times(1 - eta * decay, xi)
         QL, QR = descending(L), descending(R)
         m, v = zeros(xi), zeros(xi)
         for t, batch in enumerate(batches, 1):
@@ -222,6 +228,12 @@ def fedpac_soap(
     rows, columns = x["w"].shape
     start = np.zeros((rows, rows)), np.zeros((columns, columns))
     return _aligned(x, trace, lr, start, local, server)
+
+
+def local_soap(x, trace, lr, decay=0.01):
+    """FedAvg with SOAP, whose state starts anew every round (code of FedPAC)."""
+    off = {"align": 0.0, "share_grams": False, "first_step": False}
+    return fedpac_soap(x, trace, lr, decay=decay, **off)
 
 
 # ------------------------- Takezawa et al.: bias-corrected LMO, and their LocalMuon

@@ -501,6 +501,15 @@ def test_clients_that_are_vectorized_compute_one_branch():
     assert both in str(jax.make_jaxpr(jax.vmap(other))(grads, counts))
 
 
+def test_vectorized_clients_take_eigenvectors_in_their_first_call_alone():
+    rule = transforms.scale_by_soap(first_step=True)
+    grads = {"kernel": jnp.ones((3, 8, 4))}
+    new = lambda g: rule.update(g, rule.init(g))[0]
+    assert " cond[" in str(jax.make_jaxpr(jax.vmap(new))(grads))
+    other = lambda g, n: rule.update(g, rule.init(g)._replace(calls=n))[0]
+    assert " cond[" not in str(jax.make_jaxpr(jax.vmap(other))(grads, jnp.arange(3)))
+
+
 @pytest.mark.parametrize("given", [(), ("out", "out"), ("rows",)])
 def test_other_sides_are_refused(given):
     said = r"the sides must be 'out' \(output units\), 'in' or both, got"
