@@ -28,22 +28,28 @@ class Problem(NamedTuple):
     held: tuple[Any, Any]  # for validation
     clients: int
     alpha: float
+    min_size: int = 10
 
     def parts(self, seed: int) -> Any:
         key = jax.random.key(seed)
-        return fm.partition.dirichlet(
-            self.data.y_train, self.clients, alpha=self.alpha, key=key
-        )
+        sizes = {"alpha": self.alpha, "min_size": self.min_size}
+        return fm.partition.dirichlet(self.data.y_train, self.clients, key=key, **sizes)
 
 
 def problem(
-    model: Any, data: Dataset, *, held: int, clients: int, alpha: float
+    model: Any,
+    data: Dataset,
+    *,
+    held: int,
+    clients: int,
+    alpha: float,
+    min_size: int = 10,
 ) -> Problem:
     """Classification; the first `held` of the test examples are for validation."""
     validation = data.x_test[:held], data.y_test[:held]
     data = data._replace(x_test=data.x_test[held:], y_test=data.y_test[held:])
     task = fm.tasks.classification(model, data)
-    return Problem(task, data, validation, clients, alpha)
+    return Problem(task, data, validation, clients, alpha, min_size)
 
 
 def trained(
@@ -52,19 +58,31 @@ def trained(
     rates: Sequence[float],
     seeds: Sequence[int],
     rounds: int,
-    **sizes: int,
+    *,
+    evaluate_every: int | None = None,
+    curve: Sequence[str] = (),
+    **options: Any,
 ) -> Iterator[Row]:
-    """Trains all rates and seeds in one program; a diverged run scores 0."""
+    """Trains all rates and seeds in one program; a diverged run scores 0.
+
+    Args:
+      curve: Columns of which a row has the values of all evaluations.
+      options: Of `federate`.
+    """
     points = [(lr, seed) for lr in rates for seed in seeds]
     parts = {seed: problem.parts(seed) for seed in seeds}
     cells = [
         Cell({"lr": lr}, jax.random.key(100 + seed), parts[seed]) for lr, seed in points
     ]
     simulation = fm.federate(
-        algorithm, problem.task, problem.data, parts[seeds[0]], **sizes
+        algorithm, problem.task, problem.data, parts[seeds[0]], **options
     )
     groups = sweep(
-        simulation, cells, rounds=rounds, evaluate_every=rounds, validation=problem.held
+        simulation,
+        cells,
+        rounds=rounds,
+        evaluate_every=evaluate_every or rounds,
+        validation=problem.held,
     )
     outcomes = [outcome for group in groups for outcome in group]
     for (lr, seed), outcome in zip(points, outcomes, strict=True):
@@ -74,6 +92,7 @@ def trained(
             "seed": seed,
             "accuracy": float(last.get("test_accuracy", 0.0)),
             "validation": float(last.get("validation_accuracy", 0.0)),
+            **{name: [row[name] for row in outcome.rows] for name in curve},
         }
 
 
@@ -106,12 +125,17 @@ def finish(
     return done() >= {tuple(setting) for setting in settings}
 
 
+def of(rows: list[Row], setting: Any) -> list[Row]:
+    """The runs of a setting."""
+    return [r for r in rows if all(r[k] == v for k, v in setting._asdict().items())]
+
+
 def chosen(rows: list[Row], setting: Any) -> tuple[float, np.ndarray] | None:
     """Returns the best rate and its accuracies in percent, [seeds]; None if not run."""
-    own = [r for r in rows if all(r[k] == v for k, v in setting._asdict().items())]
-    rates = sorted({row["lr"] for row in own})
+    runs = of(rows, setting)
+    rates = sorted({row["lr"] for row in runs})
     if not rates:
         return None
-    of = lambda lr, name: np.array([row[name] for row in own if row["lr"] == lr])
-    best = max(rates, key=lambda lr: of(lr, "validation").mean())
-    return best, 100 * of(best, "accuracy")
+    at = lambda lr, name: np.array([row[name] for row in runs if row["lr"] == lr])
+    best = max(rates, key=lambda lr: at(lr, "validation").mean())
+    return best, 100 * at(best, "accuracy")

@@ -1,0 +1,203 @@
+"""Synchronous rounds, deadlines and asynchronous rounds with clients of unequal speed.
+
+    python -m experiments.studies.stragglers digits --part 0 --parts 2
+    python -m experiments.studies.stragglers digits --part 1 --parts 2
+    python -m experiments.studies.stragglers fashion_mnist --data-dir DATA
+
+200 clients by Dirichlet(0.3), 20 at work at any time. A job of the slowest client takes
+as many times that of the fastest one as the spread says; between them, speeds are
+log-uniform. Every cell receives as many messages, and has three learning rates; the
+table shows the one with the highest validation accuracy after all messages, averaged
+over seeds. Finished runs are appended to a file, and left out the next time. The part
+that finishes last writes the table and the figure.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import matplotlib
+import numpy as np
+import tyro
+
+import fedjax_muon as fm
+from benchmarks.machine import machine
+from experiments.studies import tuned
+from fedjax_muon.core import Algorithm
+from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.reporting.style import drawing, styles
+
+matplotlib.use("Agg")
+
+PLACE = Path("results/stragglers")
+SEEDS = (0, 1, 2, 3, 4)
+CLIENTS, WORKERS, BUFFER, POINTS = 200, 20, 5, 20
+SPREADS = (1, 4, 16)
+
+Name = Literal["digits", "fashion_mnist"]
+
+
+class Scale(NamedTuple):
+    """What depends on the dataset."""
+
+    model: Any
+    held: int  # validation examples
+    messages: int
+    target: float
+
+
+SCALES = {
+    "digits": Scale(fm.models.MLP(10, (64, 64)), 180, 1600, 0.9),
+    "fashion_mnist": Scale(fm.models.LeNet(10), 2000, 1600, 0.75),
+}
+METHODS: dict[str, tuple[Callable[..., Algorithm], tuple[float, ...]]] = {
+    "FedAvg": (fm.fedavg, (0.03, 0.1, 0.3)),
+    "FedMuon": (fm.fedmuon, (0.003, 0.01, 0.03)),
+}
+MODES: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {
+    "synchronous": lambda seconds: {"cohort_size": WORKERS},
+    # the slowest third takes no part
+    "deadline": lambda seconds: {
+        "cohort_size": WORKERS,
+        "deadline": float(np.quantile(seconds, 2 / 3)),
+    },
+    "buffered": lambda seconds: {"arrivals": fm.buffered(WORKERS, BUFFER)},
+}
+
+
+class Setting(NamedTuple):
+    dataset: str
+    spread: int
+    method: str
+    mode: str
+
+
+def settings(dataset: str) -> Iterator[Setting]:
+    for spread in SPREADS:
+        for method in METHODS:
+            for mode in MODES:
+                yield Setting(dataset, spread, method, mode)
+
+
+def runs(
+    setting: Setting, data_dir: Path | None, messages: int, seeds: tuple[int, ...]
+) -> Iterator[tuned.Row]:
+    """Trains all rates and seeds of a setting in one program; rows have curves."""
+    scale = SCALES[setting.dataset]
+    data = fm.data.load(setting.dataset, data_dir=data_dir)
+    problem = tuned.problem(
+        scale.model, data, held=scale.held, clients=CLIENTS, alpha=0.3, min_size=1
+    )
+    make, rates = METHODS[setting.method]
+    slower = setting.spread ** np.random.default_rng(0).uniform(size=CLIENTS)
+    how = MODES[setting.mode](slower)
+    per_round = BUFFER if "arrivals" in how else WORKERS
+    rounds = messages // per_round
+    yield from tuned.trained(
+        make(lr=rates[0]),
+        problem,
+        rates,
+        seeds,
+        rounds,
+        evaluate_every=max(1, rounds // POINTS),
+        curve=("virtual_seconds", "bytes_up", "test_accuracy"),
+        local_steps=5,
+        batch_size=16,
+        clock=fm.clocks.measured(slower / 5),
+        **how,
+    )
+
+
+def main(
+    dataset: Name,
+    /,
+    data_dir: Path | None = None,
+    part: int = 0,
+    parts: int = 1,
+    messages: int | None = None,
+    seeds: tuple[int, ...] = SEEDS,
+    output: Path = PLACE,
+) -> None:
+    """Trains what is missing of one part of the settings."""
+    number = messages or SCALES[dataset].messages
+    run = lambda setting: runs(setting, data_dir, number, seeds)
+    path = output / f"{dataset}.jsonl"
+    if tuned.finish(settings(dataset), run, path, part, parts):
+        table(path, number)
+
+
+def reached(row: tuned.Row, target: float, column: str) -> float:
+    """The value of a column when the target is reached first; infinite if never."""
+    scores = np.array(row["test_accuracy"])
+    at = np.flatnonzero(scores >= target)
+    return float(row[column][at[0]]) if len(at) else float("inf")
+
+
+def table(source: Path, messages: int) -> None:
+    """Writes the table and the figure of kept runs, next to them."""
+    rows, dataset = tuned.read(source), source.stem
+    scale, about = SCALES[dataset], machine("experiments.studies.stragglers")
+    lines = [
+        f"# Unequal speeds on {dataset}\n",
+        f"{CLIENTS} clients, {WORKERS} at work, {messages} messages; mean ± 95% "
+        f"interval over {len({row['seed'] for row in rows})} seeds, at the best of "
+        f"three rates by validation. Virtual seconds and megabytes up to a test "
+        f"accuracy of {scale.target:g}, where all seeds reach it; a job of the fastest "
+        "client takes 1 second. "
+        f"`python -m experiments.studies.stragglers {dataset}` on {about['cpu']}, jax "
+        f"{about['jax']}.\n",
+        "| spread | method | rounds | learning rate | accuracy, % | seconds | MB |",
+        "|---:|---|---|---:|---:|---:|---:|",
+    ]
+    curves = {}
+    for setting in settings(dataset):
+        lr, scores = tuned.chosen(rows, setting)
+        best = [row for row in tuned.of(rows, setting) if row["lr"] == lr]
+        cells = []
+        for column, factor in (("virtual_seconds", 1), ("bytes_up", 1e-6)):
+            values = factor * np.array(
+                [reached(row, scale.target, column) for row in best]
+            )
+            whole = np.isfinite(values).all()
+            shown = f"{values.mean():.1f} ± {half_width(values):.1f}" if whole else "-"
+            cells.append(shown)
+        lines.append(
+            f"| {setting.spread} | {setting.method} | {setting.mode} | {lr:g} | "
+            f"{scores.mean():.1f} ± {half_width(scores):.1f} | {' | '.join(cells)} |"
+        )
+        curves[setting] = best
+    source.with_suffix(".md").write_text("\n".join([*lines, ""]))
+    draw(curves, source.with_suffix(".png"))
+
+
+STROKES = {"synchronous": ":", "deadline": "--", "buffered": "-"}
+
+
+def draw(curves: dict[Setting, list[tuned.Row]], path: Path) -> None:
+    """Draws accuracy against virtual seconds, a panel for each spread."""
+    with drawing(path, (11, 3.8)) as figure:
+        panels = figure.subplots(1, len(SPREADS), sharey=True, squeeze=False)[0]
+        colors = {name: how["color"] for name, how in styles(METHODS).items()}
+        for axis, spread in zip(panels, SPREADS, strict=True):
+            for setting, rows in curves.items():
+                if setting.spread != spread:
+                    continue
+                seconds = np.mean([row["virtual_seconds"] for row in rows], axis=0)
+                scores = np.mean([row["test_accuracy"] for row in rows], axis=0)
+                axis.plot(
+                    seconds,
+                    scores,
+                    STROKES[setting.mode],
+                    color=colors[setting.method],
+                    label=f"{setting.method}, {setting.mode}",
+                )
+            title = f"slowest client {spread} times slower"
+            axis.set_title(title if spread > 1 else "equal speeds")
+            axis.set_xlabel("virtual seconds")
+        panels[0].set_ylabel("test accuracy")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)
