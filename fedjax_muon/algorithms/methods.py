@@ -37,11 +37,16 @@ from fedjax_muon.algorithms.scaffold_m import scaffold_m
 from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
 from fedjax_muon.algorithms.stem import stem
 from fedjax_muon.algorithms.streaming_diloco import streaming_diloco
-from fedjax_muon.core import Number, after_first, check_range
+from fedjax_muon.core import Hyper, Number, after_first, check_range
 from fedjax_muon.linalg import lmo
 from fedjax_muon.transforms import (
+    Polar,
     biclip,
+    default_rule,
+    jordan,
+    muon,
     normalize,
+    scale_by_fadas,
     scale_by_fedadam,
     scale_by_lmo,
     scale_by_soap,
@@ -50,6 +55,8 @@ from fedjax_muon.transforms import (
 TEXT, AUTHORS, INDEPENDENT = Source.TEXT, Source.AUTHORS, Source.INDEPENDENT
 
 MCMAHAN = "McMahan et al. 2017, arXiv:1602.05629"
+FADAS = "Wang et al. 2024, arXiv:2407.18365"
+RINGMASTER = "Ringmaster LMO 2026, arXiv:2605.18174"
 HSU = "Hsu et al. 2019, arXiv:1909.06335"
 MCMAHAN_DP = "McMahan et al. 2018, arXiv:1710.06963"
 REDDI = "Reddi et al. 2021, arXiv:2003.00295"
@@ -98,6 +105,17 @@ def _decayed_heavy_ball(
 ) -> optax.GradientTransformation:
     check_range("decay", decay, schedules=False)
     return optax.chain(optax.add_decayed_weights(decay), heavy_ball(momentum))
+
+
+def _looking_ahead(
+    momentum: Hyper, polar: Polar | None
+) -> optax.GradientTransformation:
+    """Muon of matrices, looking ahead; the mean gradient of the rest."""
+    rest = optax.ema(momentum, debias=False)
+    make = lambda polar: muon(
+        momentum, nesterov=True, polar=polar, shape_scale=jordan, rest=rest
+    )
+    return default_rule(None, polar, make)
 
 
 def _decayed_soap(decay: Number) -> optax.GradientTransformation:
@@ -154,6 +172,15 @@ ALL = by_name(
     Method(fedadam, "FedAdam", REDDI, INDEPENDENT, SERVER_GRID),
     Method(fedyogi, "FedYogi", REDDI, INDEPENDENT, SERVER_GRID),
     Method(fedadagrad, "FedAdagrad", REDDI, INDEPENDENT, SERVER_GRID),
+    preset(
+        "fadas",
+        "FADAS",
+        FADAS,
+        base=fedavg,
+        sentence="AMSGrad at the server, for asynchronous rounds.",
+        options={"lr": 0.1, "server_lr": 0.001},
+        changes={"server_rule": scale_by_fadas()},
+    ),
     Method(fedprox, "FedProx", LI, INDEPENDENT, MU_GRID),
     Method(fednova, "FedNova", WANG, AUTHORS, LIU_SGD_GRID),
     Method(fedexp, "FedExP", JHUNJHUNWALA, AUTHORS),
@@ -255,6 +282,17 @@ ALL = by_name(
         changes={"rule": Made(decayed_muon), "averaged_state": ("trace",)},
     ),
     Method(dp_fedmuon, "DP-FedMuon", MCMAHAN_DP, Source.OURS),
+    preset(
+        "ringmaster_lmo",
+        "Ringmaster LMO",
+        RINGMASTER,
+        AUTHORS,
+        {"server_lr": (0.04, 0.2, 1.0, 5.0)},
+        base=fedavg,
+        sentence="Muon at the server, for single gradients of asynchronous clients.",
+        options={"lr": 1.0, "server_lr": 0.04, "momentum": 0.95, "polar": None},
+        changes={"server_rule": Made(_looking_ahead)},
+    ),
     Method(fedmuon_correct, "FedMuon(bias correction)", TAKEZAWA, TEXT, CORRECT_GRID),
     preset(
         "fedmuon_correct_euclidean",

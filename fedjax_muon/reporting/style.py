@@ -35,6 +35,7 @@ MUON = {  # by the label of a method
     "MuLoCo(2 workers)": "#4cc3cf",
     "MuLoCo(16 workers)": "#0e5f68",
     "EF21-Muon": "#c2385b",
+    "Ringmaster LMO": "#7d2a6e",
     "FedMuon(SVD)": "#5b5bd6",
     "FedMuon(alignment, own momentum)": "#4aa3ff",
     "FedMuon(unsynced start)": "#ff6b6b",
@@ -76,7 +77,7 @@ DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
 DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
 DP-FedAvg; FedExP; FedDyn; FedAdamW; SUDA;
 SparseLoCo; FedPAC(SOAP); FedEx-LoRA; Streaming DiLoCo; FedAvg(server momentum);
-Local SOAP""".replace("\n", " ").split("; ")
+Local SOAP; FADAS""".replace("\n", " ").split("; ")
 
 STYLE: Any = {
     "axes.axisbelow": True,

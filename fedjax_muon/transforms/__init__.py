@@ -6,6 +6,7 @@ optax in this form, such as `optax.scale_by_adam()`, are rules too.
 
 from fedjax_muon.transforms.directions import biclip, normalize, sign_scalars
 from fedjax_muon.transforms.fedopt import (
+    scale_by_fadas,
     scale_by_fedadagrad,
     scale_by_fedadam,
     scale_by_fedyogi,
@@ -69,6 +70,7 @@ __all__ = [
     "output_direction",
     "rms_direction",
     "scale_by_adamuon",
+    "scale_by_fadas",
     "scale_by_fedadagrad",
     "scale_by_fedadam",
     "scale_by_fedyogi",

@@ -66,3 +66,41 @@ def scale_by_fedadagrad(
 ) -> optax.GradientTransformation:
     """FedAdagrad, the rule with `v <- v + g^2`."""
     return _adaptive(lambda v, g2: v + g2, b1, tau)
+
+
+class LargestState(NamedTuple):
+    """Moments of the pseudo-gradient, and the largest second moment so far."""
+
+    mu: optax.Updates
+    nu: optax.Updates
+    largest: optax.Updates
+
+
+def scale_by_fadas(
+    b1: float = 0.9, b2: float = 0.99, eps: float = 1e-8
+) -> optax.GradientTransformation:
+    """AMSGrad without bias correction: the server rule of FADAS (arXiv:2407.18365).
+
+    m / (sqrt(max of all v) + eps) with `v <- b2 v + (1 - b2) g^2` from v = 0. From
+    summaries of the paper, whose code corrects both moments for their start.
+    `optax.scale_by_amsgrad` takes the maximum of corrected moments.
+    """
+    for name, value in {"b1": b1, "b2": b2}.items():
+        check_range(name, value, 0.0, 1.0, open_high=True, schedules=False)
+    check_range("eps", eps, open_low=True, schedules=False)
+
+    def init(params: optax.Params) -> LargestState:
+        zeros = lambda: jax.tree.map(jnp.zeros_like, params)
+        return LargestState(zeros(), zeros(), zeros())
+
+    def update(
+        updates: optax.Updates, state: LargestState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, LargestState]:
+        del params
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g**2, state.nu, updates)
+        largest = jax.tree.map(jnp.maximum, state.largest, nu)
+        step = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, largest)
+        return step, LargestState(mu, nu, largest)
+
+    return optax.GradientTransformation(init, update)

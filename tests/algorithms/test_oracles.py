@@ -95,6 +95,10 @@ CASES = {
     "fedadamw": Case(avg.fedadamw, {"lr": 0.0003}, {"lr": 0.02, "align": 0.3}),
     "fedadam": Case(avg.fedadam, {"lr": 0.1, "server_lr": 0.01}),
     "fedyogi": Case(avg.fedyogi, {"lr": 0.1, "server_lr": 0.01}),
+    "fadas": Case(avg.fadas, {"lr": 0.1, "server_lr": 0.001}, {"server_lr": 0.05}),
+    "ringmaster_lmo": Case(
+        avg.ringmaster_lmo, {"lr": 1.0, "server_lr": 0.04}, orthogonalizes=True
+    ),
     "fedadagrad": Case(avg.fedadagrad, {"lr": 0.1, "server_lr": 0.01}),
     "fedprox": Case(fedprox, {"lr": 0.1, "proximal": 0.01}),
     "fednova": Case(fednova, {"lr": 0.1}),

@@ -42,6 +42,8 @@ ORACLES = {
     "local_adamw": lambda x, trace: avg.local_adamw(x, trace, 0.02),
     "fedadam": lambda x, trace: avg.fedadam(x, trace, 0.1, 0.05),
     "fedyogi": lambda x, trace: avg.fedyogi(x, trace, 0.1, 0.05),
+    "fadas": lambda x, trace: avg.fadas(x, trace, 0.1, 0.05),
+    "ringmaster_lmo": lambda x, trace: avg.ringmaster_lmo(x, trace, 0.1, 0.05),
     "fedadagrad": lambda x, trace: avg.fedadagrad(x, trace, 0.1, 0.05),
     "dp_fedmuon": lambda x, trace: avg.dp_fedmuon(x, trace, 0.1, 0.05),
     "local_muon": lambda x, trace: avg.local_muon(x, trace, 0.03),

@@ -276,6 +276,21 @@ def fedadagrad(x, trace, lr, server_lr, b1=0.0, tau=1e-3):
     return replay(x, trace, lr, plain_sgd(trace), server)
 
 
+def fadas(x, trace, lr, server_lr, b1=0.9, b2=0.99, eps=1e-8):
+    """FADAS without delays (2407.18365): v = 0 at first, the largest v divides."""
+    m, v, largest = zeros(x), zeros(x), zeros(x)
+
+    def server(x, delta):
+        nonlocal m, v, largest
+        m = add(times(b1, m), times(1 - b1, delta))
+        v = each(lambda v, d: b2 * v + (1 - b2) * d * d, v, delta)
+        largest = each(lambda old, v: np.where(v > old, v, old), largest, v)
+        step = each(lambda m, v: m / (np.sqrt(v) + eps), m, largest)
+        return add(x, times(server_lr, step))
+
+    return replay(x, trace, lr, plain_sgd(trace), server)
+
+
 # -------------------------------------------------------------------- local Muon
 def local_muon(
     x, trace, lr, momentum=0.98, decay=0.01, ratio=1.0, direction=polar, carry=False
@@ -331,6 +346,32 @@ def dp_fedmuon(x, trace, lr, server_lr, momentum=0.9, direction=polar):
         by_adam, moments = adam(g, moments, 0.9, 0.95, 1e-10)
         mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}
         return sub(x, times(server_lr, direct(mixed, direction, 1.0)))
+
+    return replay(x, trace, lr, plain_sgd(trace), server)
+
+
+def ringmaster_lmo(x, trace, lr, server_lr, momentum=0.95, direction=polar):
+    """Ringmaster LMO without delays (2605.18174): Muon of the mean gradient.
+
+    ``m <- beta m + (1-beta) g``. Matrices step along U V^T of ``beta m + (1-beta) g``
+    times sqrt(max(1, outputs / inputs)), where the first axis of a leaf is its inputs;
+    vectors along m.
+    """
+    m = zeros(x)
+
+    def server(x, delta):
+        nonlocal m
+        g = times(-1, delta)
+        m = add(times(momentum, m), times(1 - momentum, g))
+        ahead = add(times(momentum, m), times(1 - momentum, g))
+        moved = {}
+        for name in x:
+            step = m[name]
+            if x[name].ndim > 1:
+                inputs, outputs = x[name].shape
+                step = max(1, outputs / inputs) ** 0.5 * direction(ahead[name])
+            moved[name] = x[name] - server_lr * step
+        return moved
 
     return replay(x, trace, lr, plain_sgd(trace), server)
 
