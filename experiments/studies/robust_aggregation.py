@@ -18,12 +18,12 @@ import tyro
 
 import fedjax_muon as fm
 from benchmarks.machine import machine
-from experiments import dots
 from experiments.studies import tuned
 from experiments.studies.tuned import Row
 from fedjax_muon import aggregators, attacks
 from fedjax_muon.core import Algorithm
 from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.reporting.style import closest, drawing, outside, styles
 
 PLACE = Path("results/robust")
 CLIENTS, ROUNDS, SEEDS = 20, 30, (0, 1, 2, 3, 4)
@@ -118,7 +118,7 @@ def table(source: Path) -> None:
         f"`python -m experiments.studies.robust_aggregation` on {about['cpu']}, jax "
         f"{about['jax']}.",
     ]
-    shown = []
+    shown: dict[str, list[Dot]] = {}
     for attack, attackers in dict.fromkeys((s.attack, s.attackers) for s in settings()):
         title = (
             f"{attack}, {attackers} of {CLIENTS} clients" if attackers else "no attack"
@@ -139,12 +139,45 @@ def table(source: Path) -> None:
                 own = known[1]
                 cells.append(f"{own.mean():.1f} ± {half_width(own):.1f}")
                 if attackers != 2:
-                    shown.append(
-                        dots.dot(title, method, own, aggregator, "accuracy, %")
-                    )
+                    panel = shown.setdefault(attack if attackers else "no attack", [])
+                    panel.append(Dot(method, aggregator, own.mean(), half_width(own)))
             lines.append(f"| {method} | {' | '.join(cells)} |")
     source.with_suffix(".md").write_text("\n".join([*lines, ""]))
-    dots.draw(shown, source.with_suffix(".png"), title="Test accuracy under attack")
+    draw(shown, source.with_suffix(".png"))
+
+
+class Dot(NamedTuple):
+    method: str
+    aggregator: str
+    mean: float
+    half: float  # width of its interval
+
+
+def draw(panels: dict[str, list[Dot]], path: Path) -> None:
+    """Draws a panel for every attack, a row for every aggregator."""
+    colors = {name: how["color"] for name, how in styles(METHODS).items()}
+    with drawing(path, (11, 4)) as figure:
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axis, (attack, shown) in zip(axes, panels.items(), strict=True):
+            axis.set_xlim(*closest([d.mean for d in shown], [d.half for d in shown]))
+            for dot in shown:
+                method = list(METHODS).index(dot.method)
+                row = list(AGGREGATORS).index(dot.aggregator)
+                place, color = row + 0.18 * (method - 1.5), colors[dot.method]
+                label = dot.method if row == 0 else None
+                if outside(axis, dot.mean, place, color):
+                    axis.errorbar([], [], fmt="o", ms=4, color=color, label=label)
+                    continue
+                how = {"fmt": "o", "ms": 4, "lw": 1.3, "color": color, "label": label}
+                axis.errorbar(dot.mean, place, xerr=dot.half, **how)
+            axis.set_title(attack)
+            axis.set_xlabel("accuracy, %")
+            axis.tick_params(axis="y", length=0)
+        axes[0].set_yticks(range(len(AGGREGATORS)), AGGREGATORS)
+        axes[0].set_ylim(len(AGGREGATORS) - 0.5, -0.5)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4)
+        figure.suptitle(f"Four of {CLIENTS} clients attack; 95% intervals of the mean")
 
 
 if __name__ == "__main__":
