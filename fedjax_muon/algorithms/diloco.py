@@ -101,7 +101,8 @@ def muloco(
     (torchtitan/config/diloco/2x_4gpu_muloco_*.py).
 
     Args:
-      momentum: Momentum of the clients' Muon, which looks ahead with `nesterov`.
+      momentum: Momentum of the clients' Muon.
+      nesterov: Whether the clients' Muon looks ahead.
       server_momentum: Nesterov momentum of the server.
       decay: Decoupled weight decay of the clients.
     """

@@ -292,7 +292,8 @@ def test_every_option_is_in_one_section_of_help(command, capsys, monkeypatch):
             *("options", "algorithm options", "Data options", "Client options"),
             *("Graph options", "Privacy options"),
             *("Model options", "Newton-Schulz options", "Training options"),
-            *("Compression options", "Execution options", "Output options"),
+            *("Time options", "Compression options", "Execution options"),
+            "Output options",
         ]
         assert found["options"] == ["config", "algorithm", "seed"]
 
