@@ -47,7 +47,12 @@ PAGES = {
         " Encoded",
     ),
     "robust": ("Robust aggregation", "aggregators", "attacks"),
-    "asynchronous": ("Asynchronous rounds", "clocks", "staleness"),
+    "asynchronous": (
+        "Asynchronous rounds",
+        "simulation.arrivals:buffered fedasync",
+        "clocks",
+        "staleness",
+    ),
     "personalization": ("Personalization", "personalization:keep_own ditto"),
     "transforms": (
         "Update rules",

@@ -115,7 +115,8 @@ def test_methods_that_multiply_matrices_are_those_that_take_a_polar():
         look = types_in_an_iteration if agents else types_in_a_round
         found = look(method.function(), params)
         if not method.takes("polar"):
-            assert found == [], name
+            # SOAP multiplies by its bases
+            assert bool(found) == (name in ("fedpac_soap", "local_soap")), name
             continue
         other = look(method.function(polar=lambda x: x), params)
         # of truncated singular values, and of the means of clients
