@@ -9,7 +9,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_table_compares_with_muon(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "ALGORITHMS", {"FedAvg": study.ALGORITHMS["FedAvg"]})
+    alone = study.SCALES["digits"]._replace(algorithms=("FedAvg",))
+    monkeypatch.setattr(study, "SCALES", {"digits": alone})
     monkeypatch.setattr(study, "RULES", {k: study.RULES[k] for k in ("SGD", "Muon")})
     study.main("digits", rounds=2, seeds=(0, 1), output=tmp_path)
     rows = tuned.read(tmp_path / "digits.jsonl")
