@@ -25,7 +25,7 @@ from benchmarks.machine import machine
 from experiments.studies import tuned
 from fedjax_muon.core import Algorithm
 from fedjax_muon.reporting.intervals import half_width
-from fedjax_muon.reporting.style import drawing, styles
+from fedjax_muon.reporting.style import drawing, logarithmic, styles
 
 matplotlib.use("Agg")
 
@@ -167,13 +167,13 @@ def table(source: Path, messages: int) -> None:
         )
         curves[setting] = best
     source.with_suffix(".md").write_text("\n".join([*lines, ""]))
-    draw(curves, source.with_suffix(".png"))
+    draw(curves, source.with_suffix(".png"), scale.target)
 
 
 STROKES = {"synchronous": ":", "deadline": "--", "buffered": "-"}
 
 
-def draw(curves: dict[Setting, list[tuned.Row]], path: Path) -> None:
+def draw(curves: dict[Setting, list[tuned.Row]], path: Path, target: float) -> None:
     """Draws accuracy against virtual seconds, a panel for each spread."""
     with drawing(path, (11, 3.8)) as figure:
         panels = figure.subplots(1, len(SPREADS), sharey=True, squeeze=False)[0]
@@ -185,8 +185,8 @@ def draw(curves: dict[Setting, list[tuned.Row]], path: Path) -> None:
                 seconds = np.mean([row["virtual_seconds"] for row in rows], axis=0)
                 scores = np.mean([row["test_accuracy"] for row in rows], axis=0)
                 axis.plot(
-                    seconds,
-                    scores,
+                    seconds[1:],
+                    scores[1:],
                     STROKES[setting.mode],
                     color=colors[setting.method],
                     label=f"{setting.method}, {setting.mode}",
@@ -194,7 +194,9 @@ def draw(curves: dict[Setting, list[tuned.Row]], path: Path) -> None:
             title = f"slowest client {spread} times slower"
             axis.set_title(title if spread > 1 else "equal speeds")
             axis.set_xlabel("virtual seconds")
+            logarithmic(axis, axis.dataLim.intervalx)
         panels[0].set_ylabel("test accuracy")
+        panels[0].set_ylim(target - 0.2, min(1.0, target + 0.1))
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
 
