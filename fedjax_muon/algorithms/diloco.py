@@ -102,9 +102,9 @@ def muloco(
 
     Args:
       momentum: Momentum of the clients' Muon.
-      nesterov: Whether the clients' Muon looks ahead.
       server_momentum: Nesterov momentum of the server.
       decay: Decoupled weight decay of the clients.
+      nesterov: Whether the clients' Muon looks ahead.
     """
     check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
     check_range("decay", decay, schedules=False)
