@@ -118,11 +118,17 @@ def trace(path: str | Path) -> Clock:
     The file has a row for every client, in any order, and the columns `client`, from 0
     on, `step` and, optionally, `byte`.
     """
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    missing = {"client", "step"} - set(rows[0] if rows else ())
-    if missing:
-        raise ValueError(f"{path} has no column {sorted(missing)[0]!r}")
+    try:
+        with open(path, newline="") as file:
+            reader = csv.DictReader(file)
+            rows, names = list(reader), reader.fieldnames or ()
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a CSV file: {error}") from None
+    for name in ("client", "step"):
+        if name not in names:
+            raise ValueError(f"{path} has no column {name!r}")
+    if not rows:
+        raise ValueError(f"{path} has no clients; give one row per client")
     try:
         ids = [int(row["client"]) for row in rows]
         columns = np.array(
@@ -130,9 +136,13 @@ def trace(path: str | Path) -> Clock:
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} has a row that is not of numbers: {error}") from None
-    lacking = sorted(set(range(max(ids) + 1)) - set(ids))
-    if lacking or len(set(ids)) < len(ids):
-        what = f"lacks client {lacking[0]}" if lacking else "has a client twice"
+    if sorted(ids) != list(range(len(ids))):
+        lacking = sorted(set(range(len(ids))) - set(ids))[0]
+        what = (
+            "has a client twice"
+            if len(set(ids)) < len(ids)
+            else f"lacks client {lacking}"
+        )
         raise ValueError(f"{path} {what}; give one row per client, from 0 on")
     step, byte = columns[np.argsort(ids)].T
     return measured(step, byte)

@@ -97,7 +97,16 @@ def trained(
 
 
 def read(path: Path) -> list[Row]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise ValueError(
+                f"line {number} of {path} is damaged; delete it, and the rows of its "
+                "setting before it"
+            ) from None
+    return rows
 
 
 def finish(
@@ -119,7 +128,7 @@ def finish(
         if tuple(setting) not in known:
             rows = [setting._asdict() | row for row in runs(setting)]
             with output.open("a") as file:
-                file.writelines(f"{json.dumps(row)}\n" for row in rows)
+                file.write("".join(f"{json.dumps(row)}\n" for row in rows))
             best = max(row["accuracy"] for row in rows)
             print(*setting, f"{best:.3f}", flush=True)
     return done() >= {tuple(setting) for setting in settings}

@@ -39,9 +39,7 @@ class CohortMember(NamedTuple):
     key: jax.Array  # of the client's local training
     draw_key: jax.Array  # of the client's batches
     steps: jax.Array | None = None  # int32, if clients take different numbers
-    start: jax.Array | None = (
-        None  # int32, the round whose broadcast it got, if earlier
-    )
+    start: jax.Array | None = None  # int32, the round it started in, if earlier
 
 
 class Store(NamedTuple):

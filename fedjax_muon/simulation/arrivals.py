@@ -364,14 +364,14 @@ class Schedule:
         self._queue = queue(arrivals, durations, order, is_lost)
 
     def until(self, step: int) -> list[Step]:
-        """The first `step` steps."""
+        """At least the first `step` steps."""
         while len(self.steps) < step:
             self.steps.append(next(self._queue))
-        return self.steps[:step]
+        return self.steps
 
     def rows(self, first: int, count: int) -> Rows:
         """The steps from `first` on, padded to a size that programs share."""
-        steps = self.until(first + count)[first:]
+        steps = self.until(first + count)[first : first + count]
         size = max(ROWS, 1 << max(0, count - 1).bit_length())
         clients, starts = np.zeros((2, size, self.buffer), np.int32)
         for row, step in enumerate(steps):

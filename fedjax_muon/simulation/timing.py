@@ -73,7 +73,7 @@ class Asynchronous:
         return self.schedule.rows(first, count)
 
     def seconds(self, rounds: int) -> float:
-        return float(self.schedule.until(rounds)[-1].seconds) if rounds else 0.0
+        return float(self.schedule.until(rounds)[rounds - 1].seconds) if rounds else 0.0
 
 
 class Synchronous:

@@ -426,6 +426,9 @@ def test_clocks_have_the_speeds_that_they_name(tmp_path):
         ("client,step\n0,1\n1,nan\n", "at least 0, got nan"),
         ("client,step\n0,0\n", "above 0 seconds"),
         ("", "has no column"),
+        ("client,step\n", "has no clients"),
+        ("client,step\n0,1\n-1,1\n", "lacks client 1"),
+        ('client,step\n0,"' + 200_000 * "1", "not a CSV file"),
     ],
 )
 def test_traces_are_checked(tmp_path, text, message):
