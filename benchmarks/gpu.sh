@@ -5,14 +5,16 @@
 #
 #   install       the package and, from the folder WHEELS, what is missing
 #   oracles       every method against its NumPy transcription, on the GPU
-#   checks        methods, plans, resumed runs, the fastest plans, Newton-Schulz rates
+#   checks        methods against the CPU, plans, repeated and resumed runs
+#   rates         Newton-Schulz compared with a large product; the fastest plans
 #   race          seconds per round beside PyTorch's loop and torch.func.vmap
 #   race_large    the same for ResNet-18 and ViT-Tiny in full size
 #   table_2       paper 004, table 2: ResNet-18, Dirichlet(0.1), full CIFAR-100
 #   figure_1      paper 001, figure 1: CIFAR-10
 #
 # Variables: OUT, the folder of results (runs/gpu); PYTHON (python3); MINUTES of a part
-# (8); DATA, the folder with cifar100 and cifar10, for the last two parts; WHEELS; SMALL=1
+# (8); WORKERS, the processes that divide oracles and checks, which are not timed (1);
+# DATA, the folder with cifar100 and cifar10, for the last two parts; WHEELS; SMALL=1
 # rehearses all of it on a CPU in a few minutes. A part that was ended by its limit goes
 # on where it was when it is called again; `benchmarks/gpu.sh` with the same OUT repeats
 # nothing that is finished.
@@ -25,6 +27,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-runs/gpu} PYTHON=${PYTHON:-python3} MINUTES=${MINUTES:-8}
+WORKERS=${WORKERS:-1}
 mkdir -p "$OUT"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 if [ "${SMALL:-}" = 1 ]; then
@@ -34,6 +37,7 @@ if [ "${SMALL:-}" = 1 ]; then
     full=() scale=smoke
 else
     export JAX_PLATFORMS=cuda,cpu
+    [ "$WORKERS" = 1 ] || export XLA_PYTHON_CLIENT_PREALLOCATE=false
     small=() sizes=(--repeats 10) full=(--full) scale=full
 fi
 
@@ -50,16 +54,30 @@ install() {
 }
 
 oracles() {
+    local workers=()
+    [ "$WORKERS" = 1 ] || workers=(-n "$WORKERS")
     # products in float32: the tolerances of the tests are those of float32
     JAX_DEFAULT_MATMUL_PRECISION=highest limited "$PYTHON" -m pytest -q \
-        -p no:cacheprovider -o addopts= -o filterwarnings= \
+        -p no:cacheprovider -o addopts= -o filterwarnings= "${workers[@]}" \
         tests/algorithms/test_oracles.py ${SMALL:+-k "fedavg and not fedavg_"} |
         tee "$OUT/oracles.txt"
 }
 
 checks() {
-    limited "$PYTHON" -m benchmarks.gpu_checks "${small[@]}" \
-        --output "$OUT/checks.jsonl"
+    local part pids=() status=0
+    for ((part = 0; part < WORKERS; part++)); do
+        limited "$PYTHON" -m benchmarks.gpu_checks methods plans repeats \
+            "${small[@]}" --part "$part" --parts "$WORKERS" \
+            --output "$OUT/checks.jsonl" &
+        pids+=($!)
+    done
+    for part in "${pids[@]}"; do wait "$part" || status=1; done
+    return "$status"
+}
+
+rates() {
+    limited "$PYTHON" -m benchmarks.gpu_checks newton_schulz tune "${small[@]}" \
+        --output "$OUT/rates.jsonl"
 }
 
 race() {
@@ -92,7 +110,7 @@ figure_1() {
 }
 
 failed=()
-for part in ${*:-install oracles checks race race_large table_2 figure_1}; do
+for part in ${*:-install oracles checks rates race race_large table_2 figure_1}; do
     if ! declare -F "$part" >/dev/null; then
         echo "no part $part; see the head of $0" >&2
         exit 2

@@ -10,8 +10,9 @@
 - `tune`: seconds of a round by plan, for several models;
 - `newton_schulz`: operations per second in bfloat16, beside those of a large product.
 
-A line that is in the output already is not measured again. `benchmarks/gpu.sh` calls
-it; `--small` rehearses it on a CPU.
+A line that is in the output already is not measured again. With `--part` of `--parts`,
+several processes divide the lines of checks that are not timed. `benchmarks/gpu.sh`
+calls it; `--small` rehearses it on a CPU.
 """
 
 import argparse
@@ -38,9 +39,11 @@ from benchmarks.topology_cases import (
     MLP,
     MODELS,
     Case,
+    dataset_of,
     methods,
-    prepare,
+    with_data,
 )
+from fedjax_muon.data import load
 from fedjax_muon.engine.plans import Plan, chunked, loop, mapped, vmapped
 from fedjax_muon.linalg.newton_schulz import orthogonalize
 from fedjax_muon.planning import tune
@@ -61,14 +64,10 @@ def of_method(algorithm: str, device: jax.Device) -> Simulation:
     """Returns a small simulation of a method on a device."""
     names = {case.algorithm: case.config for case in methods()}
     config = dataclasses.replace(names[algorithm], hidden=(32,), **SMALL)
-    config = dataclasses.replace(config, dataset=_small_set(algorithm))
+    name = "breast_cancer" if config.problem == "auc" else "digits"
+    config = dataclasses.replace(config, dataset=name)
     with jax.default_device(device):
-        return prepare(Case("checks", algorithm, config, ""))
-
-
-def _small_set(algorithm: str) -> str:
-    is_auc = {case.algorithm: case.config.problem for case in methods()}[algorithm]
-    return "breast_cancer" if is_auc == "auc" else "digits"
+        return with_data(Case("checks", algorithm, config, ""), load(name))
 
 
 def parameters(simulation: Simulation, device: jax.Device, precision: str) -> Any:
@@ -153,7 +152,8 @@ def check_tune() -> Checks:
     """Yields seconds of a round by plan."""
 
     def measure(config: Any) -> Row:
-        tuned = tune(prepare(Case("tune", "fedmuon", config, "")))
+        case = Case("tune", "fedmuon", config, "")
+        tuned = tune(with_data(case, dataset_of(config)))
         return {"plan": tuned.plan, "seconds": dict(tuned.seconds)}
 
     several = {"mlp": dataclasses.replace(MLP, num_clients=100, cohort_size=10)}
@@ -218,6 +218,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
     parser.add_argument("--output", type=Path, default=Path("runs/gpu/checks.jsonl"))
     parser.add_argument("--small", action="store_true", help="one line of each check")
+    parser.add_argument("--part", type=int, default=0, help="that this process runs")
+    parser.add_argument("--parts", type=int, default=1, help="processes side by side")
     options = parser.parse_args(given)
     for name in options.checks:
         if name not in CHECKS:
@@ -233,7 +235,10 @@ def main(given: Sequence[str] | None = None) -> None:
         file.write(json.dumps(head | {"device": device}) + "\n")
         for name in options.checks or CHECKS:
             lines = CHECKS[name]()
-            for line, measure in itertools.islice(lines, 1 if options.small else None):
+            end = 1 if options.small else None
+            for line, measure in itertools.islice(
+                lines, options.part, end, options.parts
+            ):
                 if (name, line) not in done:
                     row = {"check": name, "name": line} | measure()
                     print(json.dumps(row), flush=True)

@@ -18,6 +18,8 @@ def run(workload: Workload, weights, turns: Turns, *, cores: int, rounds: int) -
     torch.set_num_threads(cores)
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
+    if on_gpu:  # products in TF32, as JAX's
+        torch.set_float32_matmul_precision("high")
     net = network(workload, weights).to(device)
     x, y, parts = examples(workload)
     x, y = x.to(device), y.to(device)
