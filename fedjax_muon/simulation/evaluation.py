@@ -62,9 +62,10 @@ def evaluate(
 
     Returns:
       Every metric of the task with the prefixes "train_" and "test_". If examples are
-      classified, also "client_accuracy_std", the standard deviation of the clients'
-      accuracies on training examples, and, if clients have test examples, the entries
-      of `spread` on them with the prefix "client_test_accuracy_".
+      classified, also "client_accuracy_std" and "client_accuracy_min", the standard
+      deviation and the lowest of the clients' accuracies on training examples, and, if
+      clients have test examples, the entries of `spread` on them with the prefix
+      "client_test_accuracy_".
     """
     count = len(clients.order)
     sampled = np.linspace(
@@ -84,6 +85,7 @@ def evaluate(
         owner = _owners(clients)[sampled]
         accuracy, counts = client_means(train["correct"], owner, len(clients.size))
         metrics["client_accuracy_std"] = jnp.std(accuracy, where=counts > 0)
+        metrics["client_accuracy_min"] = jnp.min(accuracy, initial=1, where=counts > 0)
         if own_tests is not None:
             correct = tested["correct"][own_tests.ids]
             owner = own_tests.owner

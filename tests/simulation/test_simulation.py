@@ -379,8 +379,16 @@ def evaluations(prepared, state, tick=lambda rounds: None, **how):
             yield step.state, step.record
 
 
-COLUMNS = ["round", "bytes_down", "bytes_up", "client_accuracy_std", "test_accuracy"]
-COLUMNS += ["test_loss", "train_accuracy", "train_loss", "dropped", "seconds"]
+COLUMNS = ["round", "bytes_down", "bytes_up", "client_accuracy_min"]
+COLUMNS += [
+    "client_accuracy_std",
+    "test_accuracy",
+    "test_loss",
+    "train_accuracy",
+    "train_loss",
+    "dropped",
+    "seconds",
+]
 
 
 def start(prepared):
