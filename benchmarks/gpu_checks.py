@@ -230,9 +230,7 @@ def main(given: Sequence[str] | None = None) -> None:
         done = {(row["check"], row["name"]) for row in rows if "check" in row}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with options.output.open("a") as file:
-        head = machine("benchmarks.gpu_checks")
-        device = jax.devices()[0].device_kind
-        file.write(json.dumps(head | {"device": device}) + "\n")
+        file.write(json.dumps(machine("benchmarks.gpu_checks")) + "\n")
         for name in options.checks or CHECKS:
             lines = CHECKS[name]()
             end = 1 if options.small else None

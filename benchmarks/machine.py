@@ -33,6 +33,7 @@ def machine(module: str) -> dict[str, object]:
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "backend": jax.default_backend(),
+        "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
         "optax": optax.__version__,
         "python": platform.python_version(),

@@ -1,0 +1,158 @@
+"""The tracks of the board: a model, its clients, and the sizes of a round."""
+
+import enum
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import fedjax_muon as fm
+from experiments.studies import natural_problems
+from experiments.studies.natural import divided
+from fedjax_muon.data import Dataset
+from fedjax_muon.data.loading import files_of
+
+STEP_SECONDS, BYTE_SECONDS, SPREAD = 0.01, 1e-6, 1.0  # of the virtual clock
+
+
+class Reach(enum.IntEnum):
+    """The tracks that a method runs on, and the methods of a track."""
+
+    DIGITS = 0  # the digits alone; all methods
+    IMAGES = 1
+    EVERYWHERE = 2
+
+
+class Problem(NamedTuple):
+    """What clients train on, and what scores them."""
+
+    task: fm.Task
+    data: Dataset  # without the examples of `held`
+    held: tuple[Any, Any]  # for validation
+    parts: Callable[[int], Sequence[np.ndarray]]  # seed -> ids by client
+
+
+class Track(NamedTuple):
+    """A task of the board; RULES.md lists them."""
+
+    title: str
+    problem: Callable[[Path | None], Problem]  # directory of the data
+    sizes: dict[str, int]
+    rounds: int
+    evaluate_every: int
+    # three learning rates of local steps, by the kind of their direction
+    rates: dict[str, tuple[float, float, float]]
+    reach: Reach
+
+
+def _images(
+    name: str, model: Any, held: int, parts: Callable[..., Any], data_dir: Path | None
+) -> Problem:
+    """The first test examples are for validation; at most 4,000 others are the test."""
+    data = fm.data.load(name, data_dir=data_dir)
+    validation = data.x_test[:held], data.y_test[:held]
+    rest = slice(held, held + 4000)
+    data = data._replace(x_test=data.x_test[rest], y_test=data.y_test[rest])
+    draw = lambda seed: parts(data.y_train, key=jax.random.key(seed))
+    return Problem(fm.tasks.classification(model, data), data, validation, draw)
+
+
+def _dirichlet(labels: Any, *, key: jax.Array) -> Any:
+    return fm.partition.dirichlet(labels, 16, alpha=0.1, min_size=10, key=key)
+
+
+def _two_classes(labels: Any, *, key: jax.Array) -> Any:
+    return fm.partition.labels_per_client(labels, 16, 2, key=key)
+
+
+def digits(data_dir: Path | None) -> Problem:
+    return _images("digits", fm.models.MLP(10, (64, 64)), 180, _dirichlet, data_dir)
+
+
+def fashion(data_dir: Path | None) -> Problem:
+    return _images("fashion_mnist", fm.models.LeNet(10), 2000, _dirichlet, data_dir)
+
+
+def fashion_classes(data_dir: Path | None) -> Problem:
+    return _images("fashion_mnist", fm.models.LeNet(10), 2000, _two_classes, data_dir)
+
+
+def _natural(make: Callable[[], natural_problems.Problem], name: str) -> Problem:
+    files_of(name)  # says how to install what is not there
+    problem = make()
+    data, held = divided(problem.dataset)
+    assert data.owners is not None
+    parts = fm.partition.by_owner(data.owners)
+    task = fm.tasks.classification(problem.model, data)
+    return Problem(task, data, held, lambda seed: parts)
+
+
+def heart(data_dir: Path | None) -> Problem:
+    del data_dir
+    return _natural(natural_problems.hospitals, "heart_disease")
+
+
+def plays(data_dir: Path | None) -> Problem:
+    del data_dir
+    return _natural(natural_problems.speakers, "plays")
+
+
+IMAGES = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
+RATES = {
+    "sgd": (0.03, 0.1, 0.3),
+    "adam": (0.001, 0.003, 0.01),
+    "muon": (0.01, 0.03, 0.1),
+}
+SMOOTH = {  # of logistic regression on standardized features
+    "sgd": (0.003, 0.01, 0.03),
+    "adam": (0.001, 0.003, 0.01),
+    "muon": (0.001, 0.003, 0.01),
+}
+TEXT = {
+    "sgd": (1.0, 3.0, 10.0),
+    "adam": (0.003, 0.01, 0.03),
+    "muon": (0.01, 0.03, 0.1),
+}
+TRACKS = {
+    "digits": Track(
+        "Handwritten digits, Dirichlet(0.1)",
+        digits,
+        IMAGES,
+        100,
+        5,
+        RATES,
+        Reach.DIGITS,
+    ),
+    "fashion": Track(
+        "Fashion-MNIST, Dirichlet(0.1)", fashion, IMAGES, 30, 3, RATES, Reach.IMAGES
+    ),
+    "fashion_classes": Track(
+        "Fashion-MNIST, two classes per client",
+        fashion_classes,
+        IMAGES,
+        30,
+        3,
+        RATES,
+        Reach.IMAGES,
+    ),
+    "heart": Track(
+        "Heart disease by hospital",
+        heart,
+        {"cohort_size": 4, "local_steps": 100, "batch_size": 4},
+        15,
+        1,
+        SMOOTH,
+        Reach.EVERYWHERE,
+    ),
+    "plays": Track(
+        "Shakespeare's plays by speaker",
+        plays,
+        {"cohort_size": 8, "local_steps": 5, "batch_size": 8},
+        40,
+        2,
+        TEXT,
+        Reach.EVERYWHERE,
+    ),
+}
