@@ -1,1 +1,245 @@
-def write(output): ...
+"""Tables, figures and the page of the board, from kept runs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+
+from experiments.board import entries, protocol
+from experiments.board.tracks import TRACKS
+from experiments.studies import tuned
+from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.reporting.style import drawing, logarithmic, styles
+
+matplotlib.use("Agg")
+
+PAGE = Path("docs/board.md")
+SHARE = 0.95  # of FedAvg's score: the target
+HEAD = (
+    "method",
+    "trial",
+    "score, %",
+    "rounds",
+    "MB",
+    "seconds",
+    "virtual s",
+    "worst client, %",
+)
+
+
+class Standing(NamedTuple):
+    """A method on a track; arrays have one value per seed, NaN if not reached."""
+
+    method: str
+    trial: str  # the chosen one, in words
+    scores: np.ndarray  # in percent
+    rounds: np.ndarray
+    megabytes: np.ndarray
+    virtual: np.ndarray
+    worst: np.ndarray
+    seconds: float  # per round; NaN if not measured
+    total_megabytes: float
+    total_virtual: float
+
+    @property
+    def label(self) -> str:
+        return entries.ENTRIES[self.method].label
+
+    @property
+    def mean(self) -> float:
+        return float(self.scores.mean())
+
+
+def standings(track: str, rows: Sequence[tuned.Row]) -> list[Standing]:
+    """The finished methods of a track, the best first."""
+    final: dict[str, list[tuned.Row]] = {}
+    for row in rows:
+        if row["stage"] == protocol.FINAL:
+            final.setdefault(row["method"], []).append(row)
+    if "fedavg" not in final:
+        return []
+    target = SHARE * float(np.mean([row["score"] for row in final["fedavg"]]))
+    timed = {r["method"]: r["seconds"] for r in rows if r["stage"] == protocol.SECONDS}
+    made = [
+        _standing(name, runs, target, timed.get(name, float("nan")))
+        for name, runs in final.items()
+    ]
+    return sorted(made, key=lambda one: -one.mean)
+
+
+def _standing(
+    method: str, runs: Sequence[tuned.Row], target: float, seconds: float
+) -> Standing:
+    def reached(column: str) -> np.ndarray:
+        values = []
+        for row in runs:
+            at = np.flatnonzero(np.array(row["scores"]) >= target)
+            values.append(float(row[column][at[0]]) if len(at) else np.nan)
+        return np.array(values)
+
+    first = runs[0]
+    return Standing(
+        method=method,
+        trial=entries.Trial(first["schedule"], first["hyper"]).words,
+        scores=100 * np.array([row["score"] for row in runs]),
+        rounds=reached("round"),
+        megabytes=1e-6 * reached("bytes"),
+        virtual=reached("virtual_seconds"),
+        worst=100 * np.array([row["worst"] for row in runs]),
+        seconds=seconds,
+        total_megabytes=1e-6 * first["bytes"][-1],
+        total_virtual=float(np.mean([row["virtual_seconds"][-1] for row in runs])),
+    )
+
+
+def is_worse(one: Standing, best: Standing) -> bool:
+    """Whether the paired difference from the best one excludes 0."""
+    apart = best.scores - one.scores
+    return bool(apart.mean() > half_width(apart))
+
+
+def spread(values: np.ndarray) -> str:
+    return f"{values.mean():.1f} ± {half_width(values):.1f}"
+
+
+def _cell(values: np.ndarray, digits: int) -> str:
+    """The mean over seeds, or how many of them reach the target."""
+    known = np.isfinite(values)
+    if known.all():
+        return f"{values.mean():,.{digits}f}"
+    return f"{known.sum()} of {len(values)} seeds" if known.any() else "-"
+
+
+def table(ranked: Sequence[Standing]) -> list[str]:
+    """The rows of a track in Markdown: the best bold, its equals with a star."""
+    lines = [f"| {' | '.join(HEAD)} |", "|---|---|" + "---:|" * (len(HEAD) - 2)]
+    best = ranked[0]
+    for one in ranked:
+        score = spread(one.scores)
+        if one is best:
+            score = f"**{score}**"
+        elif not is_worse(one, best):
+            score += " *"
+        cells = [one.label, one.trial, score, _cell(one.rounds, 1)]
+        cells += [_cell(one.megabytes, 1), _cell(one.seconds * one.rounds, 2)]
+        cells += [_cell(one.virtual, 1), f"{one.worst.mean():.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def facts(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
+    """What follows from the intervals, a line for each track and question."""
+    lines = []
+    for track, ours in ranked.items():
+        by_name = {one.method: one for one in ours}
+        best = ours[0]
+        equal = [one.label for one in ours[1:] if not is_worse(one, best)]
+        reach = [one for one in ours if np.isfinite(one.megabytes).all()]
+        cheap = min(reach, key=lambda one: one.megabytes.mean())
+        lines.append(
+            f"- **{TRACKS[track].title}**: {best.label} is the best of {len(ours)}, "
+            f"with {spread(best.scores)}. {len(equal)} are not significantly worse"
+            + (f": {', '.join(equal)}. " if equal else ". ")
+            + f"{cheap.label} reaches the target with the fewest bytes, "
+            f"{cheap.megabytes.mean():.1f} MB. " + _apart(by_name, "fedmuon", "fedavg")
+        )
+    words = [
+        f"{TRACKS[track].title}: "
+        + _apart(
+            {one.method: one for one in ours}, "fedmuon_align_0.25", "fedmuon_align_0"
+        )
+        for track, ours in ranked.items()
+        if {"fedmuon_align_0.25", "fedmuon_align_0"} <= {one.method for one in ours}
+    ]
+    if words:
+        lines.append("- **Does alignment help?** " + " ".join(words))
+    return lines
+
+
+def _apart(by_name: Mapping[str, Standing], one: str, other: str) -> str:
+    """A paired difference in words."""
+    if not {one, other} <= set(by_name):
+        return ""
+    apart = by_name[one].scores - by_name[other].scores
+    half = float(half_width(apart))
+    what = f"{apart.mean():+.1f} ± {half:.1f} points"
+    verdict = "" if abs(apart.mean()) > half else ", which is not significant"
+    return f"{by_name[one].label} minus {by_name[other].label}: {what}{verdict}."
+
+
+def draw(ranked: Mapping[str, Sequence[Standing]], path: Path) -> None:
+    """Draws scores against megabytes and virtual seconds of the whole run."""
+    number = len(ranked)
+    with drawing(path, (9.5, 3.1 * number)) as figure:
+        axes = figure.subplots(number, 2, sharey="row", squeeze=False)
+        for line, (track, ours) in zip(axes, ranked.items(), strict=True):
+            for axis, name in zip(line, ("megabytes", "virtual"), strict=True):
+                _panel(axis, ours, f"total_{name}")
+            line[0].set_ylabel("test accuracy, %")
+            line[0].set_title(TRACKS[track].title)
+        axes[-1][0].set_xlabel("megabytes of all clients, whole run")
+        axes[-1][1].set_xlabel("virtual seconds, whole run")
+
+
+def _panel(axis: Any, ours: Sequence[Standing], column: str) -> None:
+    colors = styles([one.label for one in ours])
+    cost = {one.method: getattr(one, column) for one in ours}
+    low = np.percentile([one.mean for one in ours], 25) - 5
+    logarithmic(axis, [*cost.values()])
+    axis.set_ylim(max(low, 0), max(one.mean for one in ours) + 2)
+    for one in ours:
+        if one.mean < low:
+            continue
+        x, color = cost[one.method], colors[one.label]["color"]
+        axis.plot(x, one.mean, "o", ms=4.5, color=color)
+        ahead = [o for o in ours if cost[o.method] <= 1.001 * x and o.mean > one.mean]
+        if not ahead:  # on the front
+            axis.annotate(
+                one.label,
+                (x, one.mean),
+                xytext=(4, 3),
+                textcoords="offset points",
+                fontsize=7.5,
+                color=color,
+            )
+
+
+START = """\
+# The board: methods under one protocol
+
+Every method has the same six trials, seeds and clients on a track.
+[The rules](../experiments/board/RULES.md) were fixed before the runs. Scores are test
+accuracies with 95% intervals over five seeds. The best one is bold. A star marks scores
+that are not significantly worse. Rounds, megabytes, seconds and virtual seconds are
+measured up to the target, 95% of FedAvg's score. Click a column to sort by it.
+
+`python -m experiments.board page` writes this page from
+[the kept runs](../results/board). A missing track or row has not run yet.
+
+## Who wins where
+"""
+
+
+def write(output: Path, page: Path = PAGE) -> None:
+    """Writes the page, its figure, and nothing else.
+
+    Raises:
+      ValueError: If no track has FedAvg's runs.
+    """
+    ranked = {}
+    for track in TRACKS:
+        path = output / f"{track}.jsonl"
+        if path.exists() and (found := standings(track, tuned.read(path))):
+            ranked[track] = found
+    if not ranked:
+        raise ValueError(
+            f"{output} has no runs of FedAvg; run python -m experiments.board digits"
+        )
+    lines = [START, *facts(ranked), ""]
+    lines += ["![scores against megabytes](../results/board/pareto.png)", ""]
+    for track, ours in ranked.items():
+        lines += [f"## {TRACKS[track].title}", "", *table(ours), ""]
+    draw(ranked, output / "pareto.png")
+    page.write_text("\n".join(lines))

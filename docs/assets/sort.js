@@ -1,0 +1,27 @@
+// The columns of long tables sort when their heads are clicked or given Enter.
+document$.subscribe(({ body }) => {
+  for (const table of body.querySelectorAll("article table")) {
+    const rows = [...table.querySelectorAll("tbody tr")]
+    if (rows.length < 10) continue
+    table.querySelectorAll("th").forEach((head, column) => {
+      let down = true
+      const sort = () => {
+        const value = (row) => row.cells[column].textContent.trim()
+        rows.sort((a, b) => compare(value(a), value(b)) * (down ? 1 : -1))
+        down = !down
+        table.tBodies[0].append(...rows)
+      }
+      head.tabIndex = 0
+      head.classList.add("sorts")
+      head.addEventListener("click", sort)
+      head.addEventListener("keydown", (event) => event.key === "Enter" && sort())
+    })
+  }
+})
+
+// Numbers are ordered by size; texts come after them.
+function compare(a, b) {
+  const [x, y] = [a, b].map((text) => parseFloat(text.replaceAll(",", "")))
+  if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y) || a.localeCompare(b)
+  return x - y
+}
