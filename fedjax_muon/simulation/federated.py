@@ -42,7 +42,7 @@ from fedjax_muon.simulation.arguments import (
     check_parts,
     check_task,
 )
-from fedjax_muon.simulation.arrivals import Arrivals
+from fedjax_muon.simulation.arrivals import Arrivals, size_of
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
@@ -155,12 +155,7 @@ def federate(
     if privacy is not None:
         check_left_out({"dropout": dropout or None})
     clock = timed(clock, deadline, arrivals, privacy, local_epochs)
-    if arrivals is not None:
-        if cohort_size is not None or cohorts is not None:
-            raise TypeError(
-                "arrivals decide who takes part; leave out cohort_size and cohorts"
-            )
-        cohort_size = arrivals.buffer
+    cohort_size = size_of(arrivals, cohort_size, cohorts)
     algorithm, cohort_size, cohorts, guarantee = participation(
         algorithm, task, len(parts), cohort_size, cohorts, privacy
     )
