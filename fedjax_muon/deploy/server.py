@@ -405,13 +405,12 @@ class _Asynchronous(_Server):
         answers: dict[int, tuple[Any, int]] = {}  # in the order of their arrival
         arrived: list[Arrival] = []
         while len(answers) < arrivals.buffer:
-            for client in map(int, self.order(index)):
-                at_work = [s for s in self.jobs.values() if index - s < arrivals.depth]
-                if len(at_work) == arrivals.concurrency:
-                    break
-                if not {client} & (self.jobs.keys() | answers.keys() | started):
-                    started.add(client)
-                    begin(client)
+            at_work = sum(index - s < arrivals.depth for s in self.jobs.values())
+            taken = self.jobs.keys() | answers.keys() | started
+            free = [c for c in map(int, self.order(index)) if c not in taken]
+            for client in free[: arrivals.concurrency - at_work]:
+                started.add(client)
+                begin(client)
             if not self.jobs:
                 break
             answer = self._next(progress.run, index)
@@ -428,7 +427,7 @@ class _Asynchronous(_Server):
                 for sender, data in self.send({client: request}, self.deadline):
                     self.events.put(_Event(sender, data))
                 self.events.put(_Event(client, None, index))
-            except BaseException as error:  # the server raises it
+            except Exception as error:  # the server raises it
                 self.events.put(_Event(client, error))
 
         self.jobs[client] = index
@@ -439,7 +438,7 @@ class _Asynchronous(_Server):
         """The next answer that counts, with its client and the round of its start."""
         client, data, ended = self.events.get()
         start = self.jobs.get(client)
-        if isinstance(data, BaseException):
+        if isinstance(data, Exception):
             raise data
         if start is None or (data is None and start != ended):
             return None  # nobody asked, or a second answer
@@ -494,7 +493,7 @@ class _Event(NamedTuple):
     """An answer, or the end of a client's job."""
 
     client: int
-    data: bytes | BaseException | None  # None at the end
+    data: bytes | Exception | None  # None at the end
     start: int = -1  # round in which the job started that has ended
 
 
