@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -571,11 +572,16 @@ def _save(stored: Any, shared: Federation, progress: Progress) -> None:
 def in_process(nodes: Mapping[int, Node]) -> Send:
     """Makes a transport to nodes of this process.
 
-    A node answers in the thread that asks. Asynchronous rounds do not interrupt it.
-
     Args:
       nodes: Nodes by client id; requests to others are never answered.
     """
+    workers = ThreadPoolExecutor(max(1, len(nodes)))
+
+    def answered(client: int, request: bytes) -> bytes:
+        if not threading.current_thread().daemon:
+            return nodes[client].answer(request)
+        # Python ends daemons anywhere, also inside XLA, and waits for workers.
+        return workers.submit(nodes[client].answer, request).result()
 
     def send(
         requests: Mapping[int, bytes], deadline: float | None
@@ -583,6 +589,6 @@ def in_process(nodes: Mapping[int, Node]) -> Send:
         del deadline
         for client, request in requests.items():
             if client in nodes:
-                yield client, nodes[client].answer(request)
+                yield client, answered(client, request)
 
     return send
