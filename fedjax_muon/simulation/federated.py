@@ -144,6 +144,7 @@ def federate(
       arrivals: Makes the rounds asynchronous, such as `fm.buffered(50, 10)`: a round is
         a step of the server. It decides `cohort_size`, which must be left out. A
         client's job is lost with the probability `dropout`; then it is free again.
+        `fm.replayed` repeats the order of a deployed run.
 
     Raises:
       ImportError: If a private run is asked for, and dp-accounting is not installed.
