@@ -110,7 +110,7 @@ def test_bad_records_are_refused(tmp_path):
     def attempt(record):
         how = {"cohort_size": None, "arrivals": fm.replayed(ARRIVALS, record)}
         simulation = small.simulation_of(fm.fedavg(), **how)
-        fm.train(simulation, simulation.init(small.KEY), rounds=4)
+        fm.train(simulation, simulation.init(small.KEY), rounds=99)
 
     path = tmp_path / "arrivals.csv"
     path.write_text("round,client\n0,1")
@@ -123,7 +123,7 @@ def test_bad_records_are_refused(tmp_path):
         ((2, 2, 0), "client 2 .* from round 0, while it has another job"),
         ((0, 3, 0), "after a message of round 1; sort the rounds"),
         ((1, 1, 1), "into a buffer of 2 that is full"),
-        ((2, 1, 1), "the record of arrivals has 3 rounds, got 4; ask for fewer"),
+        ((2, 1, 1), "the record of arrivals has 3 rounds, got 99; ask for fewer"),
         ([], "the record has no arrivals"),
         (path, "expected a CSV file with the columns round, client, start, seconds"),
     ):
