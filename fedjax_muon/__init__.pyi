@@ -111,7 +111,11 @@ from .simulation import (
     Simulation as Simulation,
     federate as federate,
 )
-from .simulation.arrivals import buffered as buffered, fedasync as fedasync
+from .simulation.arrivals import (
+    buffered as buffered,
+    fedasync as fedasync,
+    replayed as replayed,
+)
 from .simulation.own_accuracy import own_accuracies as own_accuracies
 from .simulation.training import early_stopping as early_stopping, train as train
 from .sweeps.sweep import Cell as Cell, sweep as sweep

@@ -49,7 +49,7 @@ PAGES = {
     "robust": ("Robust aggregation", "aggregators", "attacks"),
     "asynchronous": (
         "Asynchronous rounds",
-        "simulation.arrivals:buffered fedasync",
+        "simulation.arrivals:buffered fedasync replayed Arrival",
         "clocks",
         "staleness",
     ),

@@ -17,9 +17,11 @@ from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.simulation.arguments import check_algorithm, check_task
+from fedjax_muon.simulation.arrivals import Arrivals, size_of
 from fedjax_muon.simulation.batching import Sampler, shuffled_epochs
 from fedjax_muon.simulation.participation import Cohorts, equal, participation, uniform
 from fedjax_muon.simulation.rounds import Inputs, Setup, Weighting, check_setup
+from fedjax_muon.simulation.timing import timed
 from fedjax_muon.tasks.task import Task, as_argument
 from fedjax_muon.versions import PACKAGE_VERSION
 
@@ -88,6 +90,7 @@ def federation(
     weighting: Weighting = uniform,
     cohorts: Cohorts | None = None,
     privacy: ClientPrivacy | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Federation:
     """Describes a federation whose clients have their own data.
 
@@ -98,12 +101,22 @@ def federation(
       privacy: Makes the run private for clients. The server clips messages and adds the
         noise, so it must be trusted, and so must its channels to the nodes, its
         checkpoints and its list of missing answers.
+      arrivals: Makes the rounds asynchronous, such as `fm.buffered(50, 10)`: a round is
+        a step of the server, which takes messages as they come. It decides
+        `cohort_size`, which must be left out.
 
     The other arguments are those of `federate`.
     """
     check_algorithm(algorithm, Algorithm, "decentralize")
     check_task(task)
     check_count("num_clients", num_clients)
+    timed(None, None, arrivals, privacy, None)  # may raise
+    if arrivals is not None and arrivals.recorded is not None:
+        raise ValueError(
+            "a deployed server takes messages as they come; give replayed arrivals to "
+            "federate"
+        )
+    cohort_size = size_of(arrivals, cohort_size, cohorts)
     algorithm, cohort_size, cohorts, guarantee = participation(
         algorithm, task, num_clients, cohort_size, cohorts, privacy
     )
@@ -126,6 +139,7 @@ def federation(
         devices=(),
         split_examples=False,
         privacy=privacy,
+        arrivals=arrivals,
     )
     check_setup(setup)
     return Federation(setup, max_client_size, classes, guarantee)
@@ -141,6 +155,8 @@ def description(shared: Federation) -> dict[str, str]:
         "version of JAX": jax.__version__,
     }
     settings |= described(setup.algorithm)
+    if setup.arrivals is not None:
+        settings["arrivals"] = in_words(setup.arrivals)
     for name in ("num_clients", "cohort_size", "batch_size"):
         settings[name] = str(getattr(setup, name))
     return settings | {

@@ -17,6 +17,7 @@ Messages travel as arrays of bytes, which Flower divides into chunks of 5 MiB, s
 they are not bound by the 2 GiB of a protocol buffer.
 """
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -65,6 +66,7 @@ class FlowerServer:
         self._late: dict[str, _Sent] = {}  # requests of earlier calls
         self._gone: dict[int, float] = {}  # since when a client has no node
         self._looked = -LOOK_FOR_NODES
+        self._lock = threading.Lock()  # of calls at the same time
 
     def connected(self) -> set[int]:
         """Returns the ids of the clients that have a SuperNode."""
@@ -90,7 +92,8 @@ class FlowerServer:
 
         If the SuperNode of a client disappears, another one that has the client gets
         the request. Errors of a ClientApp are yielded as refusals with Flower's reason,
-        and late answers to earlier requests as they are, for `serve` to refuse.
+        and late answers to earlier requests as they are, for `serve` to refuse. Several
+        threads may send at the same time.
 
         Without a deadline in seconds, there is no bound for SuperNodes that are online.
         Flower may hold back a node that ends while it sends its answer for three
@@ -103,22 +106,24 @@ class FlowerServer:
         self._failed.clear()
         try:
             while waiting or sent:
-                self._look()
-                yield from self._give_up(waiting)
-                sent |= self._push(waiting, life)
-                answers = list(self._pull(sent))
-                for client, data in answers:
-                    if data is None:  # the node has gone
-                        waiting[client] = requests[client]
-                    else:
-                        yield client, data
+                with self._lock:
+                    self._look()
+                    found = list(self._give_up(waiting))
+                    sent |= self._push(waiting, life)
+                    for client, data in self._pull(sent):
+                        if data is None:  # the node has gone
+                            waiting[client] = requests[client]
+                        else:
+                            found.append((client, data))
+                yield from found
                 if deadline is not None and time.monotonic() - begin > deadline:
                     break
-                if not answers:
+                if not found:
                     time.sleep(LOOK)
         finally:
-            self._late |= sent
-            self._silent |= {request.node for request in sent.values()}
+            with self._lock:
+                self._late |= sent
+                self._silent |= {request.node for request in sent.values()}
 
     def _look(self) -> None:
         """Finds the nodes that are online, and asks new ones for their client."""

@@ -66,6 +66,7 @@ def sites(
         is "site-2" and so on.
     """
     known = {proxy.name: proxy for proxy in proxies}
+    is_aborted = collab.context.is_aborted  # other threads have no context
 
     def send(
         requests: Mapping[int, bytes], deadline: float | None
@@ -87,7 +88,7 @@ def sites(
                 client, result = results.get(timeout=_left(begin, deadline))
             except queue.Empty:
                 return
-            if collab.is_aborted:  # calls have failed for this reason
+            if is_aborted():  # calls have failed for this reason
                 raise errors.RunAborted("the job has been aborted")
             if isinstance(result, Exception):
                 raise result

@@ -8,9 +8,12 @@ received. So the mean, its order, the finite checks and the random streams are t
 
 import contextlib
 import functools
+import queue
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,9 +28,18 @@ from fedjax_muon.deploy.messages import Message, MessageError
 from fedjax_muon.deploy.node import INITIAL, Node, round_of
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.plans import CohortMember
-from fedjax_muon.engine.round import exchange_keys, make_exchange
+from fedjax_muon.engine.round import ExchangeKeys, exchange_keys, make_exchange
 from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.simulation import checkpoint
+from fedjax_muon.simulation.arrivals import (
+    Arrival,
+    Arrivals,
+    Step,
+    asynchronous,
+    damped,
+    filled,
+    orders_of,
+)
 from fedjax_muon.simulation.batching import objective_of
 from fedjax_muon.simulation.rounds import (
     Inputs,
@@ -39,7 +51,8 @@ from fedjax_muon.simulation.rounds import (
 from fedjax_muon.simulation.simulation import inputs_of, run_key_of
 
 # Sends requests by client id, and yields (client id, answer) as answers arrive, until
-# all have arrived or the deadline in seconds is over.
+# all have arrived or the deadline in seconds is over. With asynchronous rounds, several
+# threads call it at the same time, each for another client.
 Send = Callable[[Mapping[int, bytes], float | None], Iterable[tuple[int, bytes]]]
 NO_ANSWER = "no answer"
 
@@ -59,6 +72,8 @@ class Progress(NamedTuple):
     state: State  # without client states
     accepted: np.ndarray  # int32 [N], turn of each client's last answer that counted
     run: str  # name of the run, which answers repeat
+    # messages of the last round in their order, if rounds are asynchronous
+    arrived: tuple[Arrival, ...] = ()
 
     @property
     def params(self) -> Params:
@@ -84,17 +99,23 @@ def serve(
     A client that does not answer in time, or whose answer can't be used, is left out of
     the mean of that exchange and of the rest of the round. Its state stays as it was.
 
+    With the federation's `arrivals`, clients train at the same time, and a round ends
+    when the buffer is full. A client whose message is lost or too late starts again in
+    a later round. The buffer is not full only if no client is left that could answer.
+    `fm.replayed` repeats the order of arrivals in a simulation.
+
     Args:
       send: Transport, such as `in_process(nodes)` or a `FlowerServer`'s `send`.
       key: Typed key of the run, as for `Simulation.init`. It never leaves the server.
-      deadline: Seconds to wait for the answers of an exchange; by default, as long as
-        the transport waits.
+      deadline: Seconds to wait for the answers of an exchange, or of a client if rounds
+        are asynchronous; by default, as long as the transport waits.
       directory: Where checkpoints are kept; a server that is started again resumes from
         the newest one. In a private run, only their owner can read them, and later
         rounds have fresh noise.
       checkpoint_seconds: Shortest time between two checkpoints; by default, there is
         one after every round, as there must be with privacy. Nodes keep the states that
-        were made since the last one.
+        were made since the last one. Asynchronous clients that were at work start
+        again.
       on_round: Called after the prologue and after every round, with the answers that
         are missing.
     """
@@ -107,7 +128,9 @@ def serve(
                 "that no round is sent twice with different noise; leave out "
                 f"checkpoint_seconds, got {checkpoint_seconds}"
             )
-    server = _Server(shared, send, key, deadline)
+    server, arrivals = _Server(shared, send, key, deadline), shared.setup.arrivals
+    if arrivals is not None:
+        server = _Asynchronous(arrivals, shared, send, key, deadline)
     opened: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if directory is not None:
         opened = checkpoint.open_checkpoints(directory, secret=private)
@@ -328,6 +351,158 @@ class _Server:
         self.missing.append(Missing(at, number, client, reason))
 
 
+class _Asynchronous(_Server):
+    """Rounds that end when enough messages have arrived.
+
+    A thread waits for the answer of each client that is at work.
+    """
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        shared: Federation,
+        send: Send,
+        key: jax.Array,
+        deadline: float | None,
+    ) -> None:
+        super().__init__(shared, send, key, deadline)
+        self.arrivals, self.began = arrivals, time.monotonic()
+        self.jobs: dict[int, int] = {}  # the rounds in which clients at work started
+        self.reasons: dict[int, str] = {}  # why their answers can't be used
+        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        run_key = init_state(shared.setup, key).key
+        self.order = orders_of(run_key, shared.setup.num_clients)
+
+    def prologue(self, progress: Progress) -> Progress:
+        late = progress.state.training.server
+        progress = super().prologue(_with_server(progress, late.inner))
+        inner = progress.state.training.server
+        return _with_server(progress, late._replace(inner=inner))
+
+    def round(self, progress: Progress) -> Progress:
+        """Takes messages until the buffer is full, or no client is left."""
+        setup, number = self.shared.setup, self.shared.first
+        training, key = progress.state
+        index, arrivals = int(training.index), self.arrivals
+        keys = exchange_keys(
+            jax.random.fold_in(key, streams.ENGINE),
+            training.index,
+            number,
+            number,
+            jnp.arange(setup.num_clients, dtype=jnp.int32),
+            setup.num_clients,
+        )
+        size = jnp.float32(arrivals.buffer)
+        shared = self.broadcast[number](
+            training.server.inner, training.index, keys.server, size
+        )
+
+        def begin(client: int) -> None:
+            values = {"broadcast": shared, "present": size}
+            values["keys"] = keys.members[client], keys.draws[client]
+            self._begin(client, self._request(progress, client, number, values), index)
+
+        started: set[int] = set()  # who has begun in this round
+        answers: dict[int, tuple[Any, int]] = {}  # in the order of their arrival
+        arrived: list[Arrival] = []
+        while len(answers) < arrivals.buffer:
+            at_work = sum(index - s < arrivals.depth for s in self.jobs.values())
+            taken = self.jobs.keys() | answers.keys() | started
+            free = [c for c in map(int, self.order(index)) if c not in taken]
+            for client in free[: arrivals.concurrency - at_work]:
+                started.add(client)
+                begin(client)
+            if not self.jobs:
+                break
+            answer = self._next(progress.run, index)
+            if answer is not None:
+                client, start, message = answer
+                answers[client] = message
+                seconds = round(time.monotonic() - self.began, 3)
+                arrived.append(Arrival(index, client, start, seconds))
+        return self._step(progress._replace(arrived=tuple(arrived)), keys, answers)
+
+    def _begin(self, client: int, request: bytes, index: int) -> None:
+        def wait() -> None:
+            try:
+                for sender, data in self.send({client: request}, self.deadline):
+                    self.events.put(_Event(sender, data))
+                self.events.put(_Event(client, None, index))
+            except Exception as error:  # the server raises it
+                self.events.put(_Event(client, error))
+
+        self.jobs[client] = index
+        # a daemon, since a run does not wait for the last answers
+        threading.Thread(target=wait, daemon=True).start()
+
+    def _next(self, run: str, index: int) -> tuple[int, int, tuple[Any, int]] | None:
+        """The next answer that counts, with its client and the round of its start."""
+        client, data, ended = self.events.get()
+        start = self.jobs.get(client)
+        if isinstance(data, Exception):
+            raise data
+        if start is None or (data is None and start != ended):
+            return None  # nobody asked, or a second answer
+        number, reason = self.shared.first, self.reasons.pop(client, NO_ANSWER)
+        if data is not None:
+            turn = self.shared.turn(start, number)
+            try:
+                message = self._read(data, client, run, turn, number)
+            except MessageError as error:
+                self.reasons[client] = str(error)
+                return None  # perhaps another answer follows
+            most = self.arrivals.max_staleness
+            if index - start <= most:
+                del self.jobs[client]
+                return client, start, message
+            reason = f"later than max_staleness={most}"
+        del self.jobs[client]
+        self._miss(number, index, client, reason)
+        return None
+
+    def _step(
+        self,
+        progress: Progress,
+        keys: ExchangeKeys,
+        answers: Mapping[int, tuple[Any, int]],
+    ) -> Progress:
+        """A step of the server by the messages of a round."""
+        setup, number = self.shared.setup, self.shared.first
+        training, accepted = progress.state.training, progress.accepted.copy()
+        starts = {arrival.client: arrival.start for arrival in progress.arrived}
+        step = Step(list(answers), [starts[client] for client in answers], 0.0)
+        cohort, begun = map(jnp.int32, filled(step, self.arrivals, setup.num_clients))
+        sizes = np.ones(len(cohort), np.int32)
+        weights, sent = self._stacked(cohort, answers, number, sizes)
+        of_members = keys._replace(
+            members=keys.members[cohort], draws=keys.draws[cohort]
+        )
+        server, received = self.update[number](
+            training.server, training.index, of_members, cohort, sent, weights, begun
+        )
+        for client, counts in zip(answers, np.asarray(received), strict=False):
+            if counts:
+                accepted[client] = self.shared.turn(starts[client], number)
+            else:
+                self._miss(number, training.index, client, "not finite")
+        training = training._replace(server=server, index=training.index + 1)
+        state = progress.state._replace(training=training)
+        return progress._replace(state=state, accepted=accepted)
+
+
+class _Event(NamedTuple):
+    """An answer, or the end of a client's job."""
+
+    client: int
+    data: bytes | Exception | None  # None at the end
+    start: int = -1  # round in which the job started that has ended
+
+
+def _with_server(progress: Progress, server: Any) -> Progress:
+    training = progress.state.training._replace(server=server)
+    return progress._replace(state=progress.state._replace(training=training))
+
+
 def _broadcast_program(shared: Federation, number: int) -> Callable[..., Any]:
     @jax.jit
     def broadcast(inputs, server, index, key, present):
@@ -341,12 +516,14 @@ def _broadcast_program(shared: Federation, number: int) -> Callable[..., Any]:
 def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
     """Compiles the engine's exchange, whose clients hand on what they have sent.
 
-    That is given as the leaves of all messages, [S, ...].
+    That is given as the leaves of all messages, [S, ...]. If rounds are asynchronous,
+    the rounds that they started in are given too, int32 [S].
     """
+    arrivals = shared.setup.arrivals if number >= shared.first else None
     given = lambda objective, broadcast, state, batches, round: (batches, state)
 
     @jax.jit
-    def update(inputs, server, index, keys, cohort, sent, weights):
+    def update(inputs, server, index, keys, cohort, sent, weights, starts=None):
         ours = shared.with_inputs(inputs)
         # Messages of another instance of the algorithm may have other static parts.
         shapes = message_shapes(ours.setup.algorithm, server.params)[number]
@@ -356,16 +533,24 @@ def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
             size = jnp.sum(present).astype(weights.dtype)
             return round_of(ours, number, index, keys.server, size)
 
+        exchange = ours.exchanges[number]._replace(client=given)
+        if arrivals is not None:
+            algorithm = ours.setup.algorithm._replace(exchanges=(exchange,))
+            (exchange,) = asynchronous(algorithm, arrivals).exchanges
         run = make_exchange(
-            ours.exchanges[number]._replace(client=given),
+            exchange,
             objective_of(ours.setup.task),
             plans.mapped,
             lambda entry, key: entry,
             of_server,
         )
-        members = CohortMember(cohort, messages, weights, keys.members, keys.draws)
-        server, _, received = run(server, (), members)
-        return server, received
+        member_keys = keys.members, keys.draws
+        members = CohortMember(cohort, messages, weights, *member_keys, None, starts)
+        after, _, received = run(server, (), members)
+        if arrivals is not None:
+            late = jnp.where(received, index - starts, 0)
+            after = damped(arrivals, server.params, after, late)
+        return after, received
 
     return functools.partial(update, _inputs(shared))
 
@@ -390,6 +575,13 @@ def in_process(nodes: Mapping[int, Node]) -> Send:
     Args:
       nodes: Nodes by client id; requests to others are never answered.
     """
+    workers = ThreadPoolExecutor(max(1, len(nodes)))
+
+    def answered(client: int, request: bytes) -> bytes:
+        if not threading.current_thread().daemon:
+            return nodes[client].answer(request)
+        # Python ends daemons anywhere, also inside XLA, and waits for workers.
+        return workers.submit(nodes[client].answer, request).result()
 
     def send(
         requests: Mapping[int, bytes], deadline: float | None
@@ -397,6 +589,6 @@ def in_process(nodes: Mapping[int, Node]) -> Send:
         del deadline
         for client, request in requests.items():
             if client in nodes:
-                yield client, nodes[client].answer(request)
+                yield client, answered(client, request)
 
     return send

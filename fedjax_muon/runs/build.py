@@ -422,7 +422,7 @@ def _federated(
     parts: Sequence[np.ndarray],
 ) -> simulation.Simulation:
     config, private = run.config, run.config.private
-    late = _arrivals(config)
+    late = arrivals_of(config)
     return simulation.federate(
         algorithm,
         task,
@@ -473,15 +473,17 @@ def _clock(config: Config, seed: int) -> clocks.Clock | None:
     return CLOCKS[name](*numbers, **key)
 
 
-def _arrivals(config: Config) -> arrivals.Arrivals | None:
+def arrivals_of(config: Config) -> arrivals.Arrivals | None:
+    """Asynchronous rounds that a config names, if it does."""
     if config.buffer is None or config.concurrency is None:
         return None
-    return arrivals.buffered(
+    late = arrivals.buffered(
         config.concurrency,
         config.buffer,
         staleness=staleness.polynomial(config.staleness),
         max_staleness=config.max_staleness,
     )
+    return late if config.replay is None else arrivals.replayed(late, config.replay)
 
 
 def _client_privacy(config: Config) -> ClientPrivacy:

@@ -234,6 +234,9 @@ class Config:
     max_staleness: int = 20
     """In asynchronous rounds: largest staleness of a message. Clients that would be
     later start again."""
+    replay: str | None = None
+    """In asynchronous rounds: CSV file of the order of arrivals to repeat, such as
+    arrivals.csv of a deployed run."""
     drop_nonfinite: bool = False
     """Leave messages with NaN or infinity out of the mean instead of stopping."""
     lr_schedule: Schedule | None = None
@@ -358,9 +361,10 @@ class Config:
         if is_of_user(self.dataset):
             path = str(Path(self.dataset).expanduser().absolute())
             object.__setattr__(self, "dataset", path)
-        if self.clock is not None and self.clock.endswith(".csv"):
-            path = str(Path(self.clock).expanduser().absolute())
-            object.__setattr__(self, "clock", path)
+        for name, value in (("clock", self.clock), ("replay", self.replay)):
+            if value is not None and (name == "replay" or value.endswith(".csv")):
+                path = str(Path(value).expanduser().absolute())
+                object.__setattr__(self, name, path)
         if self.ledger is not None:
             object.__setattr__(self, "ledger", self.ledger.expanduser().resolve())
 
@@ -374,7 +378,7 @@ OF_PRIVACY = (
     "publish_training_metrics",
     "insecure_fixed_noise",
 )
-OF_ARRIVALS = ("concurrency", "staleness", "max_staleness")
+OF_ARRIVALS = ("concurrency", "staleness", "max_staleness", "replay")
 OF_SERVER = (  # and its clients
     "cohort_size",
     "local_steps",

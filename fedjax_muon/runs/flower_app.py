@@ -12,6 +12,7 @@ writes its results:
 
     metrics.csv      one row an evaluation, of test examples
     missing.csv      who was left out of which exchange, and why
+    arrivals.csv     the messages of asynchronous rounds in their order
     checkpoints/     the last two states of the server
 """
 
@@ -40,6 +41,7 @@ from fedjax_muon.runs import directory
 from fedjax_muon.runs.build import (
     SAMPLERS,
     WEIGHTINGS,
+    arrivals_of,
     federated_of,
     parts_of,
     start_key,
@@ -51,7 +53,7 @@ from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation.arguments import check_dataset
 from fedjax_muon.simulation.evaluation import measure
 
-FACTS, MISSING = "deployed.json", "missing.csv"
+FACTS, MISSING, ARRIVALS = "deployed.json", "missing.csv", "arrivals.csv"
 SECONDS_BETWEEN_CHECKPOINTS = 2.0  # nodes keep all states that were made since
 
 
@@ -80,7 +82,7 @@ def check(run: Run) -> None:
     reasons = {
         "dropout": (config.dropout, 0.0, "clients drop out by themselves"),
         "clock": (config.clock, None, "real rounds take their own time"),
-        "buffer": (config.buffer, None, "its rounds are synchronous"),
+        "replay": (config.replay, None, "messages are taken as they come"),
         "devices": (config.devices, 1, "every client has its own device"),
         "split_examples": (config.split_examples, False, "every client has its own"),
         "local_epochs": (config.local_epochs, (), "nodes take the same local_steps"),
@@ -100,7 +102,7 @@ def check(run: Run) -> None:
 
 def federation_of(run: Run, facts: Facts) -> Federation:
     """Makes what the server and all nodes share, without any examples."""
-    config = run.config
+    config, arrivals = run.config, arrivals_of(run.config)
     one = np.zeros((1, *facts.shape), facts.dtype)
     label = np.zeros(1, np.int32)
     like = Dataset(one, label, one, label, facts.classes, facts.tokens)
@@ -108,13 +110,14 @@ def federation_of(run: Run, facts: Facts) -> Federation:
         federated_of(run),
         task_of(config, like),
         num_clients=config.num_clients,
-        cohort_size=config.cohort_size,
+        cohort_size=config.cohort_size if arrivals is None else None,
         local_steps=config.local_steps,
         batch_size=config.batch_size,
         max_client_size=facts.max_client_size,
         classes=len(facts.classes),
         sampler=SAMPLERS[config.sampler],
         weighting=WEIGHTINGS[config.weighting],
+        arrivals=arrivals,
     )
 
 
@@ -149,6 +152,7 @@ class _Record:
         dataset = check_dataset(dataset)
         self.test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
         self.metrics, self.missing = run_dir / directory.METRICS, run_dir / MISSING
+        self.arrivals = run_dir / ARRIVALS
         self.begun = False
         self.since = time.monotonic()
         self.measure = jax.jit(measure)
@@ -157,11 +161,13 @@ class _Record:
         """Records a round."""
         now, rounds = progress.state.round, self.config.rounds
         if not self.begun:  # rows after the checkpoint are computed again
-            _keep_before(self.metrics, now)
-            _keep_before(self.missing, now)
+            for path in (self.metrics, self.missing, self.arrivals):
+                _keep_before(path, now)
             self.begun = True
         for answer in missing:
             metrics_csv.append(self.missing, answer._asdict())
+        for arrival in progress.arrived:
+            metrics_csv.append(self.arrivals, arrival._asdict())
         if now % self.config.evaluate_every and now < rounds:
             return
         scores = self.measure(self.shared.setup.task, progress.params, *self.test)

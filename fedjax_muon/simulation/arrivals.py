@@ -8,9 +8,11 @@ among the last ones, which the server's state keeps. So plans, devices, wrappers
 checkpoints work as in synchronous rounds.
 """
 
+import csv
 import functools
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -30,11 +32,20 @@ from fedjax_muon.core import (
     streams,
     tree,
 )
+from fedjax_muon.core.reading import named, reading
 from fedjax_muon.data.partition import generator
 from fedjax_muon.simulation.participation import fixed_cohort
 from fedjax_muon.staleness import Staleness
 
 ROWS = 1024  # of a schedule that a compiled program takes, or more
+
+
+class Step(NamedTuple):
+    """A step of the server."""
+
+    clients: list[int]  # in the order of their arrival
+    starts: list[int]  # the steps whose broadcasts they started from
+    seconds: float  # virtual time
 
 
 class Arrivals(NamedTuple):
@@ -47,6 +58,7 @@ class Arrivals(NamedTuple):
     # factor of the server's step, by the largest staleness; None for 1
     damping: Staleness | None
     rebase: bool  # whether messages are changes from the server's current parameters
+    recorded: Mapping[int, Step] | None = None  # steps that are replayed
 
     @property
     def depth(self) -> int:
@@ -133,6 +145,94 @@ def fedasync(
     return made._replace(rebase=True)
 
 
+# ---------------------------------------------------------------------------- records
+
+
+class Arrival(NamedTuple):
+    """A message that arrived at the server of a deployed run."""
+
+    round: int  # the server's step that it was used in, from 0
+    client: int
+    start: int  # the step whose broadcast the client started from
+    seconds: float  # since the start of the server
+
+
+def replayed(arrivals: Arrivals, record: str | Path | Iterable[Arrival]) -> Arrivals:
+    """Repeats a recorded order of arrivals, such as a deployed run's.
+
+    Clocks, `concurrency` and dropout then decide nothing. The virtual time of a round
+    is the recorded one of its last message.
+
+    Args:
+      arrivals: From `buffered` or `fedasync`, as in the recorded run.
+      record: A CSV file with the columns `round`, `client`, `start` and `seconds`, such
+        as `arrivals.csv` of `fedjax-muon deploy`; or rows of these.
+    """
+    if isinstance(record, (str, Path)):
+        columns = f"a CSV file with the columns {', '.join(Arrival._fields)}"
+        with reading(Path(record), columns, "record it again", errors=(csv.Error,)):
+            rows = _read(Path(record))
+        with named(record):
+            return arrivals._replace(recorded=_recorded(arrivals, rows))
+    return arrivals._replace(recorded=_recorded(arrivals, record))
+
+
+def _read(path: Path) -> list[Arrival]:
+    with path.open(newline="") as file:
+        return [
+            Arrival(
+                int(row["round"]),
+                int(row["client"]),
+                int(row["start"]),
+                float(row["seconds"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def _recorded(arrivals: Arrivals, rows: Iterable[Arrival]) -> dict[int, Step]:
+    """The steps of a record by their numbers; nothing arrived in those left out."""
+    steps: dict[int, Step] = {}
+    free: dict[int, int] = {}  # since which step clients have no job
+    last = 0
+    for at, client, start, seconds in rows:
+        job = f"client {client} arrives in round {at} from round {start}"
+        clients, starts, _ = step = steps.get(at, Step([], [], 0.0))
+        if at < last:
+            raise ValueError(f"{job}, after a message of round {last}; sort the rounds")
+        if client < 0 or not 0 <= start <= at:
+            raise ValueError(f"{job}; clients and rounds are from 0, and start is past")
+        if at - start > arrivals.max_staleness:
+            raise ValueError(
+                f"{job}, later than max_staleness={arrivals.max_staleness}"
+            )
+        if start < free.get(client, 0):
+            raise ValueError(f"{job}, while it has another job")
+        if len(clients) == arrivals.buffer:
+            raise ValueError(f"{job}, into a buffer of {arrivals.buffer} that is full")
+        steps[at] = step._replace(seconds=seconds)
+        clients.append(client)
+        starts.append(start)
+        free[client] = last = at
+        free[client] += 1
+    if not steps:
+        raise ValueError("the record has no arrivals")
+    return steps
+
+
+def size_of(
+    arrivals: Arrivals | None, cohort_size: int | None, cohorts: Any
+) -> int | None:
+    """The number of messages in a round, which arrivals decide."""
+    if arrivals is None:
+        return cohort_size
+    if cohort_size is not None or cohorts is not None:
+        raise TypeError(
+            "arrivals decide who takes part; leave out cohort_size and cohorts"
+        )
+    return arrivals.buffer
+
+
 # ------------------------------------------------------------------------- algorithm
 
 
@@ -211,10 +311,15 @@ def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
     return algorithm._replace(init=init, exchanges=(wrapped,), recipe=None)
 
 
-def damped(arrivals: Arrivals, before: Any, after: State, latest: jax.Array) -> State:
-    """Shortens a step of the server from the parameters `before`."""
+def damped(arrivals: Arrivals, before: Any, after: State, late: jax.Array) -> State:
+    """Shortens a step of the server from the parameters `before`.
+
+    Args:
+      late: Staleness of the received messages, and 0 for others, int32 [S].
+    """
     if arrivals.damping is None:
         return after
+    latest = late.max()
     params = tree.mix(before, arrivals.damping(latest), after.params)
     return after._replace(inner=after.inner._replace(params=params))
 
@@ -227,6 +332,12 @@ def check_suits(
         raise ValueError(
             f"there is no concurrency={arrivals.concurrency} of {num_clients} clients; "
             "lower concurrency"
+        )
+    last = max((max(s.clients) for s in (arrivals.recorded or {}).values()), default=0)
+    if last >= num_clients:
+        raise ValueError(
+            f"the record of arrivals has client {last}, but there are {num_clients} "
+            "clients, from 0"
         )
     name = repr(algorithm)
     if algorithm.full_participation:
@@ -255,14 +366,6 @@ def check_suits(
 
 
 # -------------------------------------------------------------------------- schedule
-
-
-class Step(NamedTuple):
-    """A step of the server."""
-
-    clients: list[int]  # in the order of their arrival
-    starts: list[int]  # the steps whose broadcasts they started from
-    seconds: float  # virtual time
 
 
 def queue(
@@ -339,32 +442,74 @@ def _orders(key: jax.Array, first: jax.Array, clients: int) -> jax.Array:
     return jax.vmap(draw)(first + jnp.arange(64))
 
 
+def orders_of(key: jax.Array, clients: int) -> Callable[[int], np.ndarray]:
+    """Makes the function that maps a step to a permutation of the clients.
+
+    Args:
+      key: Typed key of a run's state.
+    """
+    key = jax.random.fold_in(key, streams.COHORT)
+    drawn: dict[int, np.ndarray] = {}
+
+    def order(step: int) -> np.ndarray:
+        block = step // 64
+        if block not in drawn:
+            drawn.clear()
+            drawn[block] = np.asarray(_orders(key, jnp.int32(64 * block), clients))
+        return drawn[block][step % 64]
+
+    return order
+
+
+def _repeated(recorded: Mapping[int, Step]) -> Iterator[Step]:
+    """Recorded steps, in which there may be no message."""
+    seconds = 0.0
+    for number in range(max(recorded) + 1):
+        step = recorded.get(number, Step([], [], seconds))
+        seconds = step.seconds
+        yield step
+
+
+def filled(step: Step, arrivals: Arrivals, clients: int) -> tuple[list[int], list[int]]:
+    """Returns clients and starts for the whole buffer.
+
+    Others than those of the step have a start of -1, and take no part.
+    """
+    missing = arrivals.buffer - len(step.clients)
+    if not missing:
+        return step.clients, step.starts
+    others = [client for client in range(clients) if client not in step.clients]
+    return [*step.clients, *others[:missing]], [*step.starts, *[-1] * missing]
+
+
 class Schedule:
-    """The steps of a run by its key, drawn as far as they are needed."""
+    """The steps of a run by its key, drawn as far as they are needed, or recorded."""
 
     def __init__(
         self, arrivals: Arrivals, durations: np.ndarray, dropout: float, key: jax.Array
     ):
         self.steps: list[Step] = []
-        self.buffer = arrivals.buffer
+        self.arrivals, self.clients = arrivals, len(durations)
         rng = generator(key, streams.ARRIVALS)
-        key = jax.random.fold_in(key, streams.COHORT)
-        drawn: dict[int, np.ndarray] = {}
-
-        def order(step: int) -> np.ndarray:
-            block = step // 64
-            if block not in drawn:
-                drawn.clear()
-                drawn[block] = np.asarray(
-                    _orders(key, jnp.int32(64 * block), len(durations))
-                )
-            return drawn[block][step % 64]
-
+        order = orders_of(key, self.clients)
         is_lost = lambda: bool(dropout) and rng.random() < dropout
-        self._queue = queue(arrivals, durations, order, is_lost)
+        if arrivals.recorded is None:
+            self._queue = queue(arrivals, durations, order, is_lost)
+        else:
+            self._queue = _repeated(arrivals.recorded)
+
+    def check(self, rounds: int) -> None:
+        """Raises `ValueError` if fewer rounds have been recorded."""
+        recorded = self.arrivals.recorded
+        if recorded is not None and rounds > max(recorded) + 1:
+            raise ValueError(
+                f"the record of arrivals has {max(recorded) + 1} rounds, got {rounds}; "
+                "ask for fewer"
+            )
 
     def until(self, step: int) -> list[Step]:
         """At least the first `step` steps."""
+        self.check(step)
         while len(self.steps) < step:
             self.steps.append(next(self._queue))
         return self.steps
@@ -373,9 +518,9 @@ class Schedule:
         """The steps from `first` on, padded to a size that programs share."""
         steps = self.until(first + count)[first : first + count]
         size = max(ROWS, 1 << max(0, count - 1).bit_length())
-        clients, starts = np.zeros((2, size, self.buffer), np.int32)
+        clients, starts = np.zeros((2, size, self.arrivals.buffer), np.int32)
         for row, step in enumerate(steps):
-            clients[row], starts[row] = step.clients, step.starts
+            clients[row], starts[row] = filled(step, self.arrivals, self.clients)
         return Rows(jnp.int32(first), jnp.asarray(clients), jnp.asarray(starts))
 
 

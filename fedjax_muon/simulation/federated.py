@@ -42,7 +42,7 @@ from fedjax_muon.simulation.arguments import (
     check_parts,
     check_task,
 )
-from fedjax_muon.simulation.arrivals import Arrivals
+from fedjax_muon.simulation.arrivals import Arrivals, size_of
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
@@ -144,6 +144,7 @@ def federate(
       arrivals: Makes the rounds asynchronous, such as `fm.buffered(50, 10)`: a round is
         a step of the server. It decides `cohort_size`, which must be left out. A
         client's job is lost with the probability `dropout`; then it is free again.
+        `fm.replayed` repeats the order of a deployed run.
 
     Raises:
       ImportError: If a private run is asked for, and dp-accounting is not installed.
@@ -155,12 +156,7 @@ def federate(
     if privacy is not None:
         check_left_out({"dropout": dropout or None})
     clock = timed(clock, deadline, arrivals, privacy, local_epochs)
-    if arrivals is not None:
-        if cohort_size is not None or cohorts is not None:
-            raise TypeError(
-                "arrivals decide who takes part; leave out cohort_size and cohorts"
-            )
-        cohort_size = arrivals.buffer
+    cohort_size = size_of(arrivals, cohort_size, cohorts)
     algorithm, cohort_size, cohorts, guarantee = participation(
         algorithm, task, len(parts), cohort_size, cohorts, privacy
     )

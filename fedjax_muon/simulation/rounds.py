@@ -316,7 +316,7 @@ def _members(setup: Setup, state: State, clients: Clients) -> Members:
     if setup.arrivals is not None:
         row = index - setup.timing.first
         cohort, starts = setup.timing.clients[row], setup.timing.starts[row]
-        present = jnp.ones(cohort.shape, bool)
+        present = starts >= 0
     else:
         cohort, _, present = drawn_cohort(setup, state.key, index)
         if setup.deadline is not None:
@@ -342,8 +342,8 @@ def _round(
     )
     training, received = run(state.training, cohort, cohort, weights, key, starts)
     if setup.arrivals is not None and starts is not None:
-        latest = jnp.where(received, state.training.index - starts, 0).max()
-        server = damped(setup.arrivals, state.params, training.server, latest)
+        late = jnp.where(received, state.training.index - starts, 0)
+        server = damped(setup.arrivals, state.params, training.server, late)
         training = training._replace(server=server)
     return State(training, state.key), cohort, present & ~received
 

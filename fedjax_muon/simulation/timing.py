@@ -54,6 +54,9 @@ def timed(
 class Timing(Protocol):
     """The times of a run with one key."""
 
+    def check(self, rounds: int) -> None:
+        """Raises `ValueError` if there can't be so many rounds."""
+
     def inputs(self, first: int, count: int) -> Any:
         """What compiled rounds need of it."""
 
@@ -68,6 +71,7 @@ class Asynchronous:
         self, arrivals: Arrivals, durations: np.ndarray, dropout: float, key: jax.Array
     ):
         self.schedule = Schedule(arrivals, durations, dropout, key)
+        self.check = self.schedule.check
 
     def inputs(self, first: int, count: int) -> Rows:
         return self.schedule.rows(first, count)
@@ -85,6 +89,9 @@ class Synchronous:
         self.ends: list[float] = []  # of rounds
         draw = lambda index: drawn_cohort(setup, key, index)
         self.draw = jax.jit(lambda first: jax.vmap(draw)(first + jnp.arange(BLOCK)))
+
+    def check(self, rounds: int) -> None:
+        del rounds
 
     def inputs(self, first: int, count: int) -> Any:
         del first, count

@@ -105,6 +105,9 @@ def steps(
       NonFiniteError: If a message or the training loss is not finite.
     """
     check_count("evaluate_every", evaluate_every)
+    timing = simulation.timing(state.key)
+    if timing is not None:
+        timing.check(rounds)
     start, index = time.perf_counter() - seconds, state.round
     elapsed = lambda: time.perf_counter() - start
 

@@ -20,10 +20,12 @@ from fedjax_muon import models
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.deploy import Node, federation, serve
 from fedjax_muon.deploy.nvflare import published, sites
+from fedjax_muon.simulation.arrivals import buffered
 from fedjax_muon.tasks.classification import classification
 
 CLIENTS, COHORT, CLASSES, ROUNDS = 4, 3, 3, 2
 METHODS = ("fedmuon_correct", "fedmuon")  # a client state, a prologue
+LATE = "scaffold"  # in asynchronous rounds
 FAILING = "site-2"
 
 
@@ -32,11 +34,12 @@ def shared(method):
         ALL[method].function(),
         classification(models.MLP(CLASSES, ()), (5,)),
         num_clients=CLIENTS,
-        cohort_size=COHORT,
+        cohort_size=None if method == LATE else COHORT,
         local_steps=2,
         batch_size=4,
         max_client_size=32,
         classes=CLASSES,
+        arrivals=buffered(3, 2) if method == LATE else None,
     )
 
 
@@ -57,14 +60,15 @@ def make_failing_node(site):
 
 fedmuon_correct = published(functools.partial(make_node, "fedmuon_correct"))
 fedmuon = published(functools.partial(make_node, "fedmuon"))
+scaffold = published(functools.partial(make_node, LATE))
 failing = published(make_failing_node)
 
 
 @collab.main
 def train():
     place = Path(collab.get_app_prop("place"))
-    reasons = {}
-    for name in (*METHODS, "failing"):
+    reasons, arrived = {}, []
+    for name in (*METHODS, LATE, "failing"):
         method, missing = ("fedavg" if name == "failing" else name), []
         ended = serve(
             shared(method),
@@ -72,11 +76,14 @@ def train():
             jax.random.key(5),
             rounds=1 if name == "failing" else ROUNDS,
             deadline=120,
-            on_round=lambda progress, lost, seen=missing: seen.extend(lost),
+            on_round=lambda progress, lost, seen=missing: (
+                seen.extend(lost),
+                arrived.extend(progress.arrived),
+            ),
         )
         np.savez(place / f"{name}.npz", *jax.tree.leaves(ended.state.training.server))
         reasons[name] = [(lost.client, lost.reason) for lost in missing]
-    about = {"process": os.getpid(), "missing": reasons}
+    about = {"process": os.getpid(), "missing": reasons, "arrived": arrived}
     (place / "server.json").write_text(json.dumps(about))
 
 

@@ -53,10 +53,14 @@ def nodes_of(shared, directory=None):
     }
 
 
-def served(shared, send=None, rounds=3, **given):
+def served(shared, send=None, rounds=3, arrived=None, **given):
     """The end of a run, and what was missing; by default of all clients in process."""
     missing, send = [], send or in_process(nodes_of(shared))
-    keep = lambda progress, lost: missing.extend(lost)
+    arrived = [] if arrived is None else arrived
+    keep = lambda progress, lost: (
+        missing.extend(lost),
+        arrived.extend(progress.arrived),
+    )
     return serve(shared, send, KEY, rounds=rounds, on_round=keep, **given), missing
 
 

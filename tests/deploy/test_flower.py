@@ -240,11 +240,9 @@ def test_without_flower_the_pip_command_is_named(monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def written(place, rounds):
+def written(place, **changes):
     """An app with files of its clients' examples."""
-    run = dataclasses.replace(
-        RUN, config=dataclasses.replace(RUN.config, rounds=rounds)
-    )
+    run = dataclasses.replace(RUN, config=dataclasses.replace(RUN.config, **changes))
     dataset, parts, facts = data_of(run)
     flower_app.write_app(place, run, facts, deadline=120.0, patience=30.0)
     return run, facts, flower_app.save_examples(place, dataset, parts)
@@ -297,3 +295,15 @@ def test_processes_have_the_bits_of_a_simulation_until_one_is_killed(tmp_path):
     again = serve(shared, send, begin, rounds=2)
     for a, b in zip(*map(jax.tree.leaves, (ended.params, again.params)), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_processes_of_asynchronous_rounds_are_replayed(tmp_path):
+    place, late = tmp_path / "app", {"rounds": 2, "buffer": 2, "concurrency": 3}
+    run, _, files = written(place, **late)
+    configs = [{"partition-id": i, "data": str(path)} for i, path in enumerate(files)]
+    faster = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+    with engine(tmp_path / "engine", configs, faster) as running:
+        running.run(place, {"output": str(place)}, lambda: False)
+    late = dataclasses.replace(run.config, replay=str(place / flower_app.ARRIVALS))
+    run = dataclasses.replace(run, config=late)
+    assert_simulated(run, metrics_csv.read(place / "metrics.csv"), rounds=2)

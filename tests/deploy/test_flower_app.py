@@ -131,6 +131,7 @@ def test_a_node_imports_only_what_its_user_names():
         (("--plan", "vmapped"), "plan mapped; leave out plan, got vmapped"),
         (("--local-epochs", "1"), "deploy does not support local_epochs, since node"),
         (("--local", "0"), "num_clients must be at least 1, got 0"),
+        (("--buffer", "2", "--concurrency", "9"), "concurrency=9 of 3 clients"),
     ],
 )
 def test_options_that_a_deployment_can_not_have_are_refused(

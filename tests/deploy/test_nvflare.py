@@ -36,6 +36,7 @@ from small_federation import (
 from fedjax_muon import data
 from fedjax_muon.algorithms import ALL, fedmuon_correct
 from fedjax_muon.deploy import messages
+from fedjax_muon.simulation.arrivals import buffered, replayed
 
 needs("nvflare", "nvflare")
 
@@ -340,9 +341,11 @@ def test_real_sites_have_the_numbers_of_the_simulation(tmp_path):
 
     said = json.loads((tmp_path / "server.json").read_text())
     methods = [name for name, missing in said["missing"].items() if not missing]
-    assert methods == ["fedmuon_correct", "fedmuon"]
+    assert methods == ["fedmuon_correct", "fedmuon", "scaffold"]
+    arrivals = replayed(buffered(3, 2), said["arrived"])
     for name in methods:
-        expected = simulated(ALL[name].function(), rounds=2).training.server
+        late = {"cohort_size": None, "arrivals": arrivals} if name == "scaffold" else {}
+        expected = simulated(ALL[name].function(), rounds=2, **late).training.server
         assert_saved(tmp_path / f"{name}.npz", expected)
     ((client, reason),) = said["missing"]["failing"]
     assert client == 1
@@ -354,4 +357,4 @@ def test_real_sites_have_the_numbers_of_the_simulation(tmp_path):
         files = {path.name for path in place.iterdir()}
         assert files - {"fedavg"} == {"examples.npz", "process", *methods}
     states = {path.parent.name for path in places[0].glob("*/state_*")}
-    assert states == {"fedmuon_correct"}
+    assert states == {"fedmuon_correct", "scaffold"}

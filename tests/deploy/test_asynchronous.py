@@ -1,0 +1,134 @@
+"""Deployed asynchronous rounds, in virtual time, have the bits of simulated ones."""
+
+import threading
+
+import pytest
+import small_federation as small
+from cases import slow_but
+
+import fedjax_muon as fm
+from fedjax_muon.deploy import in_process, messages
+
+SECONDS = (1.0, 1.3, 2.1, 7.7)  # of clients
+ARRIVALS = fm.buffered(3, 2)
+
+
+class Nodes:
+    """A transport whose nodes answer in the order of a virtual clock."""
+
+    def __init__(self, shared, change=lambda client, answer: answer):
+        self.number = shared.setup.arrivals.concurrency
+        self.nodes, self.change = small.nodes_of(shared), change
+        self.now, self.ends, self.event = 0.0, {}, threading.Condition()
+
+    def __call__(self, requests, deadline):
+        for client, request in requests.items():
+            answer = self.nodes[client].answer(request)
+            if len(requests) == 1:  # not the prologue
+                self.wait(client)
+                answer = self.change(client, answer)
+            yield from [(client, answer)] if answer else []
+
+    def wait(self, client):
+        """Waits until enough clients are at work, for the one that ends first."""
+        first = lambda: min(self.ends, key=self.ends.get) == client
+        with self.event:
+            self.ends[client] = self.now + SECONDS[client]
+            self.event.notify_all()
+            is_next = lambda: len(self.ends) >= self.number and first()
+            assert self.event.wait_for(is_next, 60)
+            self.now = self.ends.pop(client)
+
+
+def shared_of(algorithm, arrivals=ARRIVALS):
+    return small.described(algorithm, cohort_size=None, arrivals=arrivals)
+
+
+def assert_simulated_with(arrivals, algorithm, ended, **given):
+    how = {"cohort_size": None, "arrivals": arrivals, **given}
+    small.assert_same(small.simulated(algorithm, ended.state.round, **how), ended)
+
+
+FADAS = fm.buffered(3, 2, damping=fm.staleness.inverse(1))
+CASES = {
+    "FedAvg": (lambda: fm.fedavg(lr=0.3), ARRIVALS),
+    "FedAsync": (lambda: fm.fedavg(lr=0.3), fm.fedasync(3)),
+    "FADAS": (lambda: fm.fedadam(lr=0.3), FADAS),
+    "scaffold": (lambda: fm.scaffold(lr=0.3), ARRIVALS),  # states of clients
+    "fedmuon": (lambda: fm.fedmuon(lr=0.1), ARRIVALS),  # a prologue
+    "local_muon": (lambda: fm.local_muon(lr=0.1), ARRIVALS),
+    "compressed": (lambda: fm.compress(fm.fedavg(lr=0.3), fm.top_k(0.5)), ARRIVALS),
+}
+
+
+@pytest.mark.parametrize("name", slow_but(("FedAsync",), CASES))
+def test_a_run_has_the_bits_of_the_simulation_with_its_arrivals(name):
+    (make, arrivals), arrived = CASES[name], []
+    shared = shared_of(make(), arrivals)
+    ended, missing = small.served(shared, Nodes(shared), 8, arrived)
+    assert not missing
+    assert max(row.round - row.start for row in arrived) > 1
+    assert_simulated_with(fm.replayed(arrivals, arrived), make(), ended)
+    clock = fm.clocks.measured(SECONDS)
+    assert_simulated_with(arrivals, make(), ended, clock=clock)
+
+
+def test_lost_late_and_unusable_answers_are_left_out_and_their_clients_start_again():
+    first = {0: [None], 1: [b"GET /"]}  # in place of answers
+    change = lambda client, answer: first[client].pop() if first.get(client) else answer
+    arrivals, arrived = fm.buffered(2, 1, max_staleness=2), []
+    shared = shared_of(fm.scaffold(lr=0.3), arrivals)
+    ended, missing = small.served(shared, Nodes(shared, change), 16, arrived)
+    assert {lost.client: lost.reason.split(" (")[0] for lost in missing} == {
+        0: "no answer",
+        1: "these bytes are not a message of fedjax_muon",
+        3: "later than max_staleness=2",
+    }
+    assert {row.client for row in arrived} >= {0, 1, 2}
+    replayed = fm.replayed(arrivals, arrived)
+    assert_simulated_with(replayed, fm.scaffold(lr=0.3), ended)
+
+
+def test_a_round_ends_when_no_client_is_left_and_a_killed_server_resumes(tmp_path):
+    """Only client 2 answers, and not in round 1; the server is killed after round 2."""
+    shared, arrived = shared_of(fm.scaffold(lr=0.3)), []
+    nodes = in_process({2: small.nodes_of(shared)[2]})
+
+    def send(requests, deadline):
+        silent = any(messages.read(r).about["round"] == 1 for r in requests.values())
+        return [] if silent else nodes(requests, deadline)
+
+    _, missing = small.served(shared, send, 2, arrived, directory=tmp_path)
+    ended, _ = small.served(shared, send, 4, arrived, directory=tmp_path)
+    assert [row[:3] for row in arrived] == [(n, 2, n) for n in (0, 2, 3)]
+    assert len(missing) == 3 + 4
+    replayed = fm.replayed(ARRIVALS, arrived)
+    assert_simulated_with(replayed, fm.scaffold(lr=0.3), ended)
+
+
+def test_bad_records_are_refused(tmp_path):
+    def attempt(record):
+        how = {"cohort_size": None, "arrivals": fm.replayed(ARRIVALS, record)}
+        simulation = small.simulation_of(fm.fedavg(), **how)
+        fm.train(simulation, simulation.init(small.KEY), rounds=99)
+
+    path = tmp_path / "arrivals.csv"
+    path.write_text("round,client\n0,1")
+    rows = [(0, 1, 0, 1.0), (0, 2, 0, 1.5), (1, 0, 0, 2.0), (1, 3, 1, 2.5)]
+    for record, said in (
+        ((2, 9, 1), "the record of arrivals has client 9, but there are 4"),
+        ((2, -1, 1), "clients and rounds are from 0"),
+        ((2, 1, 3), "client 1 arrives in round 2 from round 3; .* start is past"),
+        ((22, 1, 1), "client 1 arrives in round 22 .* later than max_staleness=20"),
+        ((2, 2, 0), "client 2 .* from round 0, while it has another job"),
+        ((0, 3, 0), "after a message of round 1; sort the rounds"),
+        ((1, 1, 1), "into a buffer of 2 that is full"),
+        ((2, 1, 1), "the record of arrivals has 3 rounds, got 99; ask for fewer"),
+        ([], "the record has no arrivals"),
+        (path, "expected a CSV file with the columns round, client, start, seconds"),
+    ):
+        record = [*rows, (*record, 3.0)] if isinstance(record, tuple) else record
+        with pytest.raises(ValueError, match=said):
+            attempt(record)
+    with pytest.raises(ValueError, match="give replayed arrivals to federate"):
+        shared_of(fm.fedavg(), fm.replayed(ARRIVALS, rows))
