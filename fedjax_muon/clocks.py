@@ -9,7 +9,8 @@ scheduled, before it begins.
 """
 
 import csv
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,12 +21,17 @@ from numpy.typing import ArrayLike
 from fedjax_muon.core import check_range
 from fedjax_muon.data.partition import generator
 
+# By client: the seconds at which it leaves and returns, in order. Others never leave.
+Away = Mapping[int, Sequence[tuple[float, float]]]
+NEVER: Away = types.MappingProxyType({})
+
 
 class Speeds(NamedTuple):
-    """Seconds of each of the N clients, float64 [N]."""
+    """Seconds of each of the N clients, float64 [N], and their absences."""
 
     step: np.ndarray  # per local step
     byte: np.ndarray  # per byte that is received or sent
+    away: Away = NEVER
 
 
 Clock = Callable[[int], Speeds]  # number of clients -> their speeds
@@ -90,7 +96,7 @@ def measured(step: ArrayLike, byte: ArrayLike | None = None) -> Clock:
     """Clients have measured seconds per local step, and per byte, [N]."""
     steps = np.asarray(step, float)
     seconds = Speeds(steps, np.zeros_like(steps) if byte is None else np.asarray(byte))
-    for name, values in seconds._asdict().items():
+    for name, values in {"step": seconds.step, "byte": seconds.byte}.items():
         if values.shape != steps.shape or steps.ndim != 1:
             raise ValueError(
                 f"{name} must have one number per client, got shape {values.shape}"
@@ -146,3 +152,36 @@ def trace(path: str | Path) -> Clock:
         raise ValueError(f"{path} {what}; give one row per client, from 0 on")
     step, byte = columns[np.argsort(ids)].T
     return measured(step, byte)
+
+
+def absent(clock: Clock, away: Away) -> Clock:
+    """Lets clients leave and return, in asynchronous rounds.
+
+    A client that leaves loses its job, and gets no other one until it returns.
+
+    Args:
+      away: By client, (leaves, returns) in seconds, in order; a client that leaves for
+        good returns at `math.inf`.
+
+    Example:
+      >>> away = {3: [(10.0, 25.0), (40.0, math.inf)]}
+      >>> clock = fm.clocks.absent(fm.clocks.constant(), away)
+    """
+    for client, spans in away.items():
+        times = np.ravel(spans)
+        if not (len(times) and times[0] >= 0 and (np.diff(times) > 0).all()):
+            raise ValueError(
+                f"client {client} must leave at 0 seconds or later and return after "
+                f"that, in order, got {list(spans)}"
+            )
+
+    def with_absences(num_clients: int) -> Speeds:
+        unknown = [client for client in away if not 0 <= client < num_clients]
+        if unknown:
+            raise ValueError(
+                f"client {unknown[0]} is away, but there are {num_clients} clients, "
+                "from 0"
+            )
+        return clock(num_clients)._replace(away=away)
+
+    return with_absences

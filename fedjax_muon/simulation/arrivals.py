@@ -11,6 +11,7 @@ checkpoints work as in synchronous rounds.
 import csv
 import functools
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon import staleness as weights
+from fedjax_muon.clocks import NEVER, Away
 from fedjax_muon.core import (
     Algorithm,
     Objective,
@@ -373,6 +375,7 @@ def queue(
     durations: np.ndarray,
     orders: Callable[[int], np.ndarray],
     is_lost: Callable[[], bool],
+    away: Away = NEVER,
 ) -> Iterator[Step]:
     """Runs the event queue, without any model.
 
@@ -383,30 +386,44 @@ def queue(
       durations: Seconds of a job of every client, [N].
       orders: Maps a step to a permutation of the clients. The first free one starts.
       is_lost: Whether the next job that ends is lost; its client is free again.
+      away: When clients leave and return. The job of one that leaves is lost.
     """
     now, step, number = 0.0, 0, 0
-    running: list[tuple[float, int, int]] = []  # (end, number, client)
+    events = _departures(away)  # and ends of jobs: (time, kind, number or client)
     jobs: dict[int, tuple[int, int]] = {}  # number -> (client, start)
+    number_of: dict[int, int] = {}  # the last job of a client
     by_start: dict[int, list[int]] = {}
-    busy, buffer = np.zeros(len(durations), bool), list[tuple[int, int]]()
+    taken = np.zeros((2, len(durations)), bool)  # by work, and by absence
+    busy, gone, buffer = *taken, list[tuple[int, int]]()
+    gone[[client for client, spans in away.items() if spans[0][0] <= 0]] = True
     order, place = orders(0), 0
 
     def begin(client: int) -> None:
         nonlocal number
         busy[client] = True
-        heapq.heappush(running, (now + durations[client], number, client))
-        jobs[number] = client, step
+        heapq.heappush(events, (now + durations[client], ENDS, number))
+        jobs[number], number_of[client] = (client, step), number
         by_start.setdefault(step, []).append(number)
         number += 1
 
     while True:
-        while len(jobs) < arrivals.concurrency and not busy.all():
-            while busy[order[place]]:
+        while len(jobs) < arrivals.concurrency and not taken.any(0).all():
+            while taken[:, order[place]].any():
                 place += 1
             begin(int(order[place]))
-        now = running[0][0]
-        while running and running[0][0] == now:
-            job = heapq.heappop(running)[1]
+        if not events:
+            raise ValueError(
+                f"after {now:g} seconds and {step} rounds, too few clients are there "
+                f"for a buffer of {arrivals.buffer}; let clients return"
+            )
+        now = events[0][0]
+        while events and events[0][0] == now:
+            _, kind, job = heapq.heappop(events)
+            if kind != ENDS:
+                gone[job], place = kind == LEAVES, 0
+                if kind == LEAVES and jobs.pop(number_of.get(job, -1), None):
+                    busy[job] = False
+                continue
             if job not in jobs:  # stopped
                 continue
             client, start = jobs.pop(job)
@@ -425,6 +442,17 @@ def queue(
             for late in by_start.pop(step - arrivals.depth, ()):
                 if late in jobs:
                     begin(jobs.pop(late)[0])
+
+
+ENDS, LEAVES, RETURNS = range(3)  # kinds of events, in the order of those at one time
+
+
+def _departures(away: Away) -> list[tuple[float, int, int]]:
+    """When clients leave and return, as a heap of events."""
+    spans = [(client, *span) for client, each in away.items() for span in each]
+    leaves = [(start, LEAVES, client) for client, start, _ in spans if start > 0]
+    returns = [(end, RETURNS, client) for client, _, end in spans if end < math.inf]
+    return sorted(leaves + returns)
 
 
 class Rows(NamedTuple):
@@ -486,7 +514,12 @@ class Schedule:
     """The steps of a run by its key, drawn as far as they are needed, or recorded."""
 
     def __init__(
-        self, arrivals: Arrivals, durations: np.ndarray, dropout: float, key: jax.Array
+        self,
+        arrivals: Arrivals,
+        durations: np.ndarray,
+        dropout: float,
+        key: jax.Array,
+        away: Away = NEVER,
     ):
         self.steps: list[Step] = []
         self.arrivals, self.clients = arrivals, len(durations)
@@ -494,7 +527,7 @@ class Schedule:
         order = orders_of(key, self.clients)
         is_lost = lambda: bool(dropout) and rng.random() < dropout
         if arrivals.recorded is None:
-            self._queue = queue(arrivals, durations, order, is_lost)
+            self._queue = queue(arrivals, durations, order, is_lost, away)
         else:
             self._queue = _repeated(arrivals.recorded)
 

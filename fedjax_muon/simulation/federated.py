@@ -73,7 +73,7 @@ from fedjax_muon.simulation.rounds import (
     with_inputs,
 )
 from fedjax_muon.simulation.simulation import Programs, Runner, Simulation, inputs_of
-from fedjax_muon.simulation.timing import blank_inputs, on_time, timed
+from fedjax_muon.simulation.timing import away_of, blank_inputs, on_time, timed
 from fedjax_muon.tasks.task import Task, as_argument
 
 
@@ -209,7 +209,8 @@ def federate(
         own_tests=own_tests,
     )
     if clock is not None:
-        on_time(setup, simulation.durations)  # may raise
+        on_time(setup, simulation.durations)  # these may raise
+        away_of(setup)
     return simulation
 
 

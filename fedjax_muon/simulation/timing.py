@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon import clocks
-from fedjax_muon.clocks import Clock
+from fedjax_muon.clocks import Away, Clock
 from fedjax_muon.core import check_range
 from fedjax_muon.simulation.arrivals import Arrivals, Rows, Schedule, blank
 from fedjax_muon.simulation.batching import Clients
@@ -68,9 +68,14 @@ class Asynchronous:
     """Steps of the server whenever a buffer is full."""
 
     def __init__(
-        self, arrivals: Arrivals, durations: np.ndarray, dropout: float, key: jax.Array
+        self,
+        arrivals: Arrivals,
+        durations: np.ndarray,
+        dropout: float,
+        key: jax.Array,
+        away: Away,
     ):
-        self.schedule = Schedule(arrivals, durations, dropout, key)
+        self.schedule = Schedule(arrivals, durations, dropout, key, away)
         self.check = self.schedule.check
 
     def inputs(self, first: int, count: int) -> Rows:
@@ -158,4 +163,16 @@ def timing_of(setup: Setup, durations: np.ndarray, key: jax.Array) -> Timing:
     """The times of a run with a key."""
     if setup.arrivals is None:
         return Synchronous(setup, durations, key)
-    return Asynchronous(setup.arrivals, durations, setup.dropout, key)
+    away = away_of(setup)
+    return Asynchronous(setup.arrivals, durations, setup.dropout, key, away)
+
+
+def away_of(setup: Setup) -> Away:
+    """When clients are away, which synchronous rounds cannot take into account."""
+    away = setup.clock(setup.num_clients).away if setup.clock else clocks.NEVER
+    if away and setup.arrivals is None:
+        raise ValueError(
+            "clients that leave and return need asynchronous rounds; add arrivals, or "
+            "give dropout instead"
+        )
+    return away

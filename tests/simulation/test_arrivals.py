@@ -5,6 +5,7 @@ client when it arrives.
 """
 
 import itertools
+import math
 
 import federation
 import jax
@@ -25,6 +26,7 @@ KEY = jax.random.key(0)
 TARGETS = np.random.default_rng(0).normal(size=(N, 5, 3))
 SPREAD = np.random.default_rng(1).lognormal(0, 1, N)
 TIED = np.tile([1.0, 2.0, 3.0], 4)  # arrivals at the same time
+AWAY = {0: [(0.0, 3.0)], 4: [(1.0, 2.5), (6.0, 9.0)], 7: [(2.0, math.inf)]}
 EXACT = fm.transforms.orthogonalize(newton_schulz.polar)
 
 
@@ -51,18 +53,22 @@ def local_change(x, client):
     return y - x
 
 
-def literal(arrivals, durations, server, steps, chance=0.0):
+def literal(arrivals, durations, server, steps, chance=0.0, away=clocks.NEVER):
     """Trains by events; returns the parameters after every step, and their times."""
-    lost = coins(chance)
+    lost, changes = coins(chance), {t for c in away for span in away[c] for t in span}
+    gone = lambda client, t: any(a <= t < b for a, b in away.get(client, ()))
     x, version, now, numbers = np.zeros((5, 3)), 0, 0.0, itertools.count()
     jobs, buffer, path, times = [], [], [], []
     while True:
         waiting = [job["client"] for job in jobs] + [entry[0] for entry in buffer]
         for client in order_of(version):
-            if len(jobs) < arrivals.concurrency and client not in waiting:
+            if len(jobs) == arrivals.concurrency or gone(client, now):
+                continue
+            if client not in waiting:
                 job = {"client": client, "x": x, "version": version}
                 jobs.append(job | {"end": now + durations[client], "n": next(numbers)})
-        now = min(job["end"] for job in jobs)
+        next_change = min((t for t in changes if t > now), default=math.inf)
+        now = min([next_change, *(job["end"] for job in jobs)])
         due = sorted((j for j in jobs if j["end"] == now), key=lambda j: j["n"])
         for job in due:
             if not any(job is each for each in jobs):
@@ -86,6 +92,7 @@ def literal(arrivals, durations, server, steps, chance=0.0):
                 client = old["client"]
                 new = {"client": client, "x": x, "version": version}
                 jobs.append(new | {"end": now + durations[client], "n": next(numbers)})
+        jobs = [job for job in jobs if not gone(job["client"], now)]
 
 
 def fedbuff(exponent):
@@ -162,8 +169,8 @@ def path_of(algorithm, arrivals, steps, plan=plans.mapped, steps_of=K):
     return path
 
 
-def schedule(arrivals, durations, steps, chance=0.0):
-    events = queue(arrivals, durations, order_of, coins(chance))
+def schedule(arrivals, durations, steps, chance=0.0, away=clocks.NEVER):
+    events = queue(arrivals, durations, order_of, coins(chance), away)
     return list(itertools.islice(events, steps))
 
 
@@ -196,13 +203,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("durations", [SPREAD, TIED], ids=["spread", "tied"])
+@pytest.mark.parametrize(
+    ("durations", "away"),
+    [(SPREAD, clocks.NEVER), (TIED, clocks.NEVER), (TIED, AWAY)],
+    ids=["spread", "tied", "away"],
+)
 @pytest.mark.parametrize("chance", [0.0, 0.3])
 @pytest.mark.parametrize("name", CASES)
-def test_server_rules_are_those_of_an_event_queue(name, chance, durations):
+def test_server_rules_are_those_of_an_event_queue(name, chance, durations, away):
     make, arrivals, server = CASES[name]
-    steps = schedule(arrivals, durations, 30, chance)
-    expected, times = literal(arrivals, durations, server(), 30, chance)
+    steps = schedule(arrivals, durations, 30, chance, away)
+    expected, times = literal(arrivals, durations, server(), 30, chance, away)
     assert [step.seconds for step in steps] == times
     late = [i - start for i, step in enumerate(steps) for start in step.starts]
     assert 1 < max(late) <= arrivals.max_staleness
@@ -474,6 +485,16 @@ def test_arrivals_are_checked(make, message):
         ),
         (
             fm.fedavg(),
+            {"clock": clocks.absent(clocks.constant(), {1: [(0.0, 2.0)]})},
+            "leave and return need asynchronous rounds; add arrivals",
+        ),
+        (
+            fm.fedavg(),
+            {"clock": clocks.absent(clocks.constant(), {6: [(0.0, 2.0)]})},
+            "client 6 is away, but there are 6 clients",
+        ),
+        (
+            fm.fedavg(),
             {"clock": clocks.constant(), "local_steps": None, "local_epochs": (1, 3)},
             r"local_epochs=\(1, 3\)",
         ),
@@ -510,11 +531,18 @@ def test_speeds_are_checked():
         lambda: clocks.lognormal(-1.0, key=KEY),
         lambda: clocks.two_speeds(0.5, key=KEY),
         lambda: clocks.measured([[1.0]]),
+        lambda: clocks.absent(clocks.constant(), {1: [(3.0, 2.0)]}),
         lambda: staleness.polynomial(-1.0),
         lambda: staleness.inverse(0.5),
     ):
         with pytest.raises(ValueError, match=r"\d"):
             make()
+
+
+def test_a_run_whose_clients_have_left_ends():
+    for_good = {client: [(4.0, math.inf)] for client in range(N - 1)}
+    with pytest.raises(ValueError, match="after 6 seconds and 4 rounds, too few"):
+        schedule(fm.buffered(4, 2), np.full(N, 2.0), 9, away=for_good)
 
 
 def test_cells_of_a_sweep_have_times_of_their_own():
