@@ -310,7 +310,7 @@ def trained(setting: Setting, data: Dataset) -> Iterator[tuned.Row]:
         Cell({}, jax.random.key(SEED + run), parts_of(check, labels, run))
         for run in range(setting.runs)
     ]
-    # with kernels that differ between clients, GPUs are faster with products of patches
+    # kernels differ between clients: GPUs may run convolutions with groups slowly
     convolved = convolution if jax.default_backend() == "cpu" else by_patches
     task = fm.tasks.classification(check.model.clone(convolution=convolved), data)
     if check.decay:
