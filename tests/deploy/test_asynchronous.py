@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import small_federation as small
 from cases import slow_but
@@ -74,15 +75,22 @@ def test_a_run_has_the_bits_of_the_simulation_with_its_arrivals(name):
 
 
 def test_lost_late_and_unusable_answers_are_left_out_and_their_clients_start_again():
-    first = {0: [None], 1: [b"GET /"]}  # in place of answers
-    change = lambda client, answer: first[client].pop() if first.get(client) else answer
+    def infinite(answer):
+        about, arrays = messages.read(answer)
+        return messages.write(messages.Message(about, [x + np.inf for x in arrays]))
+
+    first = {0: [lambda _: None], 1: [lambda _: b"GET /"], 2: [infinite]}
+    change = lambda client, answer: (
+        first[client].pop()(answer) if first.get(client) else answer
+    )
     arrivals, arrived = fm.buffered(2, 1, max_staleness=2), []
     shared = shared_of(fm.scaffold(lr=0.3), arrivals)
     ended, missing = small.served(shared, Nodes(shared, change), 16, arrived)
-    assert {lost.client: lost.reason.split(" (")[0] for lost in missing} == {
-        0: "no answer",
-        1: "these bytes are not a message of fedjax_muon",
-        3: "later than max_staleness=2",
+    assert {(lost.client, lost.reason.split(" (")[0]) for lost in missing} >= {
+        (0, "no answer"),
+        (1, "these bytes are not a message of fedjax_muon"),
+        (2, "not finite"),
+        (3, "later than max_staleness=2"),
     }
     assert {row.client for row in arrived} >= {0, 1, 2}
     replayed = fm.replayed(arrivals, arrived)
