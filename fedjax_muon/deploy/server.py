@@ -72,7 +72,7 @@ class Progress(NamedTuple):
     state: State  # without client states
     accepted: np.ndarray  # int32 [N], turn of each client's last answer that counted
     run: str  # name of the run, which answers repeat
-    # messages of the last round in their order, if rounds are asynchronous
+    # messages in the mean of the last round in their order, if it is asynchronous
     arrived: tuple[Arrival, ...] = ()
 
     @property
@@ -403,8 +403,8 @@ class _Asynchronous(_Server):
             self._begin(client, self._request(progress, client, number, values), index)
 
         started: set[int] = set()  # who has begun in this round
-        answers: dict[int, tuple[Any, int]] = {}  # in the order of their arrival
-        arrived: list[Arrival] = []
+        arrived: dict[int, Arrival] = {}  # in order
+        answers: dict[int, tuple[Any, int]] = {}
         while len(answers) < arrivals.buffer:
             at_work = sum(index - s < arrivals.depth for s in self.jobs.values())
             taken = self.jobs.keys() | answers.keys() | started
@@ -416,11 +416,10 @@ class _Asynchronous(_Server):
                 break
             answer = self._next(progress.run, index)
             if answer is not None:
-                client, start, message = answer
-                answers[client] = message
+                client, start, answers[client] = answer
                 seconds = round(time.monotonic() - self.began, 3)
-                arrived.append(Arrival(index, client, start, seconds))
-        return self._step(progress._replace(arrived=tuple(arrived)), keys, answers)
+                arrived[client] = Arrival(index, client, start, seconds)
+        return self._step(progress, keys, arrived, answers)
 
     def _begin(self, client: int, request: bytes, index: int) -> None:
         def wait() -> None:
@@ -464,13 +463,13 @@ class _Asynchronous(_Server):
         self,
         progress: Progress,
         keys: ExchangeKeys,
+        arrived: Mapping[int, Arrival],
         answers: Mapping[int, tuple[Any, int]],
     ) -> Progress:
         """A step of the server by the messages of a round."""
         setup, number = self.shared.setup, self.shared.first
         training, accepted = progress.state.training, progress.accepted.copy()
-        starts = {arrival.client: arrival.start for arrival in progress.arrived}
-        step = Step(list(answers), [starts[client] for client in answers], 0.0)
+        step = Step(list(arrived), [job.start for job in arrived.values()], 0.0)
         cohort, begun = map(jnp.int32, filled(step, self.arrivals, setup.num_clients))
         sizes = np.ones(len(cohort), np.int32)
         weights, sent = self._stacked(cohort, answers, number, sizes)
@@ -480,14 +479,16 @@ class _Asynchronous(_Server):
         server, received = self.update[number](
             training.server, training.index, of_members, cohort, sent, weights, begun
         )
-        for client, counts in zip(answers, np.asarray(received), strict=False):
+        counted = []
+        for job, counts in zip(arrived.values(), np.asarray(received), strict=False):
             if counts:
-                accepted[client] = self.shared.turn(starts[client], number)
+                accepted[job.client] = self.shared.turn(job.start, number)
+                counted.append(job)
             else:
-                self._miss(number, training.index, client, "not finite")
+                self._miss(number, training.index, job.client, "not finite")
         training = training._replace(server=server, index=training.index + 1)
         state = progress.state._replace(training=training)
-        return progress._replace(state=state, accepted=accepted)
+        return Progress(state, accepted, progress.run, tuple(counted))
 
 
 class _Event(NamedTuple):

@@ -34,7 +34,7 @@ from fedjax_muon.core import (
     streams,
     tree,
 )
-from fedjax_muon.core.reading import named, reading
+from fedjax_muon.core.reading import reading
 from fedjax_muon.data.partition import generator
 from fedjax_muon.simulation.participation import fixed_cohort
 from fedjax_muon.staleness import Staleness
@@ -170,26 +170,18 @@ def replayed(arrivals: Arrivals, record: str | Path | Iterable[Arrival]) -> Arri
       record: A CSV file with the columns `round`, `client`, `start` and `seconds`, such
         as `arrivals.csv` of `fedjax-muon deploy`; or rows of these.
     """
-    if isinstance(record, (str, Path)):
-        columns = f"a CSV file with the columns {', '.join(Arrival._fields)}"
-        with reading(Path(record), columns, "record it again", errors=(csv.Error,)):
-            rows = _read(Path(record))
-        with named(record):
-            return arrivals._replace(recorded=_recorded(arrivals, rows))
-    return arrivals._replace(recorded=_recorded(arrivals, record))
+    if not isinstance(record, (str, Path)):
+        return arrivals._replace(recorded=_recorded(arrivals, record))
+    columns = f"a CSV file with the columns {', '.join(Arrival._fields)}"
+    damaged = reading(Path(record), columns, "record it again", errors=(csv.Error,))
+    with damaged, open(record, newline="") as file:
+        rows = [Arrival(*_numbers(row)) for row in csv.DictReader(file)]
+    return arrivals._replace(recorded=_recorded(arrivals, rows))
 
 
-def _read(path: Path) -> list[Arrival]:
-    with path.open(newline="") as file:
-        return [
-            Arrival(
-                int(row["round"]),
-                int(row["client"]),
-                int(row["start"]),
-                float(row["seconds"]),
-            )
-            for row in csv.DictReader(file)
-        ]
+def _numbers(row: Mapping[str, str]) -> tuple[int, int, int, float]:
+    at, client, start = (int(row[name]) for name in ("round", "client", "start"))
+    return at, client, start, float(row["seconds"])
 
 
 def _recorded(arrivals: Arrivals, rows: Iterable[Arrival]) -> dict[int, Step]:
@@ -199,7 +191,7 @@ def _recorded(arrivals: Arrivals, rows: Iterable[Arrival]) -> dict[int, Step]:
     last = 0
     for at, client, start, seconds in rows:
         job = f"client {client} arrives in round {at} from round {start}"
-        clients, starts, _ = step = steps.get(at, Step([], [], 0.0))
+        step = steps.get(at, Step([], [], 0.0))
         if at < last:
             raise ValueError(f"{job}, after a message of round {last}; sort the rounds")
         if client < 0 or not 0 <= start <= at:
@@ -210,13 +202,11 @@ def _recorded(arrivals: Arrivals, rows: Iterable[Arrival]) -> dict[int, Step]:
             )
         if start < free.get(client, 0):
             raise ValueError(f"{job}, while it has another job")
-        if len(clients) == arrivals.buffer:
+        if len(step.clients) == arrivals.buffer:
             raise ValueError(f"{job}, into a buffer of {arrivals.buffer} that is full")
-        steps[at] = step._replace(seconds=seconds)
-        clients.append(client)
-        starts.append(start)
-        free[client] = last = at
-        free[client] += 1
+        clients, starts = [*step.clients, client], [*step.starts, start]
+        steps[at] = Step(clients, starts, seconds)
+        free[client], last = at + 1, at
     if not steps:
         raise ValueError("the record has no arrivals")
     return steps

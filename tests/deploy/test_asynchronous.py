@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import small_federation as small
 from cases import slow_but
@@ -50,48 +51,53 @@ def assert_simulated_with(arrivals, algorithm, ended, **given):
 
 
 FADAS = fm.buffered(3, 2, damping=fm.staleness.inverse(1))
-CASES = {
-    "FedAvg": (lambda: fm.fedavg(lr=0.3), ARRIVALS),
-    "FedAsync": (lambda: fm.fedavg(lr=0.3), fm.fedasync(3)),
-    "FADAS": (lambda: fm.fedadam(lr=0.3), FADAS),
-    "scaffold": (lambda: fm.scaffold(lr=0.3), ARRIVALS),  # states of clients
-    "fedmuon": (lambda: fm.fedmuon(lr=0.1), ARRIVALS),  # a prologue
-    "local_muon": (lambda: fm.local_muon(lr=0.1), ARRIVALS),
-    "compressed": (lambda: fm.compress(fm.fedavg(lr=0.3), fm.top_k(0.5)), ARRIVALS),
-}
+CASES = (
+    ("fedavg", fm.fedasync(3)),
+    ("fedadam", FADAS),
+    ("scaffold", ARRIVALS),  # states of clients
+    ("fedmuon", ARRIVALS),  # a prologue
+    ("local_muon", ARRIVALS),
+)
 
 
-@pytest.mark.parametrize("name", slow_but(("FedAsync",), CASES))
-def test_a_run_has_the_bits_of_the_simulation_with_its_arrivals(name):
-    (make, arrivals), arrived = CASES[name], []
-    shared = shared_of(make(), arrivals)
+@pytest.mark.parametrize(("name", "arrivals"), slow_but(1, CASES))
+def test_a_run_has_the_bits_of_the_simulation_with_its_arrivals(name, arrivals):
+    algorithm, arrived = fm.algorithms.ALL[name].function(), []
+    shared = shared_of(algorithm, arrivals)
     ended, missing = small.served(shared, Nodes(shared), 8, arrived)
     assert not missing
     assert max(row.round - row.start for row in arrived) > 1
-    assert_simulated_with(fm.replayed(arrivals, arrived), make(), ended)
+    assert_simulated_with(fm.replayed(arrivals, arrived), algorithm, ended)
     clock = fm.clocks.measured(SECONDS)
-    assert_simulated_with(arrivals, make(), ended, clock=clock)
+    assert_simulated_with(arrivals, algorithm, ended, clock=clock)
 
 
 def test_lost_late_and_unusable_answers_are_left_out_and_their_clients_start_again():
-    first = {0: [None], 1: [b"GET /"]}  # in place of answers
-    change = lambda client, answer: first[client].pop() if first.get(client) else answer
-    arrivals, arrived = fm.buffered(2, 1, max_staleness=2), []
-    shared = shared_of(fm.scaffold(lr=0.3), arrivals)
+    first = {0: None, 1: b"GET /", 2: np.inf}  # in place of answers
+
+    def change(client, answer):
+        about, arrays = messages.read(answer)
+        other = first.pop(client, answer)
+        infinite = messages.Message(about, [x + np.inf for x in arrays])
+        return messages.write(infinite) if other == np.inf else other
+
+    algorithm, arrivals = fm.scaffold(lr=0.3), fm.buffered(2, 1, max_staleness=2)
+    shared, arrived = shared_of(algorithm, arrivals), []
     ended, missing = small.served(shared, Nodes(shared, change), 16, arrived)
-    assert {lost.client: lost.reason.split(" (")[0] for lost in missing} == {
-        0: "no answer",
-        1: "these bytes are not a message of fedjax_muon",
-        3: "later than max_staleness=2",
+    assert {(lost.client, lost.reason.split(" (")[0]) for lost in missing} >= {
+        (0, "no answer"),
+        (1, "these bytes are not a message of fedjax_muon"),
+        (2, "not finite"),
+        (3, "later than max_staleness=2"),
     }
     assert {row.client for row in arrived} >= {0, 1, 2}
-    replayed = fm.replayed(arrivals, arrived)
-    assert_simulated_with(replayed, fm.scaffold(lr=0.3), ended)
+    assert_simulated_with(fm.replayed(arrivals, arrived), algorithm, ended)
 
 
 def test_a_round_ends_when_no_client_is_left_and_a_killed_server_resumes(tmp_path):
     """Only client 2 answers, and not in round 1; the server is killed after round 2."""
-    shared, arrived = shared_of(fm.scaffold(lr=0.3)), []
+    algorithm, arrived = fm.scaffold(lr=0.3), []
+    shared = shared_of(algorithm)
     nodes = in_process({2: small.nodes_of(shared)[2]})
 
     def send(requests, deadline):
@@ -102,8 +108,7 @@ def test_a_round_ends_when_no_client_is_left_and_a_killed_server_resumes(tmp_pat
     ended, _ = small.served(shared, send, 4, arrived, directory=tmp_path)
     assert [row[:3] for row in arrived] == [(n, 2, n) for n in (0, 2, 3)]
     assert len(missing) == 3 + 4
-    replayed = fm.replayed(ARRIVALS, arrived)
-    assert_simulated_with(replayed, fm.scaffold(lr=0.3), ended)
+    assert_simulated_with(fm.replayed(ARRIVALS, arrived), algorithm, ended)
 
 
 def test_bad_records_are_refused(tmp_path):

@@ -248,6 +248,13 @@ def written(place, **changes):
     return run, facts, flower_app.save_examples(place, dataset, parts)
 
 
+def local(place, files):
+    """A SuperLink and SuperNodes as processes."""
+    configs = [{"partition-id": i, "data": str(path)} for i, path in enumerate(files)]
+    faster = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds, by default 1
+    return engine(place / "engine", configs, faster)
+
+
 def test_the_written_app_trains(tmp_path, monkeypatch):
     place = tmp_path / "app"
     run, _, files = written(place, rounds=2)
@@ -269,9 +276,6 @@ def test_processes_have_the_bits_of_a_simulation_until_one_is_killed(tmp_path):
     """Of a SuperLink and SuperNodes; then the rest goes on."""
     place, killed = tmp_path / "app", 1
     run, facts, files = written(place, rounds=2)
-    configs = [
-        {"partition-id": client, "data": str(path)} for client, path in enumerate(files)
-    ]
     metrics = place / "metrics.csv"
 
     def kill_after_a_round():
@@ -279,8 +283,7 @@ def test_processes_have_the_bits_of_a_simulation_until_one_is_killed(tmp_path):
             running.nodes[killed].kill()
         return False
 
-    faster = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds, by default 1
-    with engine(tmp_path / "engine", configs, faster) as running:
+    with local(tmp_path, files) as running:
         running.run(place, {"output": str(place)}, kill_after_a_round)
     rows = metrics_csv.read(metrics)
     assert rows["missing"].tolist() == [0, 0, 1]
@@ -300,9 +303,7 @@ def test_processes_have_the_bits_of_a_simulation_until_one_is_killed(tmp_path):
 def test_processes_of_asynchronous_rounds_are_replayed(tmp_path):
     place, late = tmp_path / "app", {"rounds": 2, "buffer": 2, "concurrency": 3}
     run, _, files = written(place, **late)
-    configs = [{"partition-id": i, "data": str(path)} for i, path in enumerate(files)]
-    faster = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
-    with engine(tmp_path / "engine", configs, faster) as running:
+    with local(tmp_path, files) as running:
         running.run(place, {"output": str(place)}, lambda: False)
     late = dataclasses.replace(run.config, replay=str(place / flower_app.ARRIVALS))
     run = dataclasses.replace(run, config=late)
