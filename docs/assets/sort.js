@@ -19,9 +19,10 @@ document$.subscribe(({ body }) => {
   }
 })
 
-// Numbers are ordered by size; texts come after them.
+// Numbers are ordered by size; texts come after them, such as "3 of 5 seeds".
 function compare(a, b) {
-  const [x, y] = [a, b].map((text) => parseFloat(text.replaceAll(",", "")))
+  const number = (text) => / of /.test(text) ? NaN : parseFloat(text.replaceAll(",", ""))
+  const [x, y] = [a, b].map(number)
   if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y) || a.localeCompare(b)
   return x - y
 }
