@@ -100,9 +100,9 @@ def serve(
     the mean of that exchange and of the rest of the round. Its state stays as it was.
 
     With the federation's `arrivals`, clients train at the same time, and a round ends
-    when the buffer is full. A client whose message is lost or too late starts again in
-    a later round. The buffer is not full only if no client is left that could answer.
-    `fm.replayed` repeats the order of arrivals in a simulation.
+    when the buffer is full, or no client is left that could answer. A client whose
+    message is lost or too late starts again from newer parameters. `fm.replayed`
+    repeats the order of arrivals in a simulation.
 
     Args:
       send: Transport, such as `in_process(nodes)` or a `FlowerServer`'s `send`.
