@@ -411,8 +411,8 @@ def queue(
             _, kind, job = heapq.heappop(events)
             if kind != ENDS:
                 gone[job], place = kind == LEAVES, 0
-                if kind == LEAVES and jobs.pop(number_of.get(job, -1), None):
-                    busy[job] = False
+                lost = jobs.pop(number_of.get(job, -1), None) if gone[job] else None
+                busy[job] &= lost is None
                 continue
             if job not in jobs:  # stopped
                 continue
