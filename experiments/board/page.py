@@ -17,6 +17,7 @@ matplotlib.use("Agg")
 
 PAGE = Path("docs/board.md")
 SHARE = 0.95  # of FedAvg's score: the target
+NEAR = 1.05  # costs that count as equal in figures
 HEAD = (
     "method",
     "trial",
@@ -186,15 +187,18 @@ def draw(ranked: Mapping[str, Sequence[Standing]], path: Path) -> None:
 def _panel(axis: Any, ours: Sequence[Standing], column: str) -> None:
     colors = styles([one.label for one in ours])
     cost = {one.method: getattr(one, column) for one in ours}
-    low = np.percentile([one.mean for one in ours], 25) - 5
+    means = [one.mean for one in ours]
+    low, room = np.percentile(means, 15), 0.1 * np.ptp(np.percentile(means, [15, 100]))
     logarithmic(axis, [*cost.values()])
-    axis.set_ylim(max(low, 0), max(one.mean for one in ours) + 2)
+    axis.set_ylim(low - room, max(means) + 2 * room)
+    below = sum(mean < low for mean in means)
+    axis.text(0.01, 0.01, f"{below} below", transform=axis.transAxes, fontsize=7.5)
     for one in ours:
         if one.mean < low:
             continue
         x, color = cost[one.method], colors[one.label]["color"]
         axis.plot(x, one.mean, "o", ms=4.5, color=color)
-        ahead = [o for o in ours if cost[o.method] <= 1.001 * x and o.mean > one.mean]
+        ahead = [o for o in ours if cost[o.method] <= NEAR * x and o.mean > one.mean]
         if not ahead:  # on the front
             axis.annotate(
                 one.label,
