@@ -142,18 +142,16 @@ def facts(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
         lines.append(
             f"- **{TRACKS[track].title}**: {best.label} is the best of {len(ours)}, "
             f"with {spread(best.scores)}. {len(equal)} are not significantly worse"
-            + (f": {', '.join(equal)}. " if equal else ". ")
+            + (f": {'; '.join(equal)}. " if equal else ". ")
             + f"{cheap.label} reaches the target with the fewest bytes, "
             f"{cheap.megabytes.mean():.1f} MB. " + _apart(by_name, "fedmuon", "fedavg")
         )
-    words = [
-        f"{TRACKS[track].title}: "
-        + _apart(
-            {one.method: one for one in ours}, "fedmuon_align_0.25", "fedmuon_align_0"
-        )
-        for track, ours in ranked.items()
-        if {"fedmuon_align_0.25", "fedmuon_align_0"} <= {one.method for one in ours}
-    ]
+    words = []
+    for track, ours in ranked.items():
+        by_name = {one.method: one for one in ours}
+        for weight in (0.25, 0.5):
+            said = _apart(by_name, f"fedmuon_align_{weight}", "fedmuon_align_0")
+            words += [f"{TRACKS[track].title}: {said}"] * bool(said)
     if words:
         lines.append("- **Does alignment help?** " + " ".join(words))
     return lines

@@ -223,6 +223,18 @@ def test_the_tables_of_speed_are_those_of_the_results():
     (resnet,) = [cells for cells in workloads if "ResNet-18" in cells[0]]
     pytorch, ours = resnet[3].strip("*"), resnet[1]
     assert f"{pytorch} s against {ours} s for\nResNet-18" in section
+    rows = table.read([ROOT / "results" / "benchmarks" / "h200.jsonl"])
+    seconds = {
+        (row["contender"], row["workload"]): row["wall_seconds"]
+        for row in rows
+        if row["algorithm"] == "fedavg"
+    }
+    ratios = [
+        value / seconds["fedjax_muon", workload]
+        for (name, workload), value in seconds.items()
+        if name == "PyTorch loop"
+    ]
+    assert f"{min(ratios):.1f} to {max(ratios):.0f} times faster" in section
 
 
 # -------------------------------------------------------- the frequent errors
