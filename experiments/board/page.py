@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 
 from experiments.board import entries, protocol
-from experiments.board.tracks import TRACKS
+from experiments.board.tracks import IMAGES, TRACKS
 from experiments.studies import tuned
 from fedjax_muon.reporting.intervals import half_width
 from fedjax_muon.reporting.style import drawing, logarithmic, styles
@@ -105,11 +105,11 @@ def spread(values: np.ndarray) -> str:
     return f"{values.mean():.1f} ± {half_width(values):.1f}"
 
 
-def _cell(values: np.ndarray, digits: int) -> str:
+def _cell(values: np.ndarray, form: str = ",.1f") -> str:
     """The mean over seeds, or how many of them reach the target."""
     known = np.isfinite(values)
     if known.all():
-        return f"{values.mean():,.{digits}f}"
+        return f"{values.mean():{form}}"
     return f"{known.sum()} of {len(values)} seeds" if known.any() else "-"
 
 
@@ -123,9 +123,9 @@ def table(ranked: Sequence[Standing]) -> list[str]:
             score = f"**{score}**"
         elif not is_worse(one, best):
             score += " *"
-        cells = [one.label, one.trial, score, _cell(one.rounds, 1)]
-        cells += [_cell(one.megabytes, 1), _cell(one.seconds * one.rounds, 2)]
-        cells += [_cell(one.virtual, 1), f"{one.worst.mean():.1f}"]
+        cells = [one.label, one.trial, score, _cell(one.rounds)]
+        cells += [_cell(one.megabytes, ".3g"), _cell(one.seconds * one.rounds, ".3g")]
+        cells += [_cell(one.virtual), f"{one.worst.mean():.1f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -144,7 +144,7 @@ def facts(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
             f"with {spread(best.scores)}. {len(equal)} are not significantly worse"
             + (f": {'; '.join(equal)}. " if equal else ". ")
             + f"{cheap.label} reaches the target with the fewest bytes, "
-            f"{cheap.megabytes.mean():.1f} MB. " + _apart(by_name, "fedmuon", "fedavg")
+            f"{cheap.megabytes.mean():.3g} MB. " + _apart(by_name, "fedmuon", "fedavg")
         )
     words = []
     for track, ours in ranked.items():
@@ -267,5 +267,7 @@ def write(output: Path, page: Path = PAGE) -> None:
     for track, ours in ranked.items():
         lines += [f"## {TRACKS[track].title}", "", *table(ours), ""]
     lines += [*_outside(output)]
-    draw(ranked, output / "pareto.png")
+    # where messages take time, and not only steps
+    images = {t: each for t, each in ranked.items() if TRACKS[t].sizes is IMAGES}
+    draw(images, output / "pareto.png")
     page.write_text("\n".join(lines))

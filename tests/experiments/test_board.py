@@ -43,7 +43,7 @@ def test_the_page_follows_from_the_kept_runs(method):
     (line,) = [t for t in text.splitlines() if t.startswith(f"| {label} | lr")][:1]
     _, _, _, score, _, megabytes, *_ = (cell.strip(" *") for cell in line.split("|"))
     assert score == f"{np.mean(scores):.1f} ± {half:.1f}"
-    assert megabytes == f"{np.mean(first):.1f}"
+    assert megabytes == f"{np.mean(first):.3g}"
 
 
 def test_a_row_again_is_bitwise_identical(tmp_path, monkeypatch, capsys):
