@@ -17,6 +17,7 @@ matplotlib.use("Agg")
 
 PAGE = Path("docs/board.md")
 SHARE = 0.95  # of FedAvg's score: the target
+MOST = 5  # labels in a sentence
 NEAR = 1.05  # costs that count as equal in figures
 HEAD = (
     "method",
@@ -141,9 +142,8 @@ def facts(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
         cheap = min(reach, key=lambda one: one.megabytes.mean())
         lines.append(
             f"- **{TRACKS[track].title}**: {best.label} is the best of {len(ours)}, "
-            f"with {spread(best.scores)}. {len(equal)} are not significantly worse"
-            + (f": {'; '.join(equal)}. " if equal else ". ")
-            + f"{cheap.label} reaches the target with the fewest bytes, "
+            f"with {spread(best.scores)}. {_equals(equal)} "
+            f"{cheap.label} reaches the target with the fewest bytes, "
             f"{cheap.megabytes.mean():.3g} MB. " + _apart(by_name, "fedmuon", "fedavg")
         )
     words = []
@@ -155,6 +155,15 @@ def facts(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
     if words:
         lines.append("- **Does alignment help?** " + " ".join(words))
     return lines
+
+
+def _equals(labels: Sequence[str]) -> str:
+    """How many are not significantly worse, and the first of them."""
+    if not labels:
+        return "All others are significantly worse."
+    more = "; ..." if len(labels) > MOST else ""
+    verb, some = "is" if len(labels) == 1 else "are", "; ".join(labels[:MOST])
+    return f"{len(labels)} {verb} not significantly worse ({some}{more})."
 
 
 def _apart(by_name: Mapping[str, Standing], one: str, other: str) -> str:
