@@ -227,7 +227,7 @@ that are not significantly worse. Rounds, megabytes, seconds and virtual seconds
 measured up to the target, 95% of FedAvg's score. Click a column to sort by it.
 
 `python -m experiments.board page` writes this page from
-[the kept runs](../results/board). A missing track or row has not run yet.
+[the kept runs](../results/board/digits.jsonl). A missing track or row has not run yet.
 
 ## Who wins where
 """
