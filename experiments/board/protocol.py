@@ -116,7 +116,7 @@ def chosen(rows: Sequence[Row], trials: Sequence[Trial]) -> Trial:
         known = [
             row["validation"]
             for row in rows
-            if (row["schedule"], row["hyper"]) == (trial.schedule, dict(trial.hyper))
+            if row["stage"] == trial.schedule and row["hyper"] == dict(trial.hyper)
         ]
         return float(np.mean(known))
 
