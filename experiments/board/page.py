@@ -139,12 +139,18 @@ def facts(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
         best = ours[0]
         equal = [one.label for one in ours[1:] if not is_worse(one, best)]
         reach = [one for one in ours if np.isfinite(one.megabytes).all()]
-        cheap = min(reach, key=lambda one: one.megabytes.mean())
+        cheap = min(reach, key=lambda one: one.megabytes.mean(), default=None)
+        fewest = "No method reaches the target with all seeds. "
+        if cheap:
+            fewest = (
+                f"{cheap.label} reaches the target with the fewest bytes, "
+                f"{cheap.megabytes.mean():.3g} MB. "
+            )
         lines.append(
             f"- **{TRACKS[track].title}**: {best.label} is the best of {len(ours)}, "
             f"with {spread(best.scores)}. {_equals(equal)} "
-            f"{cheap.label} reaches the target with the fewest bytes, "
-            f"{cheap.megabytes.mean():.3g} MB. " + _apart(by_name, "fedmuon", "fedavg")
+            + fewest
+            + _apart(by_name, "fedmuon", "fedavg")
         )
     words = []
     for track, ours in ranked.items():
@@ -278,5 +284,6 @@ def write(output: Path, page: Path = PAGE) -> None:
     lines += [*_outside(output)]
     # where messages take time, and not only steps
     images = {t: each for t, each in ranked.items() if TRACKS[t].sizes is IMAGES}
-    draw(images, output / "pareto.png")
+    if images:
+        draw(images, output / "pareto.png")
     page.write_text("\n".join(lines))
