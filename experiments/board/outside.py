@@ -437,19 +437,16 @@ def table(source: Path) -> None:
         f"# {title}\n",
         f"Test accuracy in percent on Fashion-MNIST, mean ± standard deviation. {text} "
         f"`python -m experiments.board.outside {name}`.\n",
-        f"| method | rounds |{heads} seconds |",
-        f"|---|---:|{'---:|---|' * len(columns)}---:|",
+        f"| method | rounds |{heads}",
+        f"|---|---:|{'---:|---|' * len(columns)}",
     ]
     for method, about in CHECKS[name].methods.items():
         if runs := longest(rows, method):
             pairs = zip(about.published, columns.values(), strict=True)
             cells = [f"{known} | {spread(map(of, runs))}" for known, of in pairs]
-            lines.append(
-                f"| {method} | {runs[0]['rounds']:,} | {' | '.join(cells)} | "
-                f"{runs[0]['seconds']:.0f} |"
-            )
+            lines.append(f"| {method} | {runs[0]['rounds']:,} | {' | '.join(cells)} |")
     devices = sorted({row["device"] for row in rows})
-    lines.append(f"\nSeconds count all runs and compilation, on {', '.join(devices)}.")
+    lines.append(f"\nTrained on {', '.join(devices)}.")
     source.with_suffix(".md").write_text("\n".join([*lines, ""]))
 
 
