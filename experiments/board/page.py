@@ -242,11 +242,10 @@ measured up to the target, 95% of FedAvg's score. Click a column to sort by it.
 OUTSIDE = {
     "replication": """\
 **An independent replication of FedMuon** (Takezawa et al.; here
-`fedmuon_correct`), with its settings, on several partitions:""",
+`fedmuon_correct`), with its settings, on five partitions. It has one, the first:""",
     "niid_bench": """\
-**Flower's baseline of NIID-Bench**, with its settings and its partition, at a tenth of
-its 50 rounds; without `--rounds` and `--runs`, the command trains them in full. Its
-33.80 ± 41.22 for SCAFFOLD is what two runs at 10.0 and one at 81.4 give:""",
+**Flower's baseline of NIID-Bench**, with its settings and its partition. Its 33.80 ±
+41.22 for SCAFFOLD is what two runs at 10.0 and one at 81.4 give:""",
 }
 
 
