@@ -149,7 +149,7 @@ def schatten8(outer: jax.Array) -> jax.Array:
     """
     scale = frobenius(outer)
     # Relative to the trace, so that large matrices do not overflow.
-    square = small_product(outer, outer) * scale[..., None, None] ** 4
+    square = small_product(outer, outer, outer.dtype) * scale[..., None, None] ** 4
     total = jnp.sum(square**2, axis=(-2, -1))
     is_zero = total == 0
     root = jnp.where(is_zero, 1, total) ** -0.125
@@ -186,9 +186,11 @@ def orthogonalize(
       normalization: `frobenius` (as in the papers), `schatten8`, or any function from
         X X^T to a factor r <= 1 / ||X||_2, where the largest entry of X is about 1.
       dtype: Type of the large matrix inside the products; by default, that of `x` but
-        at least float32. Accumulators, X X^T and its powers have float32 or better, and
-        ignore `jax.default_matmul_precision`, which applies to the products with the
-        large matrix.
+        at least float32. Accumulators and X X^T have float32 or better. Powers of X X^T
+        do too, but for 16-bit types, where accelerators may compute them from factors
+        of TF32, or of bfloat16 in three passes. They ignore
+        `jax.default_matmul_precision`, which applies to the products with the large
+        matrix.
     """
     x = _checked(x)
     compute = jnp.dtype(
@@ -256,30 +258,32 @@ def _newton_schulz(
     outer = large_product(wide, wide.mT, dtype)
     scale = normalization(outer)[..., None, None]
     if stages:
-        wide = large_product(_polynomial(outer, stages[0], scale), wide, dtype)
+        first = _polynomial(outer, stages[0], scale, dtype)
+        wide = large_product(first, wide, dtype)
     else:
         wide = scale * wide
     for stage in stages[1:]:
         outer = large_product(wide, wide.mT, dtype)
-        wide = large_product(_polynomial(outer, stage, 1.0), wide, dtype)
+        wide = large_product(_polynomial(outer, stage, 1.0, dtype), wide, dtype)
     return (wide.mT if is_tall else wide).astype(x.dtype)
 
 
 def _polynomial(
-    outer: jax.Array, stage: Coefficients, scale: jax.Array | float
+    outer: jax.Array, stage: Coefficients, scale: jax.Array | float, dtype: np.dtype
 ) -> jax.Array:
     """Q such that Q X is X after the steps of `stage` on `scale` X; outer = X X^T."""
     n = outer.shape[-1]
     identity = jnp.eye(n, dtype=outer.dtype).reshape((1,) * (outer.ndim - 2) + (n, n))
+    product = functools.partial(small_product, dtype=dtype)
     factors: list[jax.Array] = []
     for a, b, c in stage:
         if factors:
-            outer = small_product(factors[-1], small_product(outer, factors[-1]))
+            outer = product(factors[-1], product(outer, factors[-1]))
             outer = (outer + outer.mT) / 2  # halves the error of long stages
             scale = 1.0
         # p(r s) = (a r) s + (b r^3) s^3 + (c r^5) s^5 needs no pass over X to scale it.
         factor = a * scale * identity + b * scale**3 * outer
         if c != 0:
-            factor += c * scale**5 * small_product(outer, outer)
+            factor += c * scale**5 * product(outer, outer)
         factors.append(factor)
-    return functools.reduce(small_product, factors)
+    return functools.reduce(product, factors)

@@ -53,10 +53,14 @@ def large_product(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
     return jax.lax.platform_dependent(a, b, cpu=product_of_rounded, default=product)
 
 
-def small_product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiplies matrices on the short side, in float32 or better on all devices.
+def small_product(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Multiplies matrices on the short side, at least as precisely as `dtype`.
 
     By default, TPUs would round the factors to bfloat16 and GPUs to TF32, which is too
-    coarse for several steps in a row.
+    coarse for several steps in a row in float32. If the large matrix has 16 bits, its
+    rounding is coarser than TF32 on GPUs, or three passes in bfloat16 on TPUs. These
+    are three to six times as fast as float32 there; on CPUs both are float32.
     """
-    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+    coarse = jnp.finfo(dtype).bits < 32
+    precision = jax.lax.Precision.HIGH if coarse else jax.lax.Precision.HIGHEST
+    return jnp.matmul(a, b, precision=precision)

@@ -98,7 +98,7 @@ def _newton_schulz(
         factor = a * scale * jnp.eye(len(outer), dtype=outer.dtype)
         factor += b * scale**3 * outer
         if c != 0:
-            rows = small_product(_own_part(outer, 0, axis_name), outer)
+            rows = small_product(_own_part(outer, 0, axis_name), outer, dtype)
             square = _gathered(rows, 0, axis_name)[: len(outer)]
             factor += c * scale**5 * square
         own = large_product(factor, own, dtype)

@@ -176,7 +176,8 @@ class Config:
     """Newton-Schulz steps, in algorithms that orthogonalize. With 0, matrices are only
     divided by their norms."""
     newton_schulz_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the large matrix products. The small Gram products stay float32."""
+    """Precision of the large matrix products. The small Gram products are more precise:
+    float32, or at least TF32 with bfloat16 on accelerators."""
     newton_schulz_normalization: Literal["frobenius", "schatten8"] = "frobenius"
     """Norm that matrices are divided by first. schatten8 is the smaller of the two."""
     newton_schulz_coefficients: Literal["jordan", "quintic"] = "jordan"
