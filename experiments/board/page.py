@@ -65,14 +65,14 @@ def standings(track: str, rows: Sequence[tuned.Row]) -> list[Standing]:
     target = SHARE * float(np.mean([row["score"] for row in final["fedavg"]]))
     timed = {r["method"]: r["seconds"] for r in rows if r["stage"] == protocol.SECONDS}
     made = [
-        _standing(name, runs, target, timed.get(name, float("nan")))
+        _standing(track, runs, target, timed.get(name, float("nan")))
         for name, runs in final.items()
     ]
     return sorted(made, key=lambda one: -one.mean)
 
 
 def _standing(
-    method: str, runs: Sequence[tuned.Row], target: float, seconds: float
+    track: str, runs: Sequence[tuned.Row], target: float, seconds: float
 ) -> Standing:
     def reached(column: str) -> np.ndarray:
         values = []
@@ -82,9 +82,13 @@ def _standing(
         return np.array(values)
 
     first = runs[0]
+    chosen = entries.Trial(first["schedule"], first["hyper"])
+    tried = entries.ENTRIES[first["method"]].trials(TRACKS[track])
+    rates = [trial.hyper["lr"] for trial in tried]
+    at_edge = chosen.hyper["lr"] in (min(rates), max(rates))
     return Standing(
-        method=method,
-        trial=entries.Trial(first["schedule"], first["hyper"]).words,
+        method=first["method"],
+        trial=chosen.words + " (edge)" * at_edge,
         scores=100 * np.array([row["score"] for row in runs]),
         rounds=reached("round"),
         megabytes=1e-6 * reached("bytes"),
@@ -152,15 +156,30 @@ def facts(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
             + fewest
             + _apart(by_name, "fedmuon", "fedavg")
         )
-    words = []
+    return lines
+
+
+def alignment(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
+    """The section on FedMuon's alignment: differences by weight and track."""
+    lines = []
     for track, ours in ranked.items():
         by_name = {one.method: one for one in ours}
-        for weight in (0.25, 0.5):
-            said = _apart(by_name, f"fedmuon_align_{weight}", "fedmuon_align_0")
-            words += [f"{TRACKS[track].title}: {said}"] * bool(said)
-    if words:
-        lines.append("- **Does alignment help?** " + " ".join(words))
-    return lines
+        names = [f"fedmuon_align_{weight}" for weight in (0, 0.25, 0.5)]
+        if set(names) <= set(by_name):
+            start, *others = (by_name[name] for name in names)
+            apart = [signed(other.scores - start.scores) for other in others]
+            cells = [TRACKS[track].title, spread(start.scores), *apart]
+            lines.append(f"| {' | '.join(cells)} |")
+    if not lines:
+        return []
+    return [ALIGNMENT, *lines, ""]
+
+
+def signed(apart: np.ndarray) -> str:
+    """A paired difference; bold if its interval excludes 0."""
+    half = float(half_width(apart))
+    words = f"{apart.mean():+.1f} ± {half:.1f}"
+    return f"**{words}**" if abs(apart.mean()) > half else words
 
 
 def _equals(labels: Sequence[str]) -> str:
@@ -178,9 +197,9 @@ def _apart(by_name: Mapping[str, Standing], one: str, other: str) -> str:
         return ""
     apart = by_name[one].scores - by_name[other].scores
     half = float(half_width(apart))
-    what = f"{apart.mean():+.1f} ± {half:.1f} points"
     verdict = "" if abs(apart.mean()) > half else ", which is not significant"
-    return f"{by_name[one].label} minus {by_name[other].label}: {what}{verdict}."
+    what = f"{apart.mean():+.1f} ± {half:.1f} points{verdict}"
+    return f"{by_name[one].label} minus {by_name[other].label}: {what}."
 
 
 def draw(ranked: Mapping[str, Sequence[Standing]], path: Path) -> None:
@@ -223,6 +242,14 @@ def _panel(axis: Any, ours: Sequence[Standing], column: str) -> None:
             )
 
 
+ALIGNMENT = """\
+## Does alignment help FedMuon?
+
+Differences in points from FedMuon(alignment) with weight 0, paired by seed. Bold ones
+are significant.
+
+| track | weight 0, score | weight 0.25 | weight 0.5 |
+|---|---:|---:|---:|"""
 START = """\
 # The board: methods under one protocol
 
@@ -230,7 +257,8 @@ Every method has the same six trials, seeds and clients on a track.
 [The rules](../experiments/board/RULES.md) were fixed before the runs. Scores are test
 accuracies with 95% intervals over five seeds. The best one is bold. A star marks scores
 that are not significantly worse. Rounds, megabytes, seconds and virtual seconds are
-measured up to the target, 95% of FedAvg's score. Click a column to sort by it.
+measured up to the target, 95% of FedAvg's score. Click a column to sort by it. "Edge"
+marks a learning rate that is the lowest or highest of its three.
 
 `python -m experiments.board page` writes this page from
 [the kept runs](../results/board/digits.jsonl). A missing track or row has not run yet.
@@ -280,7 +308,7 @@ def write(output: Path, page: Path = PAGE) -> None:
     lines += ["![scores against megabytes](../results/board/pareto.png)", ""]
     for track, ours in ranked.items():
         lines += [f"## {TRACKS[track].title}", "", *table(ours), ""]
-    lines += [*_outside(output)]
+    lines += [*alignment(ranked), *_outside(output)]
     # where messages take time, and not only steps
     images = {t: each for t, each in ranked.items() if TRACKS[t].sizes is IMAGES}
     if images:
