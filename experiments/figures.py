@@ -24,6 +24,7 @@ from PIL import Image
 import fedjax_muon
 from benchmarks import figure, table
 from experiments import dots, kept
+from experiments.board import page as board
 from experiments.dots import Dot
 from experiments.papers import dpmixsgd_equal, paper_report
 from experiments.studies import (
@@ -219,10 +220,9 @@ def papers(results: Path) -> Iterator[Figure]:
 
 
 def front(results: Path) -> Iterator[Figure]:
-    """Accuracy of the default comparison, on the first page."""
-    place = results / "comparison"
-    methods = kept.read(place.with_suffix(".json"))["methods"]
-    yield place, functools.partial(draw_front, methods)
+    """Scores and costs on the board, on the first page."""
+    ranked = board.ranked(results / "board")
+    yield results / "board" / "pareto", functools.partial(board.draw, ranked)
 
 
 def tutorial(results: Path) -> Iterator[Figure]:
@@ -248,28 +248,6 @@ def draw_clients(code: str, path: Path) -> None:
         axis = drawing.subplots()
         partition.plot(names["clients"], loans.y_train, loans.classes, axis=axis)
         axis.margins(0.1, 0.5)
-
-
-def draw_front(methods: kept.Curves, path: Path) -> None:
-    """Draws mean accuracies against megabytes and rounds; baselines are thin."""
-    drawn = style.styles(methods)
-    with style.drawing(path, (8.5, 3.2)) as drawing:
-        axes = drawing.subplots(1, 2, sharey=True)
-        ends = []
-        for name, seeds in methods.items():
-            first = {column: np.array(row) for column, row in seeds[0].items()}
-            accuracy = np.mean([run["test_accuracy"] for run in seeds], 0)
-            sent = (first["bytes_down"] + first["bytes_up"]) / 1e6
-            width = 1.0 if drawn[name]["color"] in style.GREYS else 2.0
-            for axis, x in zip(axes, (sent, first["round"]), strict=True):
-                axis.plot(x, 100 * accuracy, label=name, lw=width, **drawn[name])
-            end = first["round"][-1], 100 * accuracy[-1]
-            ends.append(style.Label(name, *end, drawn[name]["color"]))
-        axes[0].set_ylim(80, 100)
-        axes[0].set_ylabel("test accuracy, %")
-        axes[0].set_xlabel("megabytes sent and received")
-        axes[1].set_xlabel("rounds")
-        style.label_ends(axes[1], ends, 2.4)
 
 
 ALL = (front, tutorial, sweeps, speed, dpmixsgd, privacy, newton_schulz, tails)

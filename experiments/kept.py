@@ -1,6 +1,6 @@
 """Numbers that figures are drawn from, kept next to the figures.
 
-    python -m experiments.kept RUN results/comparison.json
+    python -m experiments.kept RUN results/sweeps/curves.json
 
 The command keeps the curves of a finished `compare` or `sweep`; experiments and studies
 keep theirs themselves. `python -m experiments.figures` draws the figures again.
@@ -94,7 +94,7 @@ def main(
 
     Args:
       run: Directory of `fedjax-muon compare` or `fedjax-muon sweep`.
-      output: File to write, such as results/comparison.json.
+      output: File to write, such as results/sweeps/curves.json.
     """
     with refusing():
         job = directory.read(run)

@@ -19,6 +19,7 @@ PAGE = Path("docs/board.md")
 SHARE = 0.95  # of FedAvg's score: the target
 MOST = 5  # labels in a sentence
 NEAR = 1.05  # costs that count as equal in figures
+NAMED = ("fedavg", "fedmuon")  # in figures, besides the front
 HEAD = (
     "method",
     "trial",
@@ -135,10 +136,10 @@ def table(ranked: Sequence[Standing]) -> list[str]:
     return lines
 
 
-def facts(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
+def facts(tracks: Mapping[str, Sequence[Standing]]) -> list[str]:
     """What follows from the intervals, a line for each track and question."""
     lines = []
-    for track, ours in ranked.items():
+    for track, ours in tracks.items():
         by_name = {one.method: one for one in ours}
         best = ours[0]
         equal = [one.label for one in ours[1:] if not is_worse(one, best)]
@@ -159,10 +160,10 @@ def facts(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
     return lines
 
 
-def alignment(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
+def alignment(tracks: Mapping[str, Sequence[Standing]]) -> list[str]:
     """The section on FedMuon's alignment: differences by weight and track."""
     lines = []
-    for track, ours in ranked.items():
+    for track, ours in tracks.items():
         by_name = {one.method: one for one in ours}
         names = [f"fedmuon_align_{weight}" for weight in (0, 0.25, 0.5)]
         if set(names) <= set(by_name):
@@ -202,12 +203,17 @@ def _apart(by_name: Mapping[str, Standing], one: str, other: str) -> str:
     return f"{by_name[one].label} minus {by_name[other].label}: {what}."
 
 
-def draw(ranked: Mapping[str, Sequence[Standing]], path: Path) -> None:
-    """Draws scores against megabytes and virtual seconds of the whole run."""
-    number = len(ranked)
-    with drawing(path, (9.5, 3.1 * number)) as figure:
-        axes = figure.subplots(number, 2, sharey="row", squeeze=False)
-        for line, (track, ours) in zip(axes, ranked.items(), strict=True):
+def draw(tracks: Mapping[str, Sequence[Standing]], path: Path) -> None:
+    """Draws scores against megabytes and virtual seconds of the whole run.
+
+    Only of the tracks with images, where messages take time, and not only steps.
+    """
+    images = {t: each for t, each in tracks.items() if TRACKS[t].sizes is IMAGES}
+    if not images:
+        return
+    with drawing(path, (9.5, 2.6 * len(images))) as figure:
+        axes = figure.subplots(len(images), 2, sharey="row", squeeze=False)
+        for line, (track, ours) in zip(axes, images.items(), strict=True):
             for axis, name in zip(line, ("megabytes", "virtual"), strict=True):
                 _panel(axis, ours, f"total_{name}")
             line[0].set_ylabel("test accuracy, %")
@@ -217,6 +223,7 @@ def draw(ranked: Mapping[str, Sequence[Standing]], path: Path) -> None:
 
 
 def _panel(axis: Any, ours: Sequence[Standing], column: str) -> None:
+    """Names FedAvg, FedMuon and the front: no method is better at its cost."""
     colors = styles([one.label for one in ours])
     cost = {one.method: getattr(one, column) for one in ours}
     means = [one.mean for one in ours]
@@ -225,21 +232,35 @@ def _panel(axis: Any, ours: Sequence[Standing], column: str) -> None:
     axis.set_ylim(low - room, max(means) + 2 * room)
     below = sum(mean < low for mean in means)
     axis.text(0.01, 0.01, f"{below} below", transform=axis.transAxes, fontsize=7.5)
-    for one in ours:
+    middle = np.sqrt(min(cost.values()) * max(cost.values()))
+    front: dict[tuple[float, float], str] = {}  # by place, as methods can be equal
+    for one in reversed(ours):
         if one.mean < low:
             continue
         x, color = cost[one.method], colors[one.label]["color"]
-        axis.plot(x, one.mean, "o", ms=4.5, color=color)
-        ahead = [o for o in ours if cost[o.method] <= NEAR * x and o.mean > one.mean]
-        if not ahead:  # on the front
-            axis.annotate(
-                one.label,
-                (x, one.mean),
-                xytext=(4, 3),
-                textcoords="offset points",
-                fontsize=7.5,
-                color=color,
-            )
+        axis.plot(x, one.mean, "o", ms=4.5, color=color, label=one.label)
+        if all(cost[o.method] > NEAR * x or o.mean <= one.mean for o in ours):
+            known = front.get((x, one.mean))
+            front[x, one.mean] = f"{one.label}, {known}" if known else one.label
+        elif one.method in NAMED:
+            _name(axis, one.label, (x, one.mean), (4, -8), color)
+    for (x, mean), label in front.items():
+        color = colors.get(label, {"color": "0.4"})["color"]
+        _name(axis, label, (x, mean), (-4 if x > middle else 4, 3), color)
+
+
+def _name(
+    axis: Any, label: str, at: tuple[float, float], offset: tuple[int, int], color: Any
+) -> None:
+    axis.annotate(
+        label,
+        at,
+        xytext=offset,
+        textcoords="offset points",
+        ha="right" if offset[0] < 0 else "left",
+        fontsize=7.5,
+        color=color,
+    )
 
 
 ALIGNMENT = """\
@@ -289,28 +310,32 @@ def _outside(output: Path) -> list[str]:
     return lines
 
 
-def write(output: Path, page: Path = PAGE) -> None:
-    """Writes the page, its figure, and nothing else.
+def ranked(output: Path) -> dict[str, list[Standing]]:
+    """The standings of all tracks that have run.
 
     Raises:
-      ValueError: If no track has FedAvg's runs.
+      ValueError: If no track has the runs of its baseline.
     """
-    ranked = {}
+    tracks = {}
     for track in TRACKS:
         path = output / f"{track}.jsonl"
         if path.exists() and (found := standings(track, tuned.read(path))):
-            ranked[track] = found
-    if not ranked:
+            tracks[track] = found
+    if not tracks:
         raise ValueError(
             f"{output} has no runs of FedAvg; run python -m experiments.board digits"
         )
-    lines = [START, *facts(ranked), ""]
+    return tracks
+
+
+def write(output: Path, page: Path = PAGE) -> None:
+    """Writes the page and its figure."""
+    tracks = ranked(output)
+    lines = [START, *facts(tracks), ""]
     lines += ["![scores against megabytes](../results/board/pareto.png)", ""]
-    for track, ours in ranked.items():
+    for track, ours in tracks.items():
         lines += [f"## {TRACKS[track].title}", "", *table(ours), ""]
-    lines += [*alignment(ranked), *_outside(output)]
-    # where messages take time, and not only steps
-    images = {t: each for t, each in ranked.items() if TRACKS[t].sizes is IMAGES}
-    if images:
-        draw(images, output / "pareto.png")
+    lines += [*alignment(tracks), *_outside(output)]
+    for suffix in (".png", ".svg"):
+        draw(tracks, (output / "pareto").with_suffix(suffix))
     page.write_text("\n".join(lines))

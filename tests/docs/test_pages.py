@@ -172,7 +172,7 @@ def test_every_algorithm_is_in_the_table():
 # ------------------------------------ numbers of choose.md, and of the speed
 
 CHOOSE = DOCS / "choose.md"
-LINK = re.compile(r"\]\((\.\./results/[^)#]+)\)")
+LINK = re.compile(r"\]\((\.\./results/[^)#]+|board\.md)\)")
 NUMBER = re.compile(r"(?<![\w.])\d*\.\d+|(?<![\w.])\d+(?![\w.])")
 PAIR = re.compile(r"(\d+\.\d+)\s±\s(\d+\.\d+)")
 DECIMAL = re.compile(r"(?<![\w.(])\d+\.\d+(?!\w)")
@@ -207,6 +207,14 @@ def unfounded(block: str, tables: list[str]) -> list[str]:
 def test_numbers_are_those_of_the_linked_tables(block):
     tables = [(CHOOSE.parent / link).read_text() for link in LINK.findall(block)]
     assert unfounded(LINK.sub("", block), tables) == []
+
+
+def test_front_pages_have_numbers_of_the_board():
+    board = (DOCS / "board.md").read_text()
+    for front in README, (DOCS / "index.md").read_text():
+        (words,) = re.findall(r"^On [^\n]*heterogeneous.*?:$", front, re.M | re.DOTALL)
+        assert PAIR.search(words)
+        assert unfounded(words, [board]) == []
 
 
 def test_the_tables_of_speed_are_those_of_the_results():
