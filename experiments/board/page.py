@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 
 from experiments.board import entries, protocol
-from experiments.board.tracks import IMAGES, TRACKS
+from experiments.board.tracks import IMAGES, TRACKS, Track
 from experiments.studies import tuned
 from fedjax_muon.reporting.intervals import half_width
 from fedjax_muon.reporting.style import drawing, logarithmic, styles
@@ -16,7 +16,7 @@ from fedjax_muon.reporting.style import drawing, logarithmic, styles
 matplotlib.use("Agg")
 
 PAGE = Path("docs/board.md")
-SHARE = 0.95  # of FedAvg's score: the target
+SHARE = 0.95  # of the baseline's score: the target
 MOST = 5  # labels in a sentence
 NEAR = 1.05  # costs that count as equal in figures
 HEAD = (
@@ -35,6 +35,7 @@ class Standing(NamedTuple):
     """A method on a track; arrays have one value per seed, NaN if not reached."""
 
     method: str
+    label: str
     trial: str  # the chosen one, in words
     scores: np.ndarray  # in percent
     rounds: np.ndarray
@@ -44,10 +45,6 @@ class Standing(NamedTuple):
     seconds: float  # per round; NaN if not measured
     total_megabytes: float
     total_virtual: float
-
-    @property
-    def label(self) -> str:
-        return entries.ENTRIES[self.method].label
 
     @property
     def mean(self) -> float:
@@ -60,39 +57,44 @@ def standings(track: str, rows: Sequence[tuned.Row]) -> list[Standing]:
     for row in rows:
         if row["stage"] == protocol.FINAL:
             final.setdefault(row["method"], []).append(row)
-    if "fedavg" not in final:
+    about = TRACKS[track]
+    if about.baseline not in final:
         return []
-    target = SHARE * float(np.mean([row["score"] for row in final["fedavg"]]))
+    base = [row["score"] for row in final[about.baseline]]
+    target = SHARE * float(np.mean(base))
     timed = {r["method"]: r["seconds"] for r in rows if r["stage"] == protocol.SECONDS}
     made = [
-        _standing(name, runs, target, timed.get(name, float("nan")))
+        _standing(name, about, runs, target, timed.get(name, float("nan")))
         for name, runs in final.items()
     ]
     return sorted(made, key=lambda one: -one.mean)
 
 
 def _standing(
-    method: str, runs: Sequence[tuned.Row], target: float, seconds: float
+    method: str, track: Track, runs: Sequence[tuned.Row], target: float, seconds: float
 ) -> Standing:
     def reached(column: str) -> np.ndarray:
         values = []
         for row in runs:
             at = np.flatnonzero(np.array(row["scores"]) >= target)
-            values.append(float(row[column][at[0]]) if len(at) else np.nan)
+            known = len(at) and column in row
+            values.append(float(row[column][at[0]]) if known else np.nan)
         return np.array(values)
 
     first = runs[0]
+    virtual = [row["virtual_seconds"][-1] for row in runs if "virtual_seconds" in row]
     return Standing(
         method=method,
+        label=entries.entry_of(method, track).label,
         trial=entries.Trial(first["schedule"], first["hyper"]).words,
         scores=100 * np.array([row["score"] for row in runs]),
         rounds=reached("round"),
         megabytes=1e-6 * reached("bytes"),
         virtual=reached("virtual_seconds"),
-        worst=100 * np.array([row["worst"] for row in runs]),
+        worst=100 * np.array([row.get("worst", np.nan) for row in runs]),
         seconds=seconds,
         total_megabytes=1e-6 * first["bytes"][-1],
-        total_virtual=float(np.mean([row["virtual_seconds"][-1] for row in runs])),
+        total_virtual=float(np.mean(virtual)) if virtual else float("nan"),
     )
 
 
@@ -115,9 +117,11 @@ def _cell(values: np.ndarray, form: str = ",.1f") -> str:
 
 
 def table(ranked: Sequence[Standing]) -> list[str]:
-    """The rows of a track in Markdown: the best bold, its equals with a star."""
-    lines = [f"| {' | '.join(HEAD)} |", "|---|---|" + "---:|" * (len(HEAD) - 2)]
-    best = ranked[0]
+    """The rows of a track in Markdown: the best bold, its equals with a star.
+
+    Columns that no method has are left out.
+    """
+    rows, best = [list(HEAD)], ranked[0]
     for one in ranked:
         score = spread(one.scores)
         if one is best:
@@ -126,9 +130,10 @@ def table(ranked: Sequence[Standing]) -> list[str]:
             score += " *"
         cells = [one.label, one.trial, score, _cell(one.rounds)]
         cells += [_cell(one.megabytes, ".3g"), _cell(one.seconds * one.rounds, ".3g")]
-        cells += [_cell(one.virtual), f"{one.worst.mean():.1f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append([*cells, _cell(one.virtual), _cell(one.worst)])
+    kept = [column for column in zip(*rows, strict=True) if {*column[1:]} != {"-"}]
+    head, *lines = [f"| {' | '.join(row)} |" for row in zip(*kept, strict=True)]
+    return [head, "|---|---|" + "---:|" * (len(kept) - 2), *lines]
 
 
 def facts(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
@@ -150,7 +155,7 @@ def facts(ranked: Mapping[str, Sequence[Standing]]) -> list[str]:
             f"- **{TRACKS[track].title}**: {best.label} is the best of {len(ours)}, "
             f"with {spread(best.scores)}. {_equals(equal)} "
             + fewest
-            + _apart(by_name, "fedmuon", "fedavg")
+            + _apart(by_name, "fedmuon", TRACKS[track].baseline)
         )
     words = []
     for track, ours in ranked.items():
@@ -265,7 +270,7 @@ def write(output: Path, page: Path = PAGE) -> None:
     """Writes the page, its figure, and nothing else.
 
     Raises:
-      ValueError: If no track has FedAvg's runs.
+      ValueError: If no track has its baseline's runs.
     """
     ranked = {}
     for track in TRACKS:
