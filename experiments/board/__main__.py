@@ -3,6 +3,7 @@
     python -m experiments.board digits                      # all that is missing
     python -m experiments.board digits --method fedmuon     # one row
     python -m experiments.board fashion --data-dir DATA --part 0 --parts 2
+    python -m experiments.board private                     # or ring --data-dir DATA
     python -m experiments.board digits --seconds            # of a round, when idle
     python -m experiments.board page                        # tables, figures, page
 
@@ -23,7 +24,16 @@ from experiments.studies import tuned
 from fedjax_muon.runs.errors import refusing
 
 PLACE = Path("results/board")
-What = Literal["digits", "fashion", "fashion_classes", "heart", "plays", "page"]
+What = Literal[
+    "digits",
+    "fashion",
+    "fashion_classes",
+    "heart",
+    "plays",
+    "private",
+    "ring",
+    "page",
+]
 
 
 def main(
@@ -52,7 +62,7 @@ def main(
             return
         track = TRACKS[what]
         names = [method] if method else [*entries_of(track)][part::parts]
-        entries = {name: entry_of(name) for name in names}
+        entries = {name: entry_of(name, track) for name in names}
         problem = track.problem(data_dir)
         output.mkdir(parents=True, exist_ok=True)
         path = output / f"{what}.jsonl"

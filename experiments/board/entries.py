@@ -5,17 +5,21 @@ rate. `python -m experiments.board digits --method NAME` then tunes and runs it.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from experiments.board.tracks import Reach, Track
-from fedjax_muon.algorithms import ALL
+from fedjax_muon import decentralized
+from fedjax_muon.algorithms import ALL as FEDERATED
 from fedjax_muon.core import Algorithm
 from fedjax_muon.runs.build import cosine_decay
 
+ALL = {**FEDERATED, **decentralized.ALL}
 TRIALS = 6
 IMAGES, EVERYWHERE = Reach.IMAGES, Reach.EVERYWHERE
 SCHEDULES = ("constant", "cosine")
+MINIMAX = "minimax"  # the kind of methods that train the minimax task
 
 
 class Trial(NamedTuple):
@@ -55,7 +59,8 @@ class Entry(NamedTuple):
         """
         rates = [self.factor * rate for rate in track.rates[self.kind]]
         axes = [[{name: v} for v in values] for name, values in self.axis.items()]
-        number = TRIALS // max(1, len(axes[0]) if axes else len(SCHEDULES))
+        others = math.prod(map(len, axes)) if axes else len(SCHEDULES)
+        number = TRIALS // max(1, others)
         # with three values of the other option, the two higher rates
         lrs = [{"lr": float(f"{rate:.3g}")} for rate in rates[-number:]]
         schedules = SCHEDULES if not axes else SCHEDULES[:1]
@@ -73,7 +78,9 @@ class Entry(NamedTuple):
 
     def algorithm(self, trial: Trial, rounds: int) -> Algorithm:
         """The method at a point of its space."""
-        made = ALL[self.method].function(**{**self.fixed, **trial.hyper})
+        method, given = ALL[self.method], {**self.fixed, **trial.hyper}
+        # the rest belongs to the track, such as the clip norm of private clients
+        made = method.function(**{k: v for k, v in given.items() if method.takes(k)})
         if trial.schedule == "constant":
             return made
         return cosine_decay(made, lr=trial.hyper["lr"], rounds=rounds)
@@ -122,24 +129,63 @@ ENTRIES = {
 }
 
 
+CLIPS = {"clip_norm": (0.3, 1.0)}
+PRIVATE = {
+    "fedavg": Entry("fedavg", "sgd", axis=CLIPS),
+    "fedavg_momentum": Entry("fedavg_momentum", "sgd", 1 / 3, axis=CLIPS),
+    "fedprox": Entry("fedprox", "sgd", axis=CLIPS),
+    "scaffold": Entry("scaffold", "sgd", axis=CLIPS),
+    "fedavg_m": Entry("fedavg_m", "sgd", axis=CLIPS),
+    "fedadam": Entry("fedadam", "sgd", 0.3, axis=SERVER | CLIPS),
+    "fedyogi": Entry("fedyogi", "sgd", 0.3, axis=SERVER | CLIPS),
+    "fedavg_adam": Entry("fedavg_adam", "adam", axis=CLIPS),
+    "local_muon": Entry("local_muon", "muon", 3, axis=CLIPS),
+    "local_muon_averaged": Entry("local_muon_averaged", "muon", axis=CLIPS),
+    "fedmuon": Entry("fedmuon", "muon", axis=CLIPS),
+    "fedmuon_correct": Entry("fedmuon_correct", "muon", axis=CLIPS),
+    "fedmuon_align": Entry("fedmuon_align", "muon", axis=CLIPS),
+    "dp_fedmuon": Entry(
+        "dp_fedmuon", "sgd", 0.3, axis={"server_lr": (0.03, 0.1, 0.3)} | CLIPS
+    ),
+}
+RING = {
+    "dsgd": Entry("dsgd", "sgd"),
+    "gradient_tracking": Entry("gradient_tracking", "sgd"),
+    "suda": Entry("suda", "sgd"),
+    "dsgd_muon": Entry("dsgd_muon", "muon"),
+    "gradient_tracking_muon": Entry("gradient_tracking_muon", "muon"),
+    "demuon": Entry("demuon", "muon"),
+    "suda_muon": Entry("suda_muon", "muon"),
+    "suda_muon_extra": Entry("suda_muon_extra", "muon"),
+    "suda_muon_gt": Entry("suda_muon_gt", "muon"),
+    "dsgda": Entry("dsgda", MINIMAX),
+    "dm_hsgd": Entry("dm_hsgd", MINIMAX),
+    # lower rates: their noise is much longer than the gradient
+    "dp_sgda_unclipped": Entry("dp_sgda_unclipped", MINIMAX, 0.1),
+    "dpmixsgd_unclipped": Entry("dpmixsgd_unclipped", MINIMAX, 0.1),
+}
+TABLES = {"ENTRIES": ENTRIES, "PRIVATE": PRIVATE, "RING": RING}
+
+
 def entries_of(track: Track) -> Iterator[str]:
     """The methods of a track."""
-    for name, entry in ENTRIES.items():
+    for name, entry in TABLES[track.table].items():
         if entry.reach >= track.reach:
             yield name
 
 
-def entry_of(name: str) -> Entry:
-    """The entry of a name.
+def entry_of(name: str, track: Track) -> Entry:
+    """The entry of a name in the table of a track.
 
     Raises:
       ValueError: If there is none.
     """
-    if name not in ENTRIES:
-        known = ", ".join(ENTRIES)
+    table = TABLES[track.table]
+    if name not in table:
+        known = ", ".join(table)
         why = "no declared space" if name in ALL else "no method of that name"
         raise ValueError(
-            f"{name}: {why} on the board; add it to ENTRIES in "
+            f"{name}: {why} on the board; add it to {track.table} in "
             f"experiments/board/entries.py, or choose one of {known}"
         )
-    return ENTRIES[name]
+    return table[name]

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 
 from experiments.board import entries, protocol
-from experiments.board.tracks import IMAGES, TRACKS
+from experiments.board.tracks import IMAGES, TRACKS, Track
 from experiments.studies import tuned
 from fedjax_muon.reporting.intervals import half_width
 from fedjax_muon.reporting.style import drawing, logarithmic, styles
@@ -16,7 +16,7 @@ from fedjax_muon.reporting.style import drawing, logarithmic, styles
 matplotlib.use("Agg")
 
 PAGE = Path("docs/board.md")
-SHARE = 0.95  # of FedAvg's score: the target
+SHARE = 0.95  # of the baseline's score: the target
 MOST = 5  # labels in a sentence
 NEAR = 1.05  # costs that count as equal in figures
 NAMED = ("fedavg", "fedmuon")  # in figures, besides the front
@@ -36,6 +36,7 @@ class Standing(NamedTuple):
     """A method on a track; arrays have one value per seed, NaN if not reached."""
 
     method: str
+    label: str
     trial: str  # the chosen one, in words
     scores: np.ndarray  # in percent
     rounds: np.ndarray
@@ -45,10 +46,6 @@ class Standing(NamedTuple):
     seconds: float  # per round; NaN if not measured
     total_megabytes: float
     total_virtual: float
-
-    @property
-    def label(self) -> str:
-        return entries.ENTRIES[self.method].label
 
     @property
     def mean(self) -> float:
@@ -61,43 +58,56 @@ def standings(track: str, rows: Sequence[tuned.Row]) -> list[Standing]:
     for row in rows:
         if row["stage"] == protocol.FINAL:
             final.setdefault(row["method"], []).append(row)
-    if "fedavg" not in final:
+    about = TRACKS[track]
+    if about.baseline not in final:
         return []
-    target = SHARE * float(np.mean([row["score"] for row in final["fedavg"]]))
+    base = [row["score"] for row in final[about.baseline]]
+    target = SHARE * float(np.mean(base))
     timed = {r["method"]: r["seconds"] for r in rows if r["stage"] == protocol.SECONDS}
     made = [
-        _standing(track, runs, target, timed.get(name, float("nan")))
+        _standing(name, about, runs, target, timed.get(name, float("nan")))
         for name, runs in final.items()
     ]
     return sorted(made, key=lambda one: -one.mean)
 
 
 def _standing(
-    track: str, runs: Sequence[tuned.Row], target: float, seconds: float
+    method: str, track: Track, runs: Sequence[tuned.Row], target: float, seconds: float
 ) -> Standing:
     def reached(column: str) -> np.ndarray:
         values = []
         for row in runs:
             at = np.flatnonzero(np.array(row["scores"]) >= target)
-            values.append(float(row[column][at[0]]) if len(at) else np.nan)
+            known = len(at) and column in row
+            values.append(float(row[column][at[0]]) if known else np.nan)
         return np.array(values)
 
     first = runs[0]
+    entry = entries.entry_of(method, track)
     chosen = entries.Trial(first["schedule"], first["hyper"])
-    tried = entries.ENTRIES[first["method"]].trials(TRACKS[track])
-    rates = [trial.hyper["lr"] for trial in tried]
-    at_edge = chosen.hyper["lr"] in (min(rates), max(rates))
+    at_edge = _at_edge(chosen.hyper, [trial.hyper for trial in entry.trials(track)])
+    virtual = [row["virtual_seconds"][-1] for row in runs if "virtual_seconds" in row]
     return Standing(
-        method=first["method"],
+        method=method,
+        label=entry.label,
         trial=chosen.words + " (edge)" * at_edge,
         scores=100 * np.array([row["score"] for row in runs]),
         rounds=reached("round"),
         megabytes=1e-6 * reached("bytes"),
         virtual=reached("virtual_seconds"),
-        worst=100 * np.array([row["worst"] for row in runs]),
+        worst=100 * np.array([row.get("worst", np.nan) for row in runs]),
         seconds=seconds,
         total_megabytes=1e-6 * first["bytes"][-1],
-        total_virtual=float(np.mean([row["virtual_seconds"][-1] for row in runs])),
+        total_virtual=float(np.mean(virtual)) if virtual else float("nan"),
+    )
+
+
+def _at_edge(chosen: Mapping[str, float], tried: Sequence[Mapping[str, float]]) -> bool:
+    """Whether an option with three values or more is at an end of them."""
+    values = {name: {hyper[name] for hyper in tried} for name in chosen}
+    return any(
+        len(values[name]) > 2 and number in (min(values[name]), max(values[name]))
+        for name, number in chosen.items()
     )
 
 
@@ -120,9 +130,11 @@ def _cell(values: np.ndarray, form: str = ",.1f") -> str:
 
 
 def table(ranked: Sequence[Standing]) -> list[str]:
-    """The rows of a track in Markdown: the best bold, its equals with a star."""
-    lines = [f"| {' | '.join(HEAD)} |", "|---|---|" + "---:|" * (len(HEAD) - 2)]
-    best = ranked[0]
+    """The rows of a track in Markdown: the best bold, its equals with a star.
+
+    Columns that no method has are left out.
+    """
+    rows, best = [list(HEAD)], ranked[0]
     for one in ranked:
         score = spread(one.scores)
         if one is best:
@@ -131,9 +143,10 @@ def table(ranked: Sequence[Standing]) -> list[str]:
             score += " *"
         cells = [one.label, one.trial, score, _cell(one.rounds)]
         cells += [_cell(one.megabytes, ".3g"), _cell(one.seconds * one.rounds, ".3g")]
-        cells += [_cell(one.virtual), f"{one.worst.mean():.1f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append([*cells, _cell(one.virtual), _cell(one.worst)])
+    kept = [column for column in zip(*rows, strict=True) if {*column[1:]} != {"-"}]
+    head, *lines = [f"| {' | '.join(row)} |" for row in zip(*kept, strict=True)]
+    return [head, "|---|---|" + "---:|" * (len(kept) - 2), *lines]
 
 
 def facts(tracks: Mapping[str, Sequence[Standing]]) -> list[str]:
@@ -145,18 +158,20 @@ def facts(tracks: Mapping[str, Sequence[Standing]]) -> list[str]:
         equal = [one.label for one in ours[1:] if not is_worse(one, best)]
         reach = [one for one in ours if np.isfinite(one.megabytes).all()]
         cheap = min(reach, key=lambda one: one.megabytes.mean(), default=None)
-        fewest = "No method reaches the target with all seeds. "
+        fewest = "No method reaches the target with all seeds."
         if cheap:
             fewest = (
                 f"{cheap.label} reaches the target with the fewest bytes, "
-                f"{cheap.megabytes.mean():.3g} MB. "
+                f"{cheap.megabytes.mean():.3g} MB."
             )
-        lines.append(
+        sentences = (
             f"- **{TRACKS[track].title}**: {best.label} is the best of {len(ours)}, "
-            f"with {spread(best.scores)}. {_equals(equal)} "
-            + fewest
-            + _apart(by_name, "fedmuon", "fedavg")
+            f"with {spread(best.scores)}.",
+            _equals(equal),
+            fewest,
+            _apart(by_name, "fedmuon", TRACKS[track].baseline),
         )
+        lines.append(" ".join(filter(None, sentences)))
     return lines
 
 
@@ -323,7 +338,8 @@ def ranked(output: Path) -> dict[str, list[Standing]]:
             tracks[track] = found
     if not tracks:
         raise ValueError(
-            f"{output} has no runs of FedAvg; run python -m experiments.board digits"
+            f"{output} has no runs of a baseline; run "
+            "python -m experiments.board digits"
         )
     return tracks
 

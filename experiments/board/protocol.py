@@ -7,27 +7,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-import fedjax_muon as fm
-from experiments.board.entries import SCHEDULES, Entry, Trial
-from experiments.board.tracks import (
-    BYTE_SECONDS,
-    SPREAD,
-    STEP_SECONDS,
-    Problem,
-    Track,
-)
+from experiments.board.entries import MINIMAX, SCHEDULES, Entry, Trial
+from experiments.board.simulations import Problem
+from experiments.board.tracks import Track
 from fedjax_muon.simulation import Simulation
-from fedjax_muon.sweeps.sweep import Cell, Outcome, sweep
+from fedjax_muon.sweeps.sweep import Cell, Outcome
 
 Row = dict[str, Any]
 
 TUNING_SEEDS = (100, 101)
 SEEDS = (0, 1, 2, 3, 4)
-CURVES = {  # of a row, from columns of records
-    "round": "round",
-    "scores": "test_accuracy",
-    "virtual_seconds": "virtual_seconds",
-}
 FINAL, SECONDS = "final", "seconds"  # stages
 TIMED = 3  # rounds
 
@@ -49,16 +38,10 @@ def simulation_of(
     entry: Entry, trial: Trial, track: Track, problem: Problem, seed: int
 ) -> Simulation:
     """A method at a trial, on the clients of a seed."""
-    clock = fm.clocks.lognormal(
-        SPREAD, STEP_SECONDS, BYTE_SECONDS, key=jax.random.key(0)
-    )
-    return fm.federate(
-        entry.algorithm(trial, track.rounds),
-        problem.task,
-        problem.data,
-        problem.parts(seed),
-        clock=clock,
-        **track.sizes,
+    task = problem.minimax if entry.kind == MINIMAX else problem.task
+    algorithm = entry.algorithm(trial, track.rounds)
+    return track.simulate(
+        algorithm, task, problem, seed, rounds=track.rounds, **track.sizes
     )
 
 
@@ -70,7 +53,7 @@ def trained(
     problem: Problem,
     evaluate_every: int,
 ) -> Iterator[Row]:
-    """Trains trials of one schedule with all seeds, in one program."""
+    """Trains trials of one schedule with all seeds."""
     simulation = simulation_of(entry, trials[0], track, problem, seeds[0])
     points = [(trial, seed) for trial in trials for seed in seeds]
     parts = {seed: problem.parts(seed) for seed in seeds}
@@ -78,31 +61,34 @@ def trained(
         Cell(trial.hyper, jax.random.key(1000 + seed), parts[seed])
         for trial, seed in points
     ]
-    groups = sweep(
+    outcomes = track.outcomes(
         simulation,
         cells,
         rounds=track.rounds,
         evaluate_every=evaluate_every,
         validation=problem.held,
     )
-    outcomes = [outcome for group in groups for outcome in group]
     for (trial, seed), outcome in zip(points, outcomes, strict=True):
         about = {"schedule": trial.schedule, "hyper": dict(trial.hyper), "seed": seed}
-        yield about | _scores(outcome)
+        yield about | _scores(outcome, track.metric)
 
 
-def _scores(outcome: Outcome) -> Row:
+def _scores(outcome: Outcome, metric: str) -> Row:
     """The last scores of a run, 0 if it diverged, and its curves."""
     last: Any = outcome.rows[-1] if outcome.diverged is None else {}
+    test, worst = f"test_{metric}", f"client_{metric}_min"
+    columns = {"round": "round", "scores": test, "virtual_seconds": "virtual_seconds"}
+    known = outcome.rows[0].keys()
     curves = {
         name: [float(f"{row[column]:.6g}") for row in outcome.rows]
-        for name, column in CURVES.items()
+        for name, column in columns.items()
+        if column in known
     }
     sent = [int(row["bytes_down"] + row["bytes_up"]) for row in outcome.rows]
     return {
-        "score": float(last.get("test_accuracy", 0.0)),
-        "validation": float(last.get("validation_accuracy", 0.0)),
-        "worst": float(last.get("client_accuracy_min", 0.0)),
+        "score": float(last.get(test, 0.0)),
+        "validation": float(last.get(f"validation_{metric}", 0.0)),
+        **({"worst": float(last.get(worst, 0.0))} if worst in known else {}),
         "diverged": outcome.diverged is not None,
         **curves,
         "bytes": sent,

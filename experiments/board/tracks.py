@@ -1,20 +1,21 @@
 """The tracks of the board: a model, its clients, and the sizes of a round."""
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 import fedjax_muon as fm
-from experiments.studies import natural_problems
+from experiments.board import simulations
+from experiments.board.simulations import Problem
+from experiments.studies import client_privacy, natural_problems
 from experiments.studies.natural import divided
-from fedjax_muon.data import Dataset
 from fedjax_muon.data.loading import files_of
-
-STEP_SECONDS, BYTE_SECONDS, SPREAD = 0.01, 1e-6, 1.0  # of the virtual clock
+from fedjax_muon.simulation import Simulation
+from fedjax_muon.sweeps.sweep import Outcome
+from fedjax_muon.tasks import metrics
 
 
 class Reach(enum.IntEnum):
@@ -23,15 +24,6 @@ class Reach(enum.IntEnum):
     DIGITS = 0  # the digits alone; all methods
     IMAGES = 1
     EVERYWHERE = 2
-
-
-class Problem(NamedTuple):
-    """What clients train on, and what scores them."""
-
-    task: fm.Task
-    data: Dataset  # without the examples of `held`
-    held: tuple[Any, Any]  # for validation
-    parts: Callable[[int], Sequence[np.ndarray]]  # seed -> ids by client
 
 
 class Track(NamedTuple):
@@ -45,9 +37,14 @@ class Track(NamedTuple):
     # three learning rates of local steps, by the kind of their direction
     rates: dict[str, tuple[float, float, float]]
     reach: Reach
+    table: str = "ENTRIES"  # of its methods, in entries.py
+    baseline: str = "fedavg"  # whose score the target is a share of
+    metric: str = "accuracy"  # the score
+    simulate: Callable[..., Simulation] = simulations.federated
+    outcomes: Callable[..., list[Outcome]] = simulations.swept
 
 
-def _images(
+def _loaded(
     name: str, model: Any, held: int, parts: Callable[..., Any], data_dir: Path | None
 ) -> Problem:
     """The first test examples are for validation; at most 4,000 others are the test."""
@@ -68,15 +65,15 @@ def _two_classes(labels: Any, *, key: jax.Array) -> Any:
 
 
 def digits(data_dir: Path | None) -> Problem:
-    return _images("digits", fm.models.MLP(10, (64, 64)), 180, _dirichlet, data_dir)
+    return _loaded("digits", fm.models.MLP(10, (64, 64)), 180, _dirichlet, data_dir)
 
 
 def fashion(data_dir: Path | None) -> Problem:
-    return _images("fashion_mnist", fm.models.LeNet(10), 2000, _dirichlet, data_dir)
+    return _loaded("fashion_mnist", fm.models.LeNet(10), 2000, _dirichlet, data_dir)
 
 
 def fashion_classes(data_dir: Path | None) -> Problem:
-    return _images("fashion_mnist", fm.models.LeNet(10), 2000, _two_classes, data_dir)
+    return _loaded("fashion_mnist", fm.models.LeNet(10), 2000, _two_classes, data_dir)
 
 
 def _natural(make: Callable[[], natural_problems.Problem], name: str) -> Problem:
@@ -99,6 +96,36 @@ def plays(data_dir: Path | None) -> Problem:
     return _natural(natural_problems.speakers, "plays")
 
 
+def private(data_dir: Path | None) -> Problem:
+    return _loaded("digits", client_privacy.Network(), 180, _hundred, data_dir)
+
+
+def _hundred(labels: Any, *, key: jax.Array) -> Any:
+    return fm.partition.dirichlet(
+        labels, client_privacy.CLIENTS, alpha=1.0, min_size=1, key=key
+    )
+
+
+def ring(data_dir: Path | None) -> Problem:
+    model = fm.models.MLP(2, (32,))
+    problem = _loaded("a9a", model, 2000, _agents, data_dir)
+    plain, data = problem.task, problem.data
+
+    def evaluate(params: Any, x: Any, y: Any) -> Any:
+        logits = model.apply({"params": params}, x)
+        return plain.evaluate(params, x, y) | {"score": logits[:, 1] - logits[:, 0]}
+
+    task = plain._replace(
+        evaluate=evaluate, metrics={**plain.metrics, "auc": metrics.auc}
+    )
+    minimax = fm.tasks.auc(model, data, share=float(data.y_train.mean()))
+    return problem._replace(task=task, minimax=minimax)
+
+
+def _agents(labels: Any, *, key: jax.Array) -> Any:
+    return fm.partition.dirichlet(labels, 16, alpha=0.3, min_size=64, key=key)
+
+
 IMAGES = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
 RATES = {
     "sgd": (0.03, 0.1, 0.3),
@@ -114,6 +141,16 @@ TEXT = {
     "sgd": (1.0, 3.0, 10.0),
     "adam": (0.003, 0.01, 0.03),
     "muon": (0.01, 0.03, 0.1),
+}
+PRIVATE = {
+    "sgd": (0.1, 0.3, 1.0),
+    "adam": (0.003, 0.01, 0.03),
+    "muon": (0.03, 0.1, 0.3),
+}
+RING = {
+    "sgd": (0.1, 0.3, 1.0),
+    "muon": (0.01, 0.03, 0.1),
+    "minimax": (0.3, 1.0, 3.0),
 }
 TRACKS = {
     "digits": Track(
@@ -154,5 +191,34 @@ TRACKS = {
         2,
         TEXT,
         Reach.EVERYWHERE,
+    ),
+    "private": Track(
+        "Handwritten digits with private clients, epsilon 8",
+        private,
+        {
+            "cohort_size": client_privacy.EXPECTED,
+            "local_steps": client_privacy.STEPS,
+            "batch_size": client_privacy.BATCH,
+        },
+        30,
+        3,
+        PRIVATE,
+        Reach.DIGITS,
+        table="PRIVATE",
+        simulate=simulations.private,
+    ),
+    "ring": Track(
+        "Income on a ring of agents, test AUC",
+        ring,
+        {"batch_size": 32},
+        200,
+        10,
+        RING,
+        Reach.DIGITS,
+        table="RING",
+        baseline="dsgd",
+        metric="auc",
+        simulate=simulations.on_a_ring,
+        outcomes=simulations.one_by_one,
     ),
 }

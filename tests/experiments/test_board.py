@@ -3,12 +3,18 @@
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from scipy import stats
+from sklearn.metrics import roc_auc_score
 
+import fedjax_muon as fm
 from experiments.board import __main__ as command, entries, page, protocol
 from experiments.board.tracks import TRACKS
+from fedjax_muon.core.recipe import numbers_of
+from fedjax_muon.privacy import Poisson, report
+from fedjax_muon.privacy.client_privacy import client_spec
 
 pytestmark = pytest.mark.slow
 KEPT = Path("results/board")
@@ -18,9 +24,9 @@ def test_every_method_has_six_trials():
     for track in TRACKS.values():
         names = [*entries.entries_of(track)]
         assert len(names) >= 10
-        assert "fedavg" in names
+        assert track.baseline in names
         for name in names:
-            trials = entries.ENTRIES[name].trials(track)
+            trials = entries.entry_of(name, track).trials(track)
             assert len({trial.words for trial in trials}) == 6
     odd = entries.Entry("fedavg", "sgd", axis={"server_lr": (1.0, 0.5, 0.3, 0.1)})
     with pytest.raises(ValueError, match="has 4 points"):
@@ -44,6 +50,71 @@ def test_the_page_follows_from_the_kept_runs(method):
     _, _, _, score, _, megabytes, *_ = (cell.strip(" *") for cell in line.split("|"))
     assert score == f"{np.mean(scores):.1f} ± {half:.1f}"
     assert megabytes == f"{np.mean(first):.3g}"
+
+
+# no prologue and no states; states; a prologue
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedmuon"])
+def test_private_methods_have_epsilon_8(method):
+    track = TRACKS["private"]
+    entry, problem = entries.entry_of(method, track), track.problem(None)
+    trial = entry.trials(track)[0]
+    setup = protocol.simulation_of(entry, trial, track, problem, 0).setup
+    assert "clip_norm" in numbers_of(setup.algorithm)
+    plain = entry.algorithm(trial, track.rounds)
+    params = problem.task.init(jax.random.key(0))
+    room = len(setup.cohorts(jax.random.key(0), 100, 20)[0])
+    spec = client_spec(
+        Poisson(100, 20, room),
+        rounds=30,
+        noise_multiplier=setup.algorithm.recipe.arguments["noise_multiplier"],
+        delta=1e-3,
+        prologue=bool(plain.prologue),
+        private_states=bool(jax.tree.leaves(plain.init_client(params))),
+    )
+    assert 7.9 < report(spec).epsilon <= 8
+
+
+@pytest.fixture
+def small_ring(monkeypatch):
+    """The ring on examples of a linear rule, for 20 rounds."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(22_500, 8)).astype(np.float32)
+    y = (x.sum(1) + rng.normal(size=len(x)) > 2).astype(np.int32)
+    train, test = slice(20_000), slice(20_000, None)
+    data = fm.data.Dataset(x[train], y[train], x[test], y[test], ("low", "high"))
+    monkeypatch.setattr(fm.data, "load", lambda name, data_dir: data)
+    monkeypatch.setitem(TRACKS, "ring", TRACKS["ring"]._replace(rounds=20))
+    monkeypatch.setattr(protocol, "TUNING_SEEDS", (100,))
+    monkeypatch.setattr(protocol, "SEEDS", (0, 1))
+    return data
+
+
+@pytest.mark.parametrize("method", ["dsgd", "dsgda"])
+def test_the_ring_scores_the_auc_of_the_mean_agent(small_ring, method):
+    track = TRACKS["ring"]
+    entry, problem = entries.entry_of(method, track), track.problem(None)
+    trial = entry.trials(track)[0]
+    simulation = protocol.simulation_of(entry, trial, track, problem, 0)
+    state, _ = simulation.train_rounds(simulation.init(jax.random.key(0)), 20)
+    score = float(simulation.evaluate(state)["test_auc"])
+    mean = jax.tree.map(lambda leaf: leaf.mean(0), state.params)
+    model = mean.x.model if method == "dsgda" else mean
+    logits = fm.models.MLP(2, (32,)).apply({"params": model}, small_ring.x_test[2000:])
+    expected = roc_auc_score(small_ring.y_test[2000:], logits[:, 1] - logits[:, 0])
+    assert score == pytest.approx(expected, abs=1e-6)
+    assert score > 0.8
+
+
+def test_a_row_of_the_ring(small_ring, tmp_path):
+    command.main("ring", method="dsgd", output=tmp_path)
+    rows = [*map(json.loads, (tmp_path / "ring.jsonl").read_text().splitlines())]
+    assert len(rows) == 6 + 2
+    assert not any(row["diverged"] for row in rows)
+    assert len({row["validation"] for row in rows}) == len(rows)
+    (one,) = page.standings("ring", rows)
+    head, _, line = page.table([one])
+    assert head == "| method | trial | score, % | rounds | MB |"
+    assert line.startswith("| D-SGD | lr ")
 
 
 def test_a_row_again_is_bitwise_identical(tmp_path, monkeypatch, capsys):
