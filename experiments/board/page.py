@@ -293,8 +293,9 @@ Every method has the same six trials, seeds and clients on a track.
 [The rules](../experiments/board/RULES.md) were fixed before the runs. Scores are test
 accuracies with 95% intervals over five seeds. The best one is bold. A star marks scores
 that are not significantly worse. Rounds, megabytes, seconds and virtual seconds are
-measured up to the target, 95% of FedAvg's score. Click a column to sort by it. "Edge"
-marks a learning rate that is the lowest or highest of its three.
+measured up to the target, 95% of the score of FedAvg, or of D-SGD on the ring. Click a
+column to sort by it. "Edge" marks an option at the lowest or highest of its three
+values.
 
 `python -m experiments.board page` writes this page from
 [the kept runs](../results/board/digits.jsonl). A missing track or row has not run yet.
