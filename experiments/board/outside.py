@@ -17,6 +17,8 @@ does not pass on its seed.
 
 Networks start as PyTorch's layers do. All runs of a method are one program. Finished
 methods are appended to a file, and left out the next time; then the table is written.
+On an H100, with two processes at a time, a method of the replication took 22 to 82
+seconds, and one of NIID-Bench that does not diverge 168 to 262.
 """
 
 import functools

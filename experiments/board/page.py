@@ -310,7 +310,8 @@ OUTSIDE = {
 `fedmuon_correct`), with its settings, on five partitions. It has one, the first:""",
     "niid_bench": """\
 **Flower's baseline of NIID-Bench**, with its settings and its partition. Its 33.80 ±
-41.22 for SCAFFOLD is what two runs at 10.0 and one at 81.4 give:""",
+41.22 for SCAFFOLD is what two runs at 10.0 and one at 81.4 give. We do not know why its
+FedNova is 8 points below ours:""",
 }
 
 
