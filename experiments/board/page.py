@@ -297,8 +297,8 @@ measured up to the target, 95% of the score of FedAvg, or of D-SGD on the ring. 
 column to sort by it. "Edge" marks an option at the lowest or highest of its three
 values.
 
-`python -m experiments.board page` writes this page from
-[the kept runs](../results/board/digits.jsonl). A missing track or row has not run yet.
+`python -m experiments.board page` writes this page from the kept runs, such as
+[digits.jsonl](../results/board/digits.jsonl).
 
 ## Who wins where
 """
