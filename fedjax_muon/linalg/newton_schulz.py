@@ -186,11 +186,10 @@ def orthogonalize(
       normalization: `frobenius` (as in the papers), `schatten8`, or any function from
         X X^T to a factor r <= 1 / ||X||_2, where the largest entry of X is about 1.
       dtype: Type of the large matrix inside the products; by default, that of `x` but
-        at least float32. Accumulators and X X^T have float32 or better. Powers of X X^T
-        do too, but for 16-bit types, where accelerators may compute them from factors
-        of TF32, or of bfloat16 in three passes. They ignore
-        `jax.default_matmul_precision`, which applies to the products with the large
-        matrix.
+        at least float32. Accumulators, X X^T and its powers have float32 or better,
+        except that with a 16-bit type GPUs compute the powers in TF32, and TPUs in
+        three passes in bfloat16. Powers ignore `jax.default_matmul_precision`, which
+        applies to the products with the large matrix.
     """
     x = _checked(x)
     compute = jnp.dtype(

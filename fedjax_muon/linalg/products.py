@@ -57,9 +57,9 @@ def small_product(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
     """Multiplies matrices on the short side, at least as precisely as `dtype`.
 
     By default, TPUs would round the factors to bfloat16 and GPUs to TF32, which is too
-    coarse for several steps in a row in float32. If the large matrix has 16 bits, its
-    rounding is coarser than TF32 on GPUs, or three passes in bfloat16 on TPUs. These
-    are three to six times as fast as float32 there; on CPUs both are float32.
+    coarse for several steps in a row in float32. A large matrix in 16 bits is no finer
+    than TF32, or three passes in bfloat16. So GPUs use the first for it, and TPUs the
+    second. On an H100, TF32 is three to six times as fast as float32.
     """
     coarse = jnp.finfo(dtype).bits < 32
     precision = jax.lax.Precision.HIGH if coarse else jax.lax.Precision.HIGHEST

@@ -47,9 +47,30 @@ def test_the_page_follows_from_the_kept_runs(method):
     text = page.PAGE.read_text().partition(TRACKS["digits"].title)[2]
     label = entries.ENTRIES[method].label
     (line,) = [t for t in text.splitlines() if t.startswith(f"| {label} | lr")][:1]
-    _, _, _, score, _, megabytes, *_ = (cell.strip(" *") for cell in line.split("|"))
+    _, _, trial, score, _, megabytes, *_ = (c.strip(" *") for c in line.split("|"))
+    rates = {"fedavg": (0.03, 0.3), "fedmuon": (0.01, 0.1)}[method]
+    assert ("(edge)" in trial) == (own[0]["hyper"]["lr"] in rates)
     assert score == f"{np.mean(scores):.1f} ± {half:.1f}"
     assert megabytes == f"{np.mean(first):.3g}"
+
+
+@pytest.mark.parametrize(("weight", "column"), [("0.25", 2), ("0.5", 3)])
+def test_alignment_is_compared_by_seed(weight, column):
+    rows = map(json.loads, (KEPT / "fashion.jsonl").read_text().splitlines())
+    scores = {
+        (row["method"], row["seed"]): 100 * row["score"]
+        for row in rows
+        if row["stage"] == "final"
+    }
+    name = f"fedmuon_align_{weight}"
+    apart = [scores[name, s] - scores["fedmuon_align_0", s] for s in range(5)]
+    half = stats.t.ppf(0.975, 4) * np.std(apart, ddof=1) / np.sqrt(5)
+    text = page.PAGE.read_text().partition("## Does alignment help")[2]
+    (line,) = [t for t in text.splitlines() if TRACKS["fashion"].title in t]
+    # significant, and so bold
+    assert line.split(" | ")[column].strip(" |") == (
+        f"**{np.mean(apart):+.1f} ± {half:.1f}**"
+    )
 
 
 # no prologue and no states; states; a prologue
