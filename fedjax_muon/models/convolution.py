@@ -1,4 +1,4 @@
-"""Convolutions and pooling whose gradients are fast inside a scan.
+"""Convolutions and pooling that are fast inside a scan, with their gradients.
 
 XLA:CPU converts convolutions to its fast layout (NHWC data, HWIO kernels) only in the
 entry computation of a program (https://github.com/jax-ml/jax/issues/12868). JAX writes
@@ -8,11 +8,8 @@ in the fast layout instead. Likewise, the gradient of `max_pool_2x2` consists of
 comparisons and products, while `flax.linen.max_pool` uses XLA's slow
 select-and-scatter.
 
-XLA:CPU multiplies all patches of the data by the kernel. With few channels, this
-product is so narrow that copying the patches takes most of the time. LeNet's kernels
-are therefore applied to squares of places together (`_blockwise`). On 50 images of
-32 x 32 x 3, its first convolution with gradients takes a third of the time, its second
-0.6.
+On CPUs, `_form` chooses how a convolution is computed by its shapes. `python -m
+benchmarks convolutions` measures all forms, see docs/speed.md.
 """
 
 import itertools
@@ -24,6 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from fedjax_muon.models import winograd
 
 # with the arguments of `lax.conv_general_dilated`
 Convolution = Callable[..., jax.Array]
@@ -195,19 +194,6 @@ def _run_canonical(
     return _run(x, w, strides, padding, spread, dilation, precision=precision)
 
 
-def _side(w: jax.Array, windows: Windows) -> int:
-    """The side of the squares that a kernel is applied to, 1 for single places.
-
-    In measurements, squares were of little use or slower with kernels of 3 x 3 and with
-    more channels.
-    """
-    alone = all(one == 1 for one in (*windows.strides, *windows.dilation))
-    *window, inputs, outputs = w.shape
-    if len(window) != 2 or min(window) < 5 or not alone or max(inputs, outputs) > 16:
-        return 1
-    return 4 if outputs <= 8 else 2
-
-
 def _blockwise(
     x: jax.Array,
     w: jax.Array,
@@ -253,17 +239,74 @@ def _blockwise(
     return y[:, : size[0], : size[1]]
 
 
+class _Form(NamedTuple):
+    """A way to compute a convolution: its value and its gradients."""
+
+    value: Callable[[jax.Array, jax.Array], jax.Array]
+    gradients: Callable[..., tuple[jax.Array, jax.Array]]  # of data, kernel, and g
+
+
+def _differentiated(value: Callable[[jax.Array, jax.Array], jax.Array]) -> _Form:
+    """A form with JAX's gradients."""
+    return _Form(value, lambda x, w, g: jax.vjp(value, x, w)[1](g))
+
+
+def _of_products(windows: Windows, precision: Any) -> _Form:
+    """Products of patches, which are not stored for the gradients."""
+    form = _differentiated(partial(_products, windows=windows, precision=precision))
+
+    def gradients(*saved: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return form.gradients(*lax.optimization_barrier(saved))  # against sharing
+
+    return form._replace(gradients=gradients)
+
+
+def _form(x: jax.Array, w: jax.Array, windows: Windows, precision: Any) -> _Form:
+    """The form that was the fastest on CPUs for such shapes.
+
+    - Winograd's algorithm for kernels of 3 x 3 and 32 or more channels. Its sums of the
+      kernel have to be smaller than the sums of the data. Up to 1.9 times faster.
+    - Products of patches, for wide kernels that meet few places, and for kernels with
+      one place. The patches are at most four times as large as the kernel, or as large
+      as the data.
+    - Squares of places, for large kernels with few channels: LeNet's first convolution
+      takes a third of the time, its second 0.6.
+    - XLA's convolution in the fast layout, for everything else.
+    """
+    *window, inputs, outputs = w.shape
+    narrow, wide = sorted((inputs, outputs))
+    how = windows._asdict() | {"precision": precision}
+    dense = {"padding": windows.padding, "precision": precision}
+    alone = all(one == 1 for one in (*windows.strides, *windows.dilation))
+    if window == [3, 3] and alone and x.dtype == w.dtype == jnp.float32:
+        tiles = len(x) * math.prod(winograd.tiles_of(x, windows.padding))
+        if narrow >= 32 and 64 <= wide <= tiles:
+            return _Form(
+                partial(winograd.convolve, **dense),
+                partial(winograd.gradients, **dense),
+            )
+    shape = jax.eval_shape(partial(_run, **how), x, w).shape
+    rows = math.prod(shape[:-1])
+    few = narrow >= 256 and rows <= 4 * outputs
+    if few or (math.prod(window) == 1 and narrow >= 32):
+        return _of_products(windows, precision)
+    if len(window) == 2 and min(window) >= 5 and alone and wide <= 16:
+        side = 4 if outputs <= 8 else 2
+        return _differentiated(partial(_blockwise, side=side, **dense))
+    return _Form(
+        partial(_run_canonical, **how),
+        partial(_canonical_gradients, windows, precision),
+    )
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _convolution(
     x: jax.Array, w: jax.Array, windows: Windows, precision: Any
 ) -> jax.Array:
-    side = _side(w, windows)
-    how = windows._asdict() | {"precision": precision}
-    padding = windows.padding
-    squares = partial(_blockwise, side=side, padding=padding, precision=precision)
-    fast = partial(_run_canonical, **how) if side == 1 else squares
-    # The fast forms were measured on CPUs only, see the module.
-    return lax.platform_dependent(x, w, cpu=fast, default=partial(_run, **how))
+    plain = partial(_run, **windows._asdict(), precision=precision)
+    # The forms were measured on CPUs only.
+    fast = _form(x, w, windows, precision).value
+    return lax.platform_dependent(x, w, cpu=fast, default=plain)
 
 
 def _forward(x: jax.Array, w: jax.Array, *how: Any) -> tuple[jax.Array, Any]:
@@ -273,19 +316,15 @@ def _forward(x: jax.Array, w: jax.Array, *how: Any) -> tuple[jax.Array, Any]:
 def _backward(
     windows: Windows, precision: Any, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    run = partial(_run, **windows._asdict(), precision=precision)
-    plain = lambda x, w, g: jax.vjp(run, x, w)[1](g)
-    fast = partial(_canonical_gradients, windows, precision)
-    return lax.platform_dependent(*saved, g, cpu=fast, default=plain)
+    plain = _differentiated(partial(_run, **windows._asdict(), precision=precision))
+    fast = _form(*saved, windows, precision).gradients
+    return lax.platform_dependent(*saved, g, cpu=fast, default=plain.gradients)
 
 
 def _canonical_gradients(
     windows: Windows, precision: Any, x: jax.Array, w: jax.Array, g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     strides, padding, dilation = windows
-    if (side := _side(w, windows)) > 1:
-        how = {"side": side, "padding": padding, "precision": precision}
-        return jax.vjp(partial(_blockwise, **how), x, w)[1](g)
     low, padded_high = zip(*padding, strict=True)
     del padded_high  # can exceed what the windows cover
     reach = _reach(w.shape[:-2], dilation)
@@ -338,14 +377,20 @@ def by_patches(
             "by_patches is for data [B, *space, I] and kernels [*space, I, O] without "
             "groups and without dilation of the data; use lax.conv_general_dilated"
         )
-    *window, inputs, outputs = rhs.shape
+    return _products(lhs, rhs, windows, precision)
+
+
+def _products(
+    x: jax.Array, w: jax.Array, windows: Windows, precision: Any
+) -> jax.Array:
+    *window, inputs, outputs = w.shape
     pads = [(0, 0, 0), *((*pad, 0) for pad in windows.padding), (0, 0, 0)]
-    lhs = lax.pad(lhs, jnp.zeros((), lhs.dtype), pads)
+    x = lax.pad(x, jnp.zeros((), x.dtype), pads)
     # from the first to the last place that an entry of the kernel meets
     span = [
         (n - r - 1) // s * s + 1
         for n, r, s in zip(
-            lhs.shape[1:-1], windows.reach(window), windows.strides, strict=True
+            x.shape[1:-1], windows.reach(window), windows.strides, strict=True
         )
     ]
     parts = []
@@ -353,7 +398,7 @@ def by_patches(
         start = [k * d for k, d in zip(entry, windows.dilation, strict=True)]
         stop = [a + n for a, n in zip(start, span, strict=True)]
         every = zip(start, stop, windows.strides, strict=True)
-        parts.append(lhs[:, *(slice(*one) for one in every)])
+        parts.append(x[:, *(slice(*one) for one in every)])
     patches = jnp.concatenate(parts, axis=-1)
-    kernel = rhs.reshape(math.prod(window) * inputs, outputs)
+    kernel = w.reshape(math.prod(window) * inputs, outputs)
     return jnp.matmul(patches, kernel, precision=precision)

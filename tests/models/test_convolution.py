@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from fedjax_muon import models
+from fedjax_muon.models import winograd
 from fedjax_muon.models.convolution import by_patches, convolution
 
 LAYOUT = {
@@ -57,6 +58,9 @@ SHAPES = [
     ((2, 9, 8, 2), (5, 6, 2, 3)),  # by squares of 4 x 4
     ((2, 11, 7, 1), (5, 5, 1, 12)),  # by squares of 2 x 2
     ((2, 3, 4, 2), (6, 5, 2, 3)),
+    ((6, 9, 8, 32), (3, 3, 32, 64)),  # by Winograd's algorithm
+    ((2, 4, 3, 256), (3, 3, 256, 256)),  # by products of patches
+    ((2, 7, 6, 32), (1, 1, 32, 40)),
 ]
 PADDINGS = ["SAME", "VALID", "SAME_LOWER", ((1, 3), (0, 2)), ((-1, 0), (2, -1))]
 STRIDES = [(1, 1), (2, 3)]
@@ -85,6 +89,53 @@ def test_convolution_equals_lax(shape, strides, dilation):
         reached = ["custom_vjp_call"] if mine[0].size else ["conv_general_dilated"]
         assert names == reached, "the case does not reach the new code"
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("images", [1, 2, 3])
+def test_winograd_by_parts_equals_lax(images, monkeypatch):
+    """Halves of whole numbers are exact in float32 too."""
+    shape = (images, 21, 22, 32)
+    x, w = whole_numbers(0, *shape), whole_numbers(1, 3, 3, 32, 64)
+    monkeypatch.setattr(winograd, "_BYTES_OF_PART", 2 * 11 * 11 * 16 * 64 * 4)
+    case = (x, w, (1, 1), ((1, 0), (3, 1)))
+    assert_equals_lax(*case, dimension_numbers=LAYOUT[2])
+
+
+CHOSEN = [
+    # data, kernel, strides, type, the form on CPUs
+    ((6, 12, 12, 32), (3, 3, 32, 64), (1, 1), jnp.float32, "winograd"),
+    ((1, 12, 12, 32), (3, 3, 32, 64), (1, 1), jnp.float32, "convolution"),  # 36 tiles
+    ((6, 12, 12, 32), (3, 3, 32, 32), (1, 1), jnp.float32, "convolution"),
+    ((6, 12, 12, 16), (3, 3, 16, 64), (1, 1), jnp.float32, "convolution"),
+    ((6, 12, 12, 32), (3, 3, 32, 64), (1, 2), jnp.float32, "convolution"),
+    ((6, 12, 12, 32), (3, 3, 32, 64), (1, 1), jnp.bfloat16, "convolution"),
+    ((6, 12, 12, 32), (3, 3, 32, 64), (1, 1), jnp.float64, "convolution"),
+    ((50, 4, 4, 512), (3, 3, 512, 512), (1, 1), jnp.float32, "products"),
+    ((50, 8, 8, 256), (3, 3, 256, 512), (2, 2), jnp.float32, "products"),
+    ((50, 16, 16, 128), (3, 3, 128, 256), (2, 2), jnp.float32, "convolution"),
+    ((50, 8, 8, 256), (1, 1, 256, 512), (2, 2), jnp.float32, "products"),
+    ((50, 8, 8, 3), (1, 1, 3, 64), (2, 2), jnp.float32, "convolution"),
+]
+
+
+@pytest.mark.parametrize(("data", "kernel", "strides", "dtype", "form"), CHOSEN)
+def test_the_form_depends_on_shapes(data, kernel, strides, dtype, form):
+    def gradients(x, w):
+        convolve = partial(convolution, dimension_numbers=LAYOUT[2])
+        y, pullback = jax.vjp(lambda x, w: convolve(x, w, strides, "SAME"), x, w)
+        return pullback(y)
+
+    def written(platform):
+        traced = jax.jit(gradients).trace(x, w)
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+    with jax.enable_x64(dtype == jnp.float64):
+        x, w = (jax.ShapeDtypeStruct(shape, dtype) for shape in (data, kernel))
+        cpu, gpu = map(written, ("cpu", "cuda"))
+    plain, batched = ("stablehlo.convolution" in cpu), ("tensor<16x" in cpu)
+    forms = {(False, True): "winograd", (False, False): "products"}
+    assert forms.get((plain, batched), "convolution") == form
+    assert gpu.count("stablehlo.convolution") == 3
 
 
 @pytest.mark.parametrize(("ndim", "padding"), [(1, ((2, 0),)), (3, "SAME")])
@@ -141,9 +192,15 @@ def squares(convolve, w, x):
     return jnp.mean(jnp.tanh(y) ** 2)
 
 
+CHANNELS = {12: (32, 64)}  # by size; the images of 12 x 12 by Winograd's algorithm
+
+
 def random_case(*lead, size=6):
     rng = np.random.default_rng(0)
-    w, x = rng.normal(size=(*lead, 3, 3, 2, 4)), rng.normal(size=(*lead, 2, 6, 5, 2))
+    inputs, outputs = CHANNELS.get(size, (2, 4))
+    space = (max(size, 6), max(size, 5))
+    w = rng.normal(size=(*lead, 3, 3, inputs, outputs)) / inputs
+    x = rng.normal(size=(*lead, 2, *space, inputs))
     return w, x[..., :size, :size, :]
 
 
@@ -176,6 +233,7 @@ TRANSFORMATIONS = {
         *((name, 6) for name in TRANSFORMATIONS),
         ("vmap over weights", 2),  # a kernel larger than the data
         ("second derivative", 2),
+        *((name, 12) for name in TRANSFORMATIONS),
     ],
 )
 def test_under_transformations(name, size):
@@ -183,13 +241,16 @@ def test_under_transformations(name, size):
     with jax.enable_x64(True):
         w, x = random_case(*lead, size=size)
         ours, theirs = (
-            jax.jit(transform(jax.grad(partial(squares, f))))(w, x)
+            jax.jit(transform(jax.grad(partial(squares, f))))
             for f in (convolution, lax.conv_general_dilated)
         )
-        assert ours.dtype == jnp.float64
+        dtype = jnp.float32 if size in CHANNELS else jnp.float64
+        ours, theirs = ours(w.astype(dtype), x.astype(dtype)), theirs(w, x)
+        assert ours.dtype == dtype
     scale = np.abs(theirs).max()
     assert scale > 0
-    np.testing.assert_allclose(ours, theirs, atol=1e-13 * scale)
+    rounding = 2e-6 if size in CHANNELS else 1e-13
+    np.testing.assert_allclose(ours, theirs, atol=rounding * scale)
 
 
 def test_forward_mode_is_refused():
@@ -205,6 +266,7 @@ def test_forward_mode_is_refused():
         *((shared, True, 6) for shared in ("nothing", "weights", "data")),
         ("nothing", False, 6),
         ("weights", True, 2),  # a kernel larger than the data
+        *((shared, True, 12) for shared in ("nothing", "weights", "data")),
     ],
 )
 def test_inside_shard_map(shared, check, size):
