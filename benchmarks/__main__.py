@@ -37,6 +37,7 @@ ALGORITHMS = ("fedavg", "fedmuon", "fedmuon_blocks", "local_adamw")
 MEASURES = {  # further workloads: modules with `rows`
     "newton_schulz": "five Newton-Schulz steps compared with optax, and with the "
     "machine's matrix-product rate",
+    "convolutions": "the forms of a convolution, and which one is chosen",
     "local_step": "a local step of ResNet-18 inside a round, and the same step alone",
 }
 SHOWN = {"plot": figure.main, "table": table.main}

@@ -1,4 +1,4 @@
-"""Results in Markdown: seconds per round, also relative to PyTorch, and Newton-Schulz.
+"""Results in Markdown: seconds per round, Newton-Schulz, and convolutions.
 
 python -m benchmarks table RESULTS.jsonl [MORE.jsonl ...]
 """
@@ -38,12 +38,13 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns tables of workloads and one of Newton-Schulz, of those that have run."""
+    """Returns tables of those workloads that have run."""
     finished = [row for row in rows if "wall_seconds" in row]
     tables = (
         rounds([row for row in finished if row["workload"] in WORKLOADS]),
         ratios([row for row in finished if row["workload"] in WORKLOADS]),
         kernels([row for row in finished if row["workload"] == "newton_schulz"]),
+        forms([row for row in finished if row["workload"] == "convolutions"]),
     )
     lines: list[str] = []
     for table in filter(None, tables):
@@ -134,6 +135,29 @@ def kernels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         cells = [f"{1e3 * r['wall_seconds']:.3g}" if r else "-" for r in (own, other)]
         times = "-" if own is None else own.get("times_that", "-")
         lines.append(f"| {case} | {' | '.join(cells)} | {times} |")
+    return lines
+
+
+def forms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a table of median milliseconds of a convolution and its gradients.
+
+    The chosen form is bold.
+    """
+    if not rows:
+        return []
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        ms = f"{1e3 * row['wall_seconds'] / row['times']:.3g}"
+        text = f"**{ms}**" if row["chosen"] else ms
+        cells.setdefault((row["case"], row["jax"]), {})[row["form"]] = text
+    heads = dict.fromkeys(row["form"] for row in rows)
+    lines = [
+        f"| convolution and gradients, ms | jax | {' | '.join(heads)} |",
+        "|---|---|" + "---:|" * len(heads),
+    ]
+    for (case, version), found in cells.items():
+        values = " | ".join(found.get(head, "-") for head in heads)
+        lines.append(f"| {case} | {version} | {values} |")
     return lines
 
 

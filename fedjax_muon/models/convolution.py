@@ -8,7 +8,7 @@ in the fast layout instead. Likewise, the gradient of `max_pool_2x2` consists of
 comparisons and products, while `flax.linen.max_pool` uses XLA's slow
 select-and-scatter.
 
-On CPUs, `_form` chooses how a convolution is computed by its shapes. `python -m
+On CPUs, `chosen_form` chooses how a convolution is computed by its shapes. `python -m
 benchmarks convolutions` measures all forms, see docs/speed.md.
 """
 
@@ -197,7 +197,6 @@ def _run_canonical(
 def _blockwise(
     x: jax.Array,
     w: jax.Array,
-    side: int,
     padding: Sequence[tuple[int, int]],
     precision: Any,
 ) -> jax.Array:
@@ -207,6 +206,7 @@ def _blockwise(
     squares of inputs that it depends on, so there are fewer and wider patches, and the
     kernel contains zeros.
     """
+    side = 4 if w.shape[-1] <= 8 else 2
     window = [-(-(k + side - 1) // side) for k in w.shape[:2]]  # in squares
     low, high = zip(*padding, strict=True)
     reach = _reach(w.shape[:2], (1, 1))
@@ -239,19 +239,33 @@ def _blockwise(
     return y[:, : size[0], : size[1]]
 
 
-class _Form(NamedTuple):
+class Form(NamedTuple):
     """A way to compute a convolution: its value and its gradients."""
 
     value: Callable[[jax.Array, jax.Array], jax.Array]
     gradients: Callable[..., tuple[jax.Array, jax.Array]]  # of data, kernel, and g
 
 
-def _differentiated(value: Callable[[jax.Array, jax.Array], jax.Array]) -> _Form:
-    """A form with JAX's gradients."""
-    return _Form(value, lambda x, w, g: jax.vjp(value, x, w)[1](g))
+def lax_form(windows: Windows, precision: Any) -> Form:
+    """XLA's convolution, with JAX's gradients."""
+    return _differentiated(partial(_run, **windows._asdict(), precision=precision))
 
 
-def _of_products(windows: Windows, precision: Any) -> _Form:
+def canonical_form(windows: Windows, precision: Any) -> Form:
+    """XLA's convolution, with gradients in the fast layout."""
+    return Form(
+        partial(_run_canonical, **windows._asdict(), precision=precision),
+        partial(_canonical_gradients, windows, precision),
+    )
+
+
+def squares_form(windows: Windows, precision: Any) -> Form:
+    """`_blockwise`, for two dimensions and strides of 1."""
+    how = {"padding": windows.padding, "precision": precision}
+    return _differentiated(partial(_blockwise, **how))
+
+
+def products_form(windows: Windows, precision: Any) -> Form:
     """Products of patches, which are not stored for the gradients."""
     form = _differentiated(partial(_products, windows=windows, precision=precision))
 
@@ -261,52 +275,55 @@ def _of_products(windows: Windows, precision: Any) -> _Form:
     return form._replace(gradients=gradients)
 
 
-def _form(x: jax.Array, w: jax.Array, windows: Windows, precision: Any) -> _Form:
+def winograd_form(windows: Windows, precision: Any) -> Form:
+    """Winograd's algorithm, for kernels of 3 x 3 and strides of 1."""
+    how = {"padding": windows.padding, "precision": precision}
+    return Form(partial(winograd.convolve, **how), partial(winograd.gradients, **how))
+
+
+def _differentiated(value: Callable[[jax.Array, jax.Array], jax.Array]) -> Form:
+    return Form(value, lambda x, w, g: jax.vjp(value, x, w)[1](g))
+
+
+def chosen_form(
+    x: jax.Array, w: jax.Array, windows: Windows
+) -> Callable[[Windows, Any], Form]:
     """The form that was the fastest on CPUs for such shapes.
 
-    - Winograd's algorithm for kernels of 3 x 3 and 32 or more channels. Its sums of the
-      kernel have to be smaller than the sums of the data. Up to 1.9 times faster.
-    - Products of patches, for wide kernels that meet few places, and for kernels with
+    - Winograd's algorithm for float32, kernels of 3 x 3, and 32 or more channels. Its
+      sums of the kernel must not be larger than the sums of the data.
+    - Products of patches for wide kernels that meet few places, and for kernels with
       one place. The patches are at most four times as large as the kernel, or as large
       as the data.
-    - Squares of places, for large kernels with few channels: LeNet's first convolution
+    - Squares of places for large kernels with few channels. LeNet's first convolution
       takes a third of the time, its second 0.6.
-    - XLA's convolution in the fast layout, for everything else.
+    - XLA's convolution in the fast layout for everything else.
     """
     *window, inputs, outputs = w.shape
     narrow, wide = sorted((inputs, outputs))
-    how = windows._asdict() | {"precision": precision}
-    dense = {"padding": windows.padding, "precision": precision}
     alone = all(one == 1 for one in (*windows.strides, *windows.dilation))
     if window == [3, 3] and alone and x.dtype == w.dtype == jnp.float32:
         tiles = len(x) * math.prod(winograd.tiles_of(x, windows.padding))
         if narrow >= 32 and 64 <= wide <= tiles:
-            return _Form(
-                partial(winograd.convolve, **dense),
-                partial(winograd.gradients, **dense),
-            )
-    shape = jax.eval_shape(partial(_run, **how), x, w).shape
-    rows = math.prod(shape[:-1])
-    few = narrow >= 256 and rows <= 4 * outputs
-    if few or (math.prod(window) == 1 and narrow >= 32):
-        return _of_products(windows, precision)
+            return winograd_form
+    if math.prod(window) == 1 and narrow >= 32:
+        return products_form
+    places = jax.eval_shape(lax_form(windows, None).value, x, w).size // outputs
+    if narrow >= 256 and places <= 4 * outputs:
+        return products_form
     if len(window) == 2 and min(window) >= 5 and alone and wide <= 16:
-        side = 4 if outputs <= 8 else 2
-        return _differentiated(partial(_blockwise, side=side, **dense))
-    return _Form(
-        partial(_run_canonical, **how),
-        partial(_canonical_gradients, windows, precision),
-    )
+        return squares_form
+    return canonical_form
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _convolution(
     x: jax.Array, w: jax.Array, windows: Windows, precision: Any
 ) -> jax.Array:
-    plain = partial(_run, **windows._asdict(), precision=precision)
     # The forms were measured on CPUs only.
-    fast = _form(x, w, windows, precision).value
-    return lax.platform_dependent(x, w, cpu=fast, default=plain)
+    forms = chosen_form(x, w, windows), lax_form
+    fast, plain = (form(windows, precision) for form in forms)
+    return lax.platform_dependent(x, w, cpu=fast.value, default=plain.value)
 
 
 def _forward(x: jax.Array, w: jax.Array, *how: Any) -> tuple[jax.Array, Any]:
@@ -316,9 +333,11 @@ def _forward(x: jax.Array, w: jax.Array, *how: Any) -> tuple[jax.Array, Any]:
 def _backward(
     windows: Windows, precision: Any, saved: tuple[jax.Array, jax.Array], g: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    plain = _differentiated(partial(_run, **windows._asdict(), precision=precision))
-    fast = _form(*saved, windows, precision).gradients
-    return lax.platform_dependent(*saved, g, cpu=fast, default=plain.gradients)
+    forms = chosen_form(*saved, windows), lax_form
+    fast, plain = (form(windows, precision) for form in forms)
+    return lax.platform_dependent(
+        *saved, g, cpu=fast.gradients, default=plain.gradients
+    )
 
 
 def _canonical_gradients(
