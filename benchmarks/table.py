@@ -145,19 +145,20 @@ def forms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     if not rows:
         return []
-    cells: dict[tuple[str, str], dict[str, str]] = {}
+    cells: dict[str, dict[str, str]] = {}
     for row in rows:
         ms = f"{1e3 * row['wall_seconds'] / row['times']:.3g}"
         text = f"**{ms}**" if row["chosen"] else ms
-        cells.setdefault((row["case"], row["jax"]), {})[row["form"]] = text
-    heads = dict.fromkeys(row["form"] for row in rows)
+        column = f"{row['form']}, jax {row['jax']}"
+        cells.setdefault(row["case"], {})[column] = text
+    heads = dict.fromkeys(column for found in cells.values() for column in found)
     lines = [
-        f"| convolution and gradients, ms | jax | {' | '.join(heads)} |",
-        "|---|---|" + "---:|" * len(heads),
+        f"| convolution and gradients, ms | {' | '.join(heads)} |",
+        "|---|" + "---:|" * len(heads),
     ]
-    for (case, version), found in cells.items():
+    for case, found in cells.items():
         values = " | ".join(found.get(head, "-") for head in heads)
-        lines.append(f"| {case} | {version} | {values} |")
+        lines.append(f"| {case} | {values} |")
     return lines
 
 
