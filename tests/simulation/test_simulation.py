@@ -17,6 +17,7 @@ from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.core import Algorithm, Exchange, mean_gradient, no_client_state, tree
 from fedjax_muon.simulation import training
+from fedjax_muon.simulation.rounds import init_state
 from fedjax_muon.simulation.training import early_stopping
 
 CORRECT = fedmuon_correct(lr=0.2, rule=optax.identity())  # has client states
@@ -144,6 +145,21 @@ def test_a_prologue_that_is_not_finite_is_refused():
     poisoned = federation.federation(with_prologue(), **how)
     with pytest.raises(simulation.NonFiniteError, match=r"round 0: .* client 1, 4;"):
         poisoned.init(jax.random.key(0))
+
+
+@pytest.mark.slow
+def test_fewer_optimizations_draw_the_same_parameters(plain, monkeypatch):
+    task = fm.tasks.classification(fm.models.LeNet(10), (28, 28, 1))
+    task = task._replace(init=jax.tree_util.Partial(task.init))
+    setup, key = plain.setup._replace(task=task), jax.random.key(1)
+    init_key = jax.random.split(key)[0]
+    level = "xla_backend_optimization_level"  # 0 in tests, 3 by default
+    drawn = jax.jit(task.init).lower(init_key).compile({level: 3})(init_key)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert_same_bits(init_state(setup, key).params, drawn)
+    monkeypatch.setenv("XLA_FLAGS", f"--{level}=0")
+    inside = jax.jit(lambda key: init_state(setup, key).params)(key)
+    assert_same_bits(init_state(setup, key).params, inside)
 
 
 WEIGHTED = (
