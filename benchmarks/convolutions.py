@@ -36,7 +36,8 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         data = f"{self.batch} x {self.places} x {self.places} x {self.inputs}"
         kernel = f"{self.kernel} x {self.kernel}, {self.outputs} channels"
-        return f"{data}, {kernel}" + f", stride {self.stride}" * (self.stride > 1)
+        stride = f", stride {self.stride}" * (self.stride > 1)
+        return f"{data}, {kernel}{stride}" + ", no padding" * (not self.pads)
 
 
 CASES = (

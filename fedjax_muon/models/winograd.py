@@ -7,7 +7,7 @@ Algorithms for Convolutional Neural Networks" (arXiv:1509.09308), section 4.1, f
 memory, checked against lax.
 
 A part of the images is computed at a time, so that what is between the steps stays in
-the cache. In float32, the error is no larger than the error of a plain convolution.
+the cache. In float32, errors are about as large as those of a plain convolution.
 """
 
 from collections.abc import Callable
