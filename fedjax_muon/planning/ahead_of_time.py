@@ -26,7 +26,6 @@ from fedjax_muon import no_tpu
 from fedjax_muon.engine.plans import Plan, vmapped
 from fedjax_muon.engine.sharding import SHARDED
 from fedjax_muon.planning.memory import EXHAUSTED, bytes_text, plans_of
-from fedjax_muon.simulation.federated import setup_with_plan
 from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.versions import check_installed
@@ -202,7 +201,7 @@ def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
     several = tuple(devices) if len(devices) > 1 else ()
     setup = simulation.setup._replace(devices=several)
     if isinstance(setup, Setup):  # agents have no plan
-        setup = setup_with_plan(setup, plan)
+        setup = setup._replace(plan=plan)
     runner = simulation.runner
     programs = runner.programs(setup)
     alone = SingleDeviceSharding(devices[0])

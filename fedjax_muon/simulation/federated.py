@@ -29,7 +29,6 @@ from fedjax_muon.engine.sharding import (
     across,
     placed,
     replicated,
-    sharded,
     shardings,
 )
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
@@ -177,7 +176,7 @@ def federate(
         cohort_size=cohort_size,
         work=work,
         batch_size=batch_size,
-        plan=sharded(plan, len(parts)) if devices else plan,
+        plan=plan,
         sampler=sampler,
         weighting=weighting,
         dropout=dropout,
@@ -216,14 +215,8 @@ def federate(
 
 def with_plan(simulation: Simulation, plan: Plan) -> Simulation:
     """Changes the plan of a federated simulation, whose programs are compiled again."""
-    setup = setup_with_plan(simulation.setup, plan)
+    setup = simulation.setup._replace(plan=plan)
     return dataclasses.replace(simulation, setup=setup, programs=_programs(setup))
-
-
-def setup_with_plan(setup: Setup, plan: Plan) -> Setup:
-    """Changes the plan of a setup; on several devices, each executes its part by it."""
-    plan = sharded(plan, setup.num_clients) if setup.devices else plan
-    return setup._replace(plan=plan)
 
 
 def with_task(simulation: Simulation, task: Task) -> Simulation:

@@ -23,8 +23,8 @@ from fedjax_muon.core import (
     streams,
     with_numbers,
 )
-from fedjax_muon.engine.plans import Plan
-from fedjax_muon.engine.sharding import Devices, sharded_gather
+from fedjax_muon.engine.plans import Plan, chunked, vmapped
+from fedjax_muon.engine.sharding import Devices, sharded, sharded_gather
 from fedjax_muon.personalization import params_of_clients
 from fedjax_muon.simulation.arguments import check_rule_kinds, check_rules
 from fedjax_muon.simulation.arrivals import (
@@ -185,6 +185,18 @@ def with_inputs(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
     return run_with_inputs
 
 
+def _plan(setup: Setup, *, prologue: bool = False) -> Plan:
+    """Makes the plan of a cohort, which is divided among the devices.
+
+    The prologue's cohort is all clients, who need more memory than those of a round.
+    So `vmapped` runs as many of them in parallel as in a round.
+    """
+    plan = setup.plan
+    if prologue and plan is vmapped:
+        plan = chunked(-(-setup.cohort_size // max(1, len(setup.devices))))
+    return sharded(plan, setup.num_clients) if setup.devices else plan
+
+
 def objective_and_sampler(
     setup: Setup, clients: Clients, *, prologue: bool = False
 ) -> tuple[Objective, engine.Draw]:
@@ -277,8 +289,9 @@ def run_prologue(
     if not setup.algorithm.prologue:
         return state, jnp.ones(setup.num_clients, bool)
     objective, draw = objective_and_sampler(setup, clients, prologue=True)
+    plan = _plan(setup, prologue=True)
     run = engine.make_prologue(
-        setup.algorithm, objective, setup.num_clients, setup.plan, draw
+        setup.algorithm, objective, setup.num_clients, plan, draw
     )
     all_clients = jnp.arange(setup.num_clients, dtype=jnp.int32)
     weights = setup.weighting(clients.size)
@@ -355,7 +368,7 @@ def _round(
         _executed(setup),
         objective,
         setup.num_clients,
-        setup.plan,
+        _plan(setup),
         draw,
         steps_of(setup, clients),
     )
@@ -422,7 +435,8 @@ def cohort_loss(setup: Setup, state: State, clients: Clients) -> jax.Array:
     cohort, _, weights, key, _ = _members(setup, state, clients)
     objective, draw = objective_and_sampler(setup, clients)
     algorithm = setup.algorithm._replace(exchanges=(exchange,))
-    run = engine.make_round(algorithm, objective, setup.num_clients, setup.plan, draw)
+    plan = _plan(setup)
+    run = engine.make_round(algorithm, objective, setup.num_clients, plan, draw)
     server = _Loss(state.params, jnp.full((), jnp.nan, weights.dtype))
     training = state.training._replace(server=server)
     return run(training, cohort, cohort, weights, key)[0].server.loss

@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import chex
 import federation
 import jax
 import jax.extend
@@ -102,6 +103,20 @@ def test_the_prologue_and_the_evaluation_count():
     tiny = prepared("fedavg", plans.mapped, 8, 2, batch_size=1)
     hidden = 4 * 48 * 400
     assert memory_of(tiny).work > hidden > model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [(), FOUR], ids=["one", "four"])
+def test_the_prologue_runs_as_many_clients_at_a_time_as_a_round(devices):
+    how = {"plan": plans.vmapped, "cohort": 8, "devices": devices}
+    few, many = (prepared("fedmuon", clients=n, **how) for n in (8, 200))
+    model = tree.nbytes(jax.eval_shape(TASK.init, KEY))
+    assert memory_of(many).work - memory_of(few).work < 2 * model
+    # the last chunk is padded, and counts as much as a client at a time
+    odd = [prepared("fedmuon", clients=9, cohort=4, plan=plans.mapped)]
+    odd += [prepared("fedmuon", clients=9, cohort=4, plan=plans.vmapped)]
+    states = [one.init(KEY).training.server for one in odd]
+    chex.assert_trees_all_close(*states, rtol=1e-5, atol=1e-7)
 
 
 def test_a_checked_simulation_is_not_compiled_again():
