@@ -6,6 +6,8 @@ from pathlib import Path
 import jax
 import platformdirs
 
+_LEAST, _DEFAULT = "jax_persistent_cache_min_compile_time_secs", 1.0
+
 
 def cache_programs(directory: Path | None = None) -> None:
     """Keeps compiled programs on disk, so that the next process need not compile them.
@@ -28,3 +30,6 @@ def cache_programs(directory: Path | None = None) -> None:
         warnings.warn(f"compiled programs are not kept: {error}", stacklevel=2)
         return
     jax.config.update("jax_compilation_cache_dir", str(place))
+    # JAX keeps only what took a second, but the first round needs many small programs.
+    if getattr(jax.config, _LEAST) == _DEFAULT:
+        jax.config.update(_LEAST, 0.0)

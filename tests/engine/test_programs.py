@@ -1,19 +1,25 @@
 """Compiled programs that the next process finds."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import pytest
 
 import fedjax_muon as fm
 
 NAME = "jax_compilation_cache_dir"
+LEAST = "jax_persistent_cache_min_compile_time_secs"
 
 
 @pytest.fixture(autouse=True)
 def without_a_cache():
-    before = getattr(jax.config, NAME)
+    before = {name: getattr(jax.config, name) for name in (NAME, LEAST)}
     jax.config.update(NAME, None)
     yield
-    jax.config.update(NAME, before)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 def test_programs_are_kept_in_the_first_place_that_is_said(tmp_path):
@@ -21,6 +27,22 @@ def test_programs_are_kept_in_the_first_place_that_is_said(tmp_path):
         fm.cache_programs(tmp_path / name)
         assert getattr(jax.config, NAME) == str(tmp_path / "first")
     assert [path.name for path in tmp_path.iterdir()] == ["first"]
+
+
+def test_small_programs_are_kept_too_unless_the_user_says_otherwise(tmp_path):
+    code = (
+        "import jax, pathlib, sys, fedjax_muon as fm;"
+        "fm.cache_programs(pathlib.Path(sys.argv[1]));"
+        "jax.jit(lambda x: x + 1)(1.0)"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    for name, value, kept in (("default", None, True), ("given", "1.5", False)):
+        given = {} if value is None else {LEAST.upper(): value}
+        command = [sys.executable, "-c", code, tmp_path / name]
+        subprocess.run(command, env=environment | given, check=True)
+        assert (
+            any("lambda" in path.name for path in (tmp_path / name).iterdir()) is kept
+        )
 
 
 def test_without_a_place_there_is_a_warning_and_no_cache(tmp_path):
