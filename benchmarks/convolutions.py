@@ -73,22 +73,28 @@ def gradient_steps(case: Case, form: convolution.Form) -> Callable[[], Any]:
     return lambda: run(x, w)
 
 
+def prepared(case: Case) -> tuple[dict[str, Callable[[], Any]], str]:
+    """Returns the steps of all forms that can compute a case, and the chosen form."""
+    pad = case.kernel // 2 if case.pads else 0
+    windows = convolution.Windows(
+        (case.stride, case.stride), ((pad, pad), (pad, pad)), (1, 1)
+    )
+    fits = {"winograd": case.kernel == 3 and case.stride == 1}
+    forms = {name: form for name, form in FORMS.items() if fits.get(name, True)}
+    x = jnp.zeros((case.batch, case.places, case.places, case.inputs))
+    w = jnp.zeros((case.kernel, case.kernel, case.inputs, case.outputs))
+    chosen = convolution.chosen_form(x, w, windows)
+    (name,) = [name for name, form in forms.items() if form is chosen]
+    steps = {
+        name: gradient_steps(case, form(windows, None)) for name, form in forms.items()
+    }
+    return steps, name
+
+
 def rows(repeats: int) -> Iterator[dict[str, Any]]:
     """Yields the time of each form for each case."""
     for case in CASES:
-        pad = case.kernel // 2 if case.pads else 0
-        windows = convolution.Windows(
-            (case.stride, case.stride), ((pad, pad), (pad, pad)), (1, 1)
-        )
-        fits = {"winograd": case.kernel == 3 and case.stride == 1}
-        forms = {name: form for name, form in FORMS.items() if fits.get(name, True)}
-        steps = {
-            name: gradient_steps(case, form(windows, None))
-            for name, form in forms.items()
-        }
-        x = jnp.zeros((case.batch, case.places, case.places, case.inputs))
-        w = jnp.zeros((case.kernel, case.kernel, case.inputs, case.outputs))
-        chosen = convolution.chosen_form(x, w, windows)
+        steps, chosen = prepared(case)
         for name, spent in in_turns(steps, repeats).items():
-            about = {"case": str(case), "form": name, "chosen": FORMS[name] is chosen}
+            about = {"case": str(case), "form": name, "chosen": name == chosen}
             yield about | {"jax": jax.__version__, "times": TIMES} | spent

@@ -12,6 +12,7 @@ import pytest
 from packages import needs
 
 from benchmarks import (
+    convolutions,
     figure,
     library,
     table,
@@ -143,6 +144,17 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
     kept = [json.loads(line) for line in output.read_text().splitlines()]
     assert kept == [head, *rows]
     assert figure_path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_kept_times_of_convolutions_name_the_chosen_forms():
+    kept = table.read([ROOT / "results" / "benchmarks" / "convolutions_cpu.jsonl"])
+    for version in ("0.10.2", "0.11.2"):
+        found = {
+            r["case"]: r["form"] for r in kept if r["jax"] == version and r["chosen"]
+        }
+        assert found == {
+            str(case): convolutions.prepared(case)[1] for case in convolutions.CASES
+        }
 
 
 def test_rounds_are_compared_with_those_of_pytorch_in_turn():
