@@ -73,28 +73,33 @@ def gradient_steps(case: Case, form: convolution.Form) -> Callable[[], Any]:
     return lambda: run(x, w)
 
 
-def prepared(case: Case) -> tuple[dict[str, Callable[[], Any]], str]:
-    """Returns the steps of all forms that can compute a case, and the chosen form."""
+def windows_of(case: Case) -> convolution.Windows:
+    """Returns strides, padding and dilation."""
     pad = case.kernel // 2 if case.pads else 0
-    windows = convolution.Windows(
+    return convolution.Windows(
         (case.stride, case.stride), ((pad, pad), (pad, pad)), (1, 1)
     )
-    fits = {"winograd": case.kernel == 3 and case.stride == 1}
-    forms = {name: form for name, form in FORMS.items() if fits.get(name, True)}
+
+
+def chosen_of(case: Case) -> str:
+    """Returns the name of the form that the library chooses."""
     x = jnp.zeros((case.batch, case.places, case.places, case.inputs))
     w = jnp.zeros((case.kernel, case.kernel, case.inputs, case.outputs))
-    chosen = convolution.chosen_form(x, w, windows)
-    (name,) = [name for name, form in forms.items() if form is chosen]
-    steps = {
-        name: gradient_steps(case, form(windows, None)) for name, form in forms.items()
-    }
-    return steps, name
+    chosen = convolution.chosen_form(x, w, windows_of(case))
+    (name,) = [name for name, form in FORMS.items() if form is chosen]
+    return name
 
 
 def rows(repeats: int) -> Iterator[dict[str, Any]]:
     """Yields the time of each form for each case."""
     for case in CASES:
-        steps, chosen = prepared(case)
+        fits = {"winograd": case.kernel == 3 and case.stride == 1}
+        steps = {
+            name: gradient_steps(case, form(windows_of(case), None))
+            for name, form in FORMS.items()
+            if fits.get(name, True)
+        }
+        chosen = chosen_of(case)
         for name, spent in in_turns(steps, repeats).items():
             about = {"case": str(case), "form": name, "chosen": name == chosen}
             yield about | {"jax": jax.__version__, "times": TIMES} | spent

@@ -14,6 +14,9 @@ def cache_programs(directory: Path | None = None) -> None:
 
     It has no effect where JAX has a cache already, by the environment variable
     `JAX_COMPILATION_CACHE_DIR` or an earlier call. The command `fedjax-muon` calls it.
+    Programs that compile in less than a second are kept too, unless you set
+    `JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS`. JAX warns about every program that it
+    can't write or read, and compiles it; delete the directory if programs are damaged.
 
     Args:
       directory: Directory of the programs; by default in the user's cache directory.

@@ -230,19 +230,27 @@ def test_the_tables_of_speed_are_those_of_the_results():
     assert f"fastest in {first} of {len(workloads)} workloads" in section
     ratio = max(float(cells[4]) / float(cells[1].strip("*")) for cells in workloads)
     assert f"up to {ratio:.1f} times faster than Flower" in section
+    seconds = [[float(cell.strip("*")) for cell in cells[1:4]] for cells in workloads]
+    by_hand = [ours / theirs for ours, theirs, _ in seconds]
+    least, most = min(by_hand), max(by_hand)
+    assert f"{least:.1f} to {most:.1f} times as long as in hand-written JAX" in section
+    ours, _, pytorch = seconds[0]
+    assert (
+        f"PyTorch takes {pytorch / ours:.1f} times as long for a small CNN" in section
+    )
     (resnet,) = [cells for cells in workloads if "ResNet-18" in cells[0]]
     pytorch, ours = resnet[3].strip("*"), resnet[1]
     assert f"{pytorch} s against {ours} s for ResNet-18" in section
     kept = ROOT / "results" / "benchmarks"
     rows = table.read([kept / "h100.jsonl", kept / "h200.jsonl"])
-    seconds = {
+    on_gpu = {
         (row["contender"], row["workload"]): row["wall_seconds"]
         for row in rows
         if row["algorithm"] == "fedavg"
     }
     ratios = [
-        value / seconds["fedjax_muon", workload]
-        for (name, workload), value in seconds.items()
+        value / on_gpu["fedjax_muon", workload]
+        for (name, workload), value in on_gpu.items()
         if name == "PyTorch loop"
     ]
     assert f"{min(ratios):.1f} to {max(ratios):.0f} times faster" in section

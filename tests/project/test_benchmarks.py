@@ -152,9 +152,7 @@ def test_the_kept_times_of_convolutions_name_the_chosen_forms():
         found = {
             r["case"]: r["form"] for r in kept if r["jax"] == version and r["chosen"]
         }
-        assert found == {
-            str(case): convolutions.prepared(case)[1] for case in convolutions.CASES
-        }
+        assert found == {str(c): convolutions.chosen_of(c) for c in convolutions.CASES}
 
 
 def test_rounds_are_compared_with_those_of_pytorch_in_turn():
