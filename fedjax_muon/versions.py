@@ -2,21 +2,26 @@
 
 The bounds are those of `pyproject.toml`, read from the metadata of the installed
 package, so that they are written once. In a checkout that is not installed there is no
-metadata, and nothing is checked.
+metadata, and nothing is checked. Too old a version is an error. Newer ones than those
+that were tested usually work, so they only warn.
 """
 
 import importlib
 import importlib.util
 import platform
 import sys
+import warnings
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.version import Version
+from packaging.specifiers import SpecifierSet
 
 PACKAGE = "fedjax-muon"
+# The first versions that are not tested. They are no bounds of the package, since a
+# preinstalled JAX, as on Colab, could then not be kept.
+UNTESTED = {"jax": "<0.13", "jaxlib": "<0.13"}
 COMPUTING = (PACKAGE, "jax", "jaxlib", "flax", "optax", "numpy")
 
 
@@ -46,6 +51,10 @@ def requirements() -> dict[str, Requirement]:
     return {one.name: one for one in found if not one.extras}
 
 
+def _tested(requirement: Requirement) -> SpecifierSet:
+    return requirement.specifier & SpecifierSet(UNTESTED.get(requirement.name, ""))
+
+
 def install_command(*names: str) -> str:
     """The pip command that installs packages in versions that are allowed.
 
@@ -55,7 +64,7 @@ def install_command(*names: str) -> str:
     """
     known = requirements()
     specs = [
-        f"{name}{known[name].specifier if name in known else ''}" for name in names
+        name + str(_tested(known[name]) if name in known else "") for name in names
     ]
     return "pip install " + " ".join(f'"{spec}"' for spec in specs)
 
@@ -79,24 +88,32 @@ def optional(package: str, user: str, *, module: str | None = None) -> Any:
 def check_versions() -> None:
     """Checks the installed versions of all required packages.
 
-    The command `fedjax-muon` ends with the message alone, without a traceback.
+    Warns of versions that are newer than the tested ones. The command `fedjax-muon`
+    ends with the message alone, without a traceback.
     """
-    wrong = []
+    wrong, newer = {}, {}
     for name, requirement in requirements().items():
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
-        installed = _version(name)
-        if installed is None or not requirement.specifier.contains(
-            Version(installed), prereleases=True
-        ):
-            wrong.append((name, installed or "not installed", requirement.specifier))
+        found, bounds = _version(name), _tested(requirement)
+        if found is None:
+            wrong[name] = f"{name} is not installed, tested is {bounds}"
+            continue
+        for bound in bounds:
+            if not bound.contains(found, prereleases=True):
+                place = newer if bound.operator == "<" else wrong
+                place[name] = f"{name} is {found}, tested is {bounds}"
+    if newer and not wrong:
+        command = install_command(*newer)
+        warnings.warn(
+            f"{PACKAGE} {PACKAGE_VERSION}: {'; '.join(newer.values())}; if something "
+            f"fails, run: {command}",
+            stacklevel=2,
+        )
     if not wrong:
         return
-    what = "; ".join(
-        f"{name} is {here}, allowed is {bound}" for name, here, bound in wrong
-    )
-    command = install_command(*(name for name, _, _ in wrong))
-    message = f"{PACKAGE} {PACKAGE_VERSION}: {what}; run: {command}"
+    message = f"{PACKAGE} {PACKAGE_VERSION}: {'; '.join(wrong.values())}; run: "
+    message += install_command(*wrong)
     if Path(sys.argv[0]).stem in (PACKAGE, "-m"):  # nobody is there to catch an error
         print(f"{PACKAGE}: error: {message}", file=sys.stderr)
         sys.exit(2)

@@ -351,7 +351,7 @@ def job_in(arguments: Sequence[str]) -> str:
 def algorithm_in(arguments: list[str]) -> str:
     """The algorithm of train or deploy, which decides what other options there are."""
     problem = value_in(arguments, "--problem", "classification")
-    usual = "fed_nsgda_m" if problem == "auc" else "fedmuon_align"
+    usual = "fed_nsgda_m" if problem == "auc" else "fedmuon"
     return (
         value_in(arguments, "--algorithm", usual)
         if arguments[:1] in (["train"], ["deploy"])
@@ -403,7 +403,7 @@ def of_algorithm(kind: type[OneAlgorithm], name: str) -> type:
     doc = kind.__doc__
     if kind is Train:
         doc = (
-            f"Train one algorithm, here {method.label} ({method.paper}).\n\n"
+            f"Train {method.label} ({method.paper}), or another algorithm.\n\n"
             "To see the options of another algorithm, name it with --algorithm."
         )
     return dataclasses.make_dataclass(
