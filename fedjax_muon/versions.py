@@ -91,7 +91,8 @@ def check_versions() -> None:
     Warns of versions that are newer than the tested ones. The command `fedjax-muon`
     ends with the message alone, without a traceback.
     """
-    wrong, newer = {}, {}
+    wrong: dict[str, str] = {}
+    newer: dict[str, str] = {}
     for name, requirement in requirements().items():
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue

@@ -1,7 +1,6 @@
 """The commands, once their arguments are known to make sense."""
 
 import dataclasses
-import functools
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from fedjax_muon import data
 from fedjax_muon.cli import arguments
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
-from fedjax_muon.engine.terminal import plain_console, progress_bar
+from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.planning import ahead_of_time
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
@@ -117,19 +116,18 @@ def _train(
 ) -> None:
     console = plain_console(quiet=not is_first())
     again = launch.together(directory.resume_command(run_dir))
-    with resumable(run_dir) as stop, progress_bar(console) as bar, refusing(), again:
-        console.print(f"on {launch.device_words(run.config.devices)}", highlight=False)
-        task = bar.add_task(run.label, total=run.config.rounds)
-        tick = functools.partial(bar.advance, task)
+    progress = Progress(run.config.rounds, run.label)
+    console.print(f"on {launch.device_words(run.config.devices)}", highlight=False)
+    with resumable(run_dir) as stop, refusing(), again:
         if simulation.guarantee is not None:
             private = {run_dir: privacy.Private(run, simulation.guarantee)}
             for statement in privacy.state(private, dataset, run_dir):
                 console.print(statement, highlight=False, soft_wrap=True)
         try:
             trackers = log.of_run(run_dir)
-            training.train(run, simulation, run_dir, tick, stop, trackers)
+            with shown(console, progress):
+                training.train(run, simulation, run_dir, progress, stop, trackers)
         except NonFiniteError as error:
-            bar.stop()
             console.print(str(error), style="red")
             sys.exit(1)
     if not is_first():

@@ -10,7 +10,6 @@ summary.csv      and .tex: the scores after the last round
 """
 
 import dataclasses
-import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_muon import data
-from fedjax_muon.engine.terminal import plain_console, progress_bar
+from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History
@@ -159,7 +158,9 @@ def run(
     console, dataset = plain_console(), checked.dataset
     diverged: dict[str, str] = {}
     statements: list[str] = []
-    with resumable(run_dir) as stop, progress_bar(console) as bar, refusing():
+    total = len(job.rows) * len(job.seeds) * job.config.rounds
+    progress = Progress(total, "all")
+    with resumable(run_dir) as stop, shown(console, progress), refusing():
         for cell, one in directory.cells(run_dir, job).items():
             if not (cell / directory.CONFIG).exists():
                 directory.create(cell, one)
@@ -168,26 +169,22 @@ def run(
         if checked.private:
             cells = _cells_of(checked.private, run_dir)
             statements = privacy.state(cells, dataset, run_dir)
-        rounds = job.config.rounds
-        total = len(job.rows) * len(job.seeds) * rounds
-        overall = bar.add_task("all", total=total)
-        tick = functools.partial(bar.advance, overall)
         for row in job.rows:
             simulation = simulation_of(row[0], dataset)
             for one in row:
                 cell = directory.cell_of(run_dir, one)
-                bar.update(overall, description=f"{one.label}, seed {one.seed}")
+                progress.title = f"{one.label}, seed {one.seed}"
                 if is_complete(one, simulation, cell):
-                    tick(rounds)
+                    progress.skip(job.config.rounds)
                     continue
                 varied = of_seed(simulation, one, dataset)
                 trackers = log.of_cell(run_dir, cell)
                 try:
-                    train(one, varied, cell, tick, stop, trackers)
+                    train(one, varied, cell, progress, stop, trackers)
                 except NonFiniteError as error:
                     console.print(f"{one.label}, seed {one.seed}: {error}", style="red")
                     diverged.setdefault(one.label, f"round {error.round}")
-        bar.update(overall, description="done")
+        progress.title = "done"
     for cell, one in directory.cells(run_dir, job).items():
         if one.label in diverged:
             continue

@@ -16,6 +16,7 @@ from fedjax_muon.runs.errors import is_refusal
 
 LIFE_SIGN = 30  # seconds without one, after which a process counts as dead
 SECONDS_BETWEEN_LOOKS = 5
+FORCED = "xla_force_host_platform_device_count"  # XLA's flag for virtual CPU devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +49,9 @@ def begin(launch: Launch, devices: int) -> None:
             f"{launch.coordinator}, {launch.num_processes}, {launch.process_id}"
         )
     cores = min(devices, os.cpu_count() or 1)
+    forced = FORCED in os.environ.get("XLA_FLAGS", "")  # the option would undo it
     present: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # dynamic
-    if cores > max(1, present):
+    if cores > max(1, present) and not forced:
         jax.config.update("jax_num_cpu_devices", cores)
     if launch.distributed or launch.coordinator is not None:
         # else JAX aborts a process that waits while another one has ended

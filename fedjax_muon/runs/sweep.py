@@ -12,7 +12,6 @@ jobs/              files of SLURM jobs
 """
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 import shlex
@@ -30,7 +29,7 @@ from fedjax_muon import data
 from fedjax_muon.core import numbers_of
 from fedjax_muon.core.reading import named
 from fedjax_muon.engine.programs import cache_programs
-from fedjax_muon.engine.terminal import plain_console, progress_bar
+from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
@@ -183,29 +182,29 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
         held_out = _held_out(job)
     (run_dir / "cells").mkdir(exist_ok=True)
     total = sum(len(job.points(name)) for name in job.algorithms) * len(job.seeds)
-    with resumable(run_dir, again) as stop, progress_bar(console) as bar, refusing():
-        everything = bar.add_task("all", total=total * job.config.rounds)
+    progress = Progress(total * job.config.rounds, "all")
+    with resumable(run_dir, again) as stop, shown(console, progress), refusing():
         rows = {name: rows_of(job, name, run_dir) for name in job.algorithms}
         todo = {name: list(_unfinished(job, name, rows[name].path)) for name in rows}
-        tick = functools.partial(bar.advance, everything)
-        tick((total - sum(map(len, todo.values()))) * job.config.rounds)
-        describe = functools.partial(bar.update, everything)
+        progress.skip((total - sum(map(len, todo.values()))) * job.config.rounds)
         place = run_dir / "suspended"
         if executor:
-            describe(description=executor.partition(":")[0])
+            progress.title = executor.partition(":")[0]
             with executor_named(executor, run_dir / "jobs") as workers:
                 for name, points, outcomes in _on(workers, job, todo, held_out, stop):
                     _record(rows[name], points, outcomes)
-                    tick(len(points) * job.config.rounds)
+                    progress.advance(len(points) * job.config.rounds)
         else:
             for name in (name for name in todo if todo[name]):
-                describe(description=label_of(name))
+                progress.title = label_of(name)
                 pause = Suspended(place, stop, rows[name].settings)
                 waiting = iter(todo[name])
-                for group in _groups(job, name, todo[name], held_out, tick, pause):
+                for group in _groups(
+                    job, name, todo[name], held_out, progress.advance, pause
+                ):
                     _record(rows[name], itertools.islice(waiting, len(group)), group)
         clear(place)
-        describe(description="done")
+        progress.title = "done"
 
 
 def _groups(job: Sweep, name: str, todo, held_out, tick, pause):

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from fedjax_muon.engine.processes import broadcast_from_first, is_first, run_on_first
+from fedjax_muon.engine.terminal import Progress
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import files, privacy
 from fedjax_muon.runs.build import start_key
@@ -43,7 +44,7 @@ def train(
     run: Run,
     simulation: Simulation,
     directory: Path,
-    tick: Callable[[int], None] = lambda rounds: None,
+    progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
     trackers: Sequence[Tracker] = (),
 ) -> None:
@@ -53,8 +54,7 @@ def train(
     all see the directory, the first writes the rows.
 
     Args:
-      tick: Called with the number of new rounds, at once with those that were run
-        before.
+      progress: Counts the rounds, at once those that were run before.
       stop: Asked between calls of about a tenth of a second; if it returns True, a
         checkpoint is saved.
       trackers: Get all records of the run, those from before its checkpoint first.
@@ -63,13 +63,14 @@ def train(
       KeyboardInterrupt: After `stop`.
       NonFiniteError: If a message or the training loss is not finite.
     """
+    progress = progress or Progress(run.config.rounds)
     secret = privacy.secret_of(run, directory)
     about = json.loads(to_json(run))
     saved = (secret or directory) / CHECKPOINTS
     if secret is not None:
         if is_complete(run, simulation, directory):
             shutil.rmtree(saved, ignore_errors=True)
-            tick(run.config.rounds)
+            progress.skip(run.config.rounds)
             return
         secret.mkdir(mode=0o700, parents=True, exist_ok=True)
     record = _Recorder(run, simulation, directory, secret)
@@ -79,7 +80,7 @@ def train(
         follow(trackers if is_first() else (), about) as log,
     ):
         state = record.begin(checkpoints)
-        tick(state.round)
+        progress.skip(state.round)
         for row in record.so_far() if trackers else ():
             log(row)
         for step in steps(
@@ -92,7 +93,7 @@ def train(
             dropped=record.dropped,
             seconds=record.seconds,
         ):
-            tick(step.rounds)
+            progress.advance(step.rounds, step.record)
             stopped = bool(broadcast_from_first(stop()))
             if step.record is not None:
                 log(step.record)  # before the checkpoint: none is left out by a kill

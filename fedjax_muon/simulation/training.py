@@ -1,6 +1,5 @@
 """Training over many rounds, with evaluations and a record of metrics for each."""
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ import numpy as np
 from fedjax_muon.core import check_count
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.engine.processes import broadcast_from_first, is_first
-from fedjax_muon.engine.terminal import shown
+from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.simulation.rounds import Metrics
 from fedjax_muon.simulation.simulation import (
     NonFiniteError,
@@ -169,8 +168,9 @@ def train(
         `callback(state, record)` after every evaluation. The state must be copied to be
         kept. Training ends early if one returns True. A `tracking.Tracker` writes the
         records somewhere; with several processes, only in the first one.
-      progress: Whether the rounds are shown by a bar, on a terminal and in notebooks
-        that have ipywidgets. Nothing is shown elsewhere.
+      progress: Whether the rounds are shown on standard error: by a bar on a terminal
+        and in notebooks that have ipywidgets, elsewhere by a line for every tenth of
+        the rounds or every 30 seconds.
 
     Returns:
       The last state, and the records, which are dictionaries.
@@ -192,11 +192,15 @@ def train(
     functions = [each for each in callbacks if not isinstance(each, Tracker)]
     options = {"rounds": rounds, "evaluate_every": evaluate_every}
     config = _config(simulation, **options) if trackers else {}
-    bar = shown(rounds) if progress else contextlib.nullcontext(lambda new: None)
-    with follow(trackers if is_first() else [], config) as log, bar as tick:
+    course_so_far = Progress(rounds)
+    console = plain_console(stderr=True, quiet=not progress)
+    with (
+        follow(trackers if is_first() else [], config) as log,
+        shown(console, course_so_far),
+    ):
         for step in course:
-            tick(step.rounds)
             state, record = step.state, step.record
+            course_so_far.advance(step.rounds, record)
             if record is None:
                 continue
             records.append(record)

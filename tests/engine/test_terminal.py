@@ -2,13 +2,15 @@
 
 import io
 import re
+import time
 from pathlib import Path
 
 import pytest
 from command import run
 from rich.table import Table
 
-from fedjax_muon.engine.terminal import plain_console, progress_bar
+from fedjax_muon.engine import terminal
+from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.reporting import tables
 
 ROOT = Path(__file__).parents[2] / "fedjax_muon"
@@ -21,8 +23,9 @@ def test_users_text_is_not_read_as_markup():
     cells = tables.Cells(HOSTILE, HOSTILE, ("algorithm",), [(HOSTILE,)])
     console.print(HOSTILE, style="red")
     console.print(tables.for_terminal(cells))
-    with progress_bar(console) as bar:
-        bar.update(bar.add_task(HOSTILE, total=1), description=HOSTILE)
+    printed.isatty = lambda: True
+    with shown(console, Progress(1, HOSTILE)) as progress:
+        progress.advance(1)
     assert printed.getvalue().count(HOSTILE) >= 5
 
 
@@ -31,13 +34,73 @@ def test_a_directory_that_looks_like_a_tag_is_one(capsys):
     assert "[/d]" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("columns", "width"), [("0", 80), ("1", 40), ("100", 100)])
-def test_tables_have_a_width_that_holds_them(columns, width, monkeypatch):
+@pytest.mark.parametrize(
+    ("columns", "terminal", "width"),
+    [("0", True, 80), ("1", True, 40), ("100", True, 100), ("100", False, 100)],
+)
+def test_tables_have_a_width_that_holds_them(columns, terminal, width, monkeypatch):
+    assert {len(line) for line in table(monkeypatch, columns, terminal)} == {width}
+
+
+@pytest.mark.parametrize("columns", ["", "0"])
+def test_tables_in_files_are_not_cut(columns, monkeypatch):
+    assert any(WORDS in line for line in table(monkeypatch, columns, terminal=False))
+
+
+WORDS = "b " * 100
+
+
+def table(monkeypatch, columns, terminal):
+    """The lines of a table that is wider than any terminal."""
     monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which does not make a terminal of a file
     printed = io.StringIO()
-    table = Table("a" * 10, "b " * 100)
-    plain_console(file=printed).print(table)
-    assert {len(line) for line in printed.getvalue().splitlines()} == {width}
+    printed.isatty = lambda: terminal
+    plain_console(file=printed, color_system=None).print(Table("a" * 10, WORDS))
+    return printed.getvalue().splitlines()
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """The lines of a run without a terminal, which are looked for all the time."""
+    monkeypatch.setattr(terminal, "LOOK", 0.001)
+
+    def written(run):
+        printed = io.StringIO()
+        with shown(plain_console(file=printed), Progress(100, "FedAvg")) as progress:
+            run(progress, lambda: time.sleep(0.1))
+        return printed.getvalue().splitlines()
+
+    return written
+
+
+def test_without_a_terminal_every_tenth_of_the_rounds_is_a_line(lines):
+    def run(progress, wait):
+        progress.skip(40)
+        for rounds in (5, 5, 5, 30):
+            progress.advance(rounds, {"test_accuracy": progress.done / 100})
+            wait()
+
+    at = [re.sub(r"\d+ s left", "1 s left", line) for line in lines(run)]
+    assert at == [
+        "FedAvg: 45 of 100 rounds, test accuracy 0.4, 1 s left",
+        "FedAvg: 55 of 100 rounds, test accuracy 0.5, 1 s left",
+        "FedAvg: 85 of 100 rounds, test accuracy 0.55, 1 s left",
+    ]
+
+
+def test_a_long_round_gives_signs_of_life(lines, monkeypatch):
+    monkeypatch.setattr(terminal, "SECONDS", 0.05)
+    first, *_ = lines(lambda progress, wait: wait())
+    assert first == "FedAvg: 0 of 100 rounds, 0 s so far"
+
+
+def test_seconds_left_are_those_of_new_rounds():
+    progress = Progress(100)
+    progress.skip(50)
+    progress.advance(10)
+    progress.began = time.monotonic() - 20
+    assert progress.line() == "train: 60 of 100 rounds, 80 s left"
 
 
 def test_nothing_else_makes_consoles():

@@ -1,4 +1,4 @@
-"""The progress bar of `train`: on a terminal, and nowhere else."""
+"""The progress of `train`: a bar on a terminal, lines on standard error elsewhere."""
 
 import io
 from functools import partial
@@ -49,9 +49,14 @@ def test_a_training_that_ends_early_shows_how_far_it_came(plain, terminal):
 
 
 @pytest.mark.parametrize("colors", ["", "1"])
-def test_scripts_whose_output_is_no_terminal_stay_quiet(
+def test_scripts_get_lines_apart_from_their_own_output(
     plain, capsys, monkeypatch, colors
 ):
     monkeypatch.setenv("FORCE_COLOR", colors)
-    train(plain)
-    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(shown_on, "SECONDS", 0.01)
+    monkeypatch.setattr(shown_on, "LOOK", 0.001)
+    for progress in (True, False):
+        train(plain, progress=progress)
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert ("train: 2 of 4 rounds" in printed.err) == progress
