@@ -165,8 +165,8 @@ def facts(tracks: Mapping[str, Sequence[Standing]]) -> list[str]:
                 f"{cheap.megabytes.mean():.3g} MB."
             )
         sentences = (
-            f"- **{TRACKS[track].title}**: {best.label} is the best of {len(ours)}, "
-            f"with {spread(best.scores)}.",
+            f"- **{TRACKS[track].title}**: {best.label} scores highest of the "
+            f"{len(ours)} methods ({spread(best.scores)}).",
             _equals(equal),
             fewest,
             _apart(by_name, "fedmuon", TRACKS[track].baseline),
@@ -204,7 +204,7 @@ def _equals(labels: Sequence[str]) -> str:
         return "All others are significantly worse."
     more = "; ..." if len(labels) > MOST else ""
     verb, some = "is" if len(labels) == 1 else "are", "; ".join(labels[:MOST])
-    return f"{len(labels)} {verb} not significantly worse ({some}{more})."
+    return f"{len(labels)} {verb} statistically tied with it ({some}{more})."
 
 
 def _apart(by_name: Mapping[str, Standing], one: str, other: str) -> str:
@@ -290,12 +290,14 @@ START = """\
 # The board: methods under one protocol
 
 Every method has the same six trials, seeds and clients on a track.
-[The rules](../experiments/board/RULES.md) were fixed before the runs. Scores are test
-accuracies with 95% intervals over five seeds. The best one is bold. A star marks scores
-that are not significantly worse. Rounds, megabytes, seconds and virtual seconds are
-measured up to the target, 95% of the score of FedAvg, or of D-SGD on the ring. Click a
-column to sort by it. "Edge" marks an option at the lowest or highest of its three
-values.
+[The rules](../experiments/board/RULES.md) were fixed before the runs. A *track* is a
+dataset with its clients and its model, and a *trial* is a learning rate with a schedule
+or another option. Scores are test accuracies with 95% intervals over five seeds. The
+best one is bold. A star marks scores that are statistically tied with it: the interval
+of the paired difference contains 0. Rounds, megabytes, seconds and virtual seconds are
+measured up to the target, 95% of the score of FedAvg, or of D-SGD on the ring. "Worst
+client" is the lowest training accuracy of a client. Click a column to sort by it.
+"Edge" marks an option at the lowest or highest of its three values.
 
 `python -m experiments.board page` writes this page from the kept runs, such as
 [digits.jsonl](../results/board/digits.jsonl).
@@ -307,11 +309,13 @@ values.
 OUTSIDE = {
     "replication": """\
 **An independent replication of FedMuon** (Takezawa et al.; here
-`fedmuon_correct`), with its settings, on five partitions. It has one, the first:""",
+`fedmuon_correct`). We repeated it with the same settings on five partitions; the
+original reports one run, on the first of them. Here, ± is a standard deviation:""",
     "niid_bench": """\
-**Flower's baseline of NIID-Bench**, with its settings and its partition. Its 33.80 ±
-41.22 for SCAFFOLD is what two runs at 10.0 and one at 81.4 give. We do not know why its
-FedNova is 8 points below ours:""",
+**Flower's baseline of NIID-Bench**, with its settings and its partition; ± is a
+standard deviation over three runs. The published 33.80 ± 41.22 for SCAFFOLD is exactly
+what two failed runs (10.0%) and one at 81.4% would give. We do not know why the
+published FedNova is 8 points below ours:""",
 }
 
 
