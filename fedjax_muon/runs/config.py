@@ -262,8 +262,8 @@ class Config:
     """Error feedback: decay of the compression error that a client keeps and adds to a
     later message. With None, the error is dropped."""
     plan: Literal["default", "loop", "mapped", "vmapped", "chunked"] = "default"
-    """How a cohort is executed. default is the plan that was measured fastest on this
-    backend."""
+    """How a cohort is executed. default is mapped on CPUs. On accelerators it is the
+    plan that train --tune measures as the fastest, and elsewhere vmapped."""
     chunk_size: int = 8
     """Number of clients at a time, for the plan chunked."""
     devices: int = 1

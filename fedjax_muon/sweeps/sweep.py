@@ -81,8 +81,8 @@ def sweep(
       pause: Interrupts the sweep when it is asked to, and continues it later.
       executor: Runs groups of cells on its workers, such as Dask's
         `Client.get_executor()`, `executors.Processes`, or a `ProcessPoolExecutor` with
-        the context "spawn". A group whose worker ends is submitted again, at most
-        twice.
+        the context "spawn". A group whose worker ends is submitted again, so it
+        runs at most three times.
       devices: Devices of this process that divide the cells of every group, instead
         of `over`; by default one.
 
