@@ -80,7 +80,7 @@ def all_speakers() -> Federation:
         seeds=(0, 1, 2),
         scores=lambda logits: {},
     )
-    rates = {"dp_fedavg": range(-1, 2), "dp_fedmuon": range(-4, -1)}
+    rates = {"dp_fedavg": range(-1, 2), "fedmuon": range(-4, -1)}
     rates |= {"dp_ftrl": range(-1, 2)}
     delta = float(f"{clients**-1.1:.2g}")
     return Federation("Shakespeare by speaker", problem, delta, (1.0,), 192, rates)
@@ -92,7 +92,7 @@ def four_hospitals() -> Federation:
     `privacy.buffered` finds the identity for clients in every round, so that DP-FTRL is
     DP-FedAvg and has no row.
     """
-    rates = {"dp_fedavg": range(-5, -2), "dp_fedmuon": range(-6, -3)}
+    rates = {"dp_fedavg": range(-5, -2), "fedmuon": range(-6, -3)}
     rates |= {"patients": range(-2, 1)}
     return Federation(
         "Heart disease by hospital", hospitals(), 1e-4, (0.1, 0.3), 4, rates
@@ -114,7 +114,7 @@ class Method(NamedTuple):
 METHODS = {
     "dp_fedavg": Method("DP-FedAvg", fm.fedavg(0.1)),
     "dp_ftrl": Method("DP-FTRL", fm.fedavg(0.1), ("10", "1"), True),
-    "dp_fedmuon": Method("DP-FedMuon", fm.fedmuon(0.1)),
+    "fedmuon": Method("FedMuon", fm.fedmuon(0.1)),
     "patients": Method("DP-SGD for single patients", None, ("10", "1")),
 }
 

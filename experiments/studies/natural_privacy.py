@@ -3,7 +3,7 @@
     python -m experiments.studies.natural_privacy
 
 The clients are four hospitals, or all 1,152 speakers of Shakespeare's plays. DP-FedAvg,
-DP-FTRL and DP-FedMuon protect a client with all its examples. DP-SGD in every hospital
+DP-FTRL and FedMuon protect a client with all its examples. DP-SGD in every hospital
 protects a single patient instead. The methods are also trained with clipped messages
 without noise, and without privacy.
 

@@ -236,7 +236,7 @@ def delta_of(z, epsilon, releases):
 
 @pytest.mark.filterwarnings("ignore:messages have params")
 def test_noise_is_that_of_the_level():
-    exchanges = {"dp_fedavg": ROUNDS, "dp_fedmuon": ROUNDS + 1}  # of a prologue
+    exchanges = {"dp_fedavg": ROUNDS, "fedmuon": ROUNDS + 1}  # of a prologue
     for method, level in itertools.product(exchanges, ("10", "1")):
         simulation = private_simulation(method, level)
         z = natural_federations.noise_of(simulation)
