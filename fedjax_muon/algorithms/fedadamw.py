@@ -73,7 +73,7 @@ def fedadamw(
       b2: Weight of the past in the second moment, in [0, 1).
       whole_moments: Whether second moments are averaged entry by entry.
     """
-    check_range("lr", lr, open_low=True)
+    check_range("lr", lr)
     for name, value in {"align": align, "decay": decay}.items():
         check_range(name, value)
     for name, value in {"b1": b1, "b2": b2}.items():
@@ -119,7 +119,7 @@ def fedadamw(
     def server(state, mean, round):
         return State(
             params=tree.add(state.params, mean.params),
-            delta=mean_direction(lr, round, mean.params),
+            delta=mean_direction(lr, round, mean.params, state.delta),
             second=mean.second,
         )
 

@@ -51,7 +51,7 @@ def fedavg_m(
         1 - beta in FedAvg-M.
       rule: Local rule of the mixed direction, without a learning rate.
     """
-    check_range("lr", lr, open_low=True)
+    check_range("lr", lr)
     check_range("server_lr", server_lr)
     check_range("momentum", momentum, 0.0, 1.0)
 
@@ -74,7 +74,7 @@ def fedavg_m(
             params=tree.add_scaled(
                 state.params, value_at(server_lr, round), mean.params
             ),
-            momentum=mean_direction(lr, round, mean.params),
+            momentum=mean_direction(lr, round, mean.params, state.momentum),
         )
 
     main = Exchange(broadcast_state, client, server)

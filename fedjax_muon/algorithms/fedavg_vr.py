@@ -39,7 +39,7 @@ def fedavg_vr(
     lr: Hyper = 0.003, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
 ) -> Algorithm:
     """Federated averaging with variance-reduced server momentum."""
-    check_range("lr", lr, open_low=True)
+    check_range("lr", lr)
     check_range("server_lr", server_lr)
     check_range("momentum", momentum, 0.0, 1.0)
 
@@ -64,7 +64,7 @@ def fedavg_vr(
                 state.params, value_at(server_lr, round), mean.params
             ),
             previous=state.params,
-            momentum=mean_direction(lr, round, mean.params),
+            momentum=mean_direction(lr, round, mean.params, state.momentum),
         )
 
     main = Exchange(broadcast_state, client, server)

@@ -59,7 +59,7 @@ def fedlada(
       b2: Decay of the second moment.
       eps: Square root of the initial second moment.
     """
-    check_range("lr", lr, open_low=True)
+    check_range("lr", lr)
     check_range("server_lr", server_lr)
     check_range("amend", amend, 0.0, 1.0)
     check_range("b1", b1, 0.0, 1.0, open_high=True, schedules=False)
@@ -92,7 +92,7 @@ def fedlada(
         return State(
             params=tree.add_scaled(state.params, value_at(server_lr, round), dx),
             square=square,
-            delta=mean_direction(lr, round, dx),
+            delta=mean_direction(lr, round, dx, state.delta),
         )
 
     main = Exchange(broadcast_state, client, server)

@@ -70,7 +70,7 @@ def fedmuon_align(
       averaged_state: Names of the parts of the rule's state that the server averages,
         such as "momentum" or, for Adam, ("mu", "nu").
     """
-    check_range("lr", lr, open_low=True)
+    check_range("lr", lr)
     check_range("align", align, 0.0, 1.0)
     check_range("decay", decay)
     rule = default_rule(rule, polar, lambda polar: muon(momentum, polar=polar))
@@ -101,7 +101,7 @@ def fedmuon_align(
         return State(
             params=tree.add(state.params, dx),
             momentum=momentum,
-            delta=mean_direction(lr, round, dx),
+            delta=mean_direction(lr, round, dx, state.delta),
         )
 
     main = Exchange(broadcast_state, client, server, local_params=after_change)

@@ -50,7 +50,7 @@ def scaffold_vr(
     lr: Hyper = 0.003, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
 ) -> Algorithm:
     """Controlled, variance-reduced averaging; requires uniform weights."""
-    check_range("lr", lr, open_low=True)
+    check_range("lr", lr)
     check_range("server_lr", server_lr)
     check_range("momentum", momentum, 0.0, 1.0)
 
@@ -81,7 +81,7 @@ def scaffold_vr(
             params=tree.add_scaled(state.params, value_at(server_lr, round), dx),
             previous=state.params,
             control=tree.add_scaled(state.control, round.fraction, dc),
-            momentum=mean_direction(lr, round, dx),
+            momentum=mean_direction(lr, round, dx, state.momentum),
         )
 
     main = Exchange(send, client, server)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_muon.core import tree
@@ -66,10 +67,20 @@ def before_change(broadcast: Any, message: Any) -> Params:
     return tree.sub(broadcast.params, message.params)
 
 
-def mean_direction(lr: Hyper, round: Round, dx: Params) -> Params:
-    """Computes -dx / (K lr), the mean direction of K local moves whose sum is dx."""
-    weight = lambda lr: -1 / (round.steps * lr)
-    return tree.scale(tree.map(weight, value_at(lr, round)), dx)
+def mean_direction(lr: Hyper, round: Round, dx: Params, last: Params) -> Params:
+    """Computes -dx / (K lr), the mean direction of K local moves whose sum is dx.
+
+    In a round whose learning rate is 0, nothing moves and dx says nothing about the
+    direction: the estimate of the last round is kept.
+    """
+
+    def estimate(lr: Any, dx: Params, last: Params) -> Params:
+        weight = jnp.divide(-1.0, round.steps * lr)
+        known = jnp.isfinite(weight)
+        new = tree.scale(jnp.where(known, weight, 0.0), dx)
+        return tree.where(known, new, last)
+
+    return tree.map(estimate, value_at(lr, round), dx, last)
 
 
 def local_steps(

@@ -287,15 +287,11 @@ def test_labels_are_unique_and_cost_rows_exist():
 # hyperparameter, value, interval: the methods that refuse it
 REFUSED = {
     ("lr", -0.1, "[0, infinity)"): (
+        "fedadamw fedmuon_align fedavg_m fedavg_vr scaffold_vr fedlada "
         "fedavg feddyn fedex_lora fedexp fedprox scaffold fedmuon fedmuon_correct "
         "local_muon_persistent streaming_diloco diloco ef21_muon scaffold_m "
         "padamfed_vr fafed stem"
     ),
-    (
-        "lr",
-        0.0,
-        "(0, infinity)",
-    ): "fedadamw fedmuon_align fedavg_m fedavg_vr scaffold_vr fedlada",
     ("server_lr", float("inf"), "[0, infinity)"): "fedavg",
     ("server_lr", float("nan"), "[0, infinity)"): "diloco",
     ("server_lr", -1.0, "[0, infinity)"): (

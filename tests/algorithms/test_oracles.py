@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cases import slow_but
 from oracles import fedavg as avg, guided
 from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.compression import (
@@ -216,6 +217,32 @@ def follow(name, dtype, tolerance):
 @pytest.mark.parametrize("name", ALL)
 def test_follows_its_oracle(name):
     follow(name, jnp.float64, 1e-10)
+
+
+# One method for each code that divides by the learning rate.
+DIVIDES = [
+    "fedadamw",
+    "fedavg_m",
+    "fedavg_vr",
+    "fedlada",
+    "fedmuon_align",
+    "scaffold_vr",
+]
+
+
+@pytest.mark.parametrize("name", slow_but(DIVIDES, ALL))
+def test_a_round_of_rate_0_moves_nothing_and_the_next_one_follows(name):
+    """As in schedules with a warm-up from 0, or that come back to 0."""
+    case = CASES[name]
+    lr = {**case.settings, **case.faster}["lr"]
+    rates = lr * np.array([0.0, 1.0, 0.0, 1.0, 1.0])
+    exact = {"polar": kernel.polar} if case.orthogonalizes else {}
+    schedule = lambda index: jnp.asarray(rates)[index]
+    algorithm = ALL[name].function(**{**case.faster, "lr": schedule}, **exact)
+    settings = {**case.settings, **case.faster, "lr": lambda r: rates[r]}
+    got = path(algorithm, X, case.trace)
+    assert_follows(got, case.oracle(X, case.trace, **settings), 1e-10)
+    assert farthest(got[:1], [X]) == 0
 
 
 PRECISE = ["bi2clip", "scaffold_adam", "fedmuon_align", "fedmuon_correct", "fedlada"]

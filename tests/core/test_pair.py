@@ -126,11 +126,21 @@ def test_one_value_or_pairs_of_schedules():
 
 
 def test_the_mean_direction_of_two_learning_rates():
-    found = mean_direction(Pair(0.1, lambda index: 0.5 + index), in_round(1), ONE)
-    parts = [mean_direction(0.1, in_round(1), ONE.x)]
-    parts.append(mean_direction(1.5, in_round(1), ONE.y))
+    last = tree.scale(9.0, ONE)
+    lr = Pair(0.1, lambda index: 0.5 + index)
+    found = mean_direction(lr, in_round(1), ONE, last)
+    parts = [mean_direction(0.1, in_round(1), ONE.x, last.x)]
+    parts.append(mean_direction(1.5, in_round(1), ONE.y, last.y))
     assert_same(found, Pair(*parts))
     np.testing.assert_allclose(found.y[0], -ONE.y[0] / (3 * 1.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-45, lambda index: 0.0 * index])
+def test_there_is_no_direction_where_nothing_moves(rate):
+    last = tree.scale(9.0, ONE)
+    found = mean_direction(Pair(0.1, rate), in_round(1), ONE, last)
+    assert_same(found.x, mean_direction(0.1, in_round(1), ONE.x, last.x))
+    assert_same(found.y, last.y)
 
 
 def test_ranges_hold_for_the_parts():

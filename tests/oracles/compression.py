@@ -14,6 +14,7 @@ from .problem import (
     direct,
     each,
     mean,
+    mean_direction,
     polar,
     rate,
     sub,
@@ -321,7 +322,7 @@ def fedmuon_svd(
                 xi = sub(xi, times(eta, step))
             moves.append(send(sub(xi, x), compress_move, feedback, errors, i))
             last.append(each(compress, m))
-        delta_g = times(-1 / (len(data[0]) * eta), mean(moves))
+        delta_g = mean_direction(mean(moves), len(data[0]), eta, delta_g)
         x, m_bar = add(x, mean(moves)), mean(last)
         history.append(x)
     return history

@@ -13,6 +13,7 @@ from .problem import (
     direct,
     each,
     mean,
+    mean_direction,
     polar,
     rate,
     sub,
@@ -104,7 +105,7 @@ def fedadamw(
             ends.append(xi)
             seconds.append(vi)
         change = mean([sub(xi, x) for xi in ends])
-        delta = times(-1 / (K * eta), change)
+        delta = mean_direction(change, K, eta, delta)
         v = mean(seconds)
         if not whole:
             v = {name: np.full_like(x[name], v[name].mean()) for name in v}

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .problem import add, each, mean, rate, sub, times, zeros
+from .problem import add, each, mean, mean_direction, rate, sub, times, zeros
 
 
 def fedlada(x, trace, lr, alpha=0.1, b1=0.9, b2=0.99, eps=1e-8, server_lr=1.0):
@@ -33,7 +33,7 @@ def fedlada(x, trace, lr, alpha=0.1, b1=0.9, b2=0.99, eps=1e-8, server_lr=1.0):
             points.append(xi)
             seconds.append(v_hat)
         moved = sub(mean(points), x)
-        d = times(-1 / (eta * K), moved)
+        d = mean_direction(moved, K, eta, d)
         x = add(x, times(server_lr, moved))
         v = mean(seconds)
         history.append(x)

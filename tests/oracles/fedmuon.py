@@ -13,6 +13,7 @@ from .problem import (
     direct,
     first_gradient,
     mean,
+    mean_direction,
     polar,
     rate,
     sub,
@@ -75,7 +76,7 @@ def _aligned(x, trace, lr, start: Any, local: Callable, carry: Callable):
         eta = rate(lr, r)
         ends = [local(x, state, delta_g, batches, eta) for batches in data]
         delta = mean([sub(xi, x) for xi, _ in ends])
-        delta_g = times(-1 / (len(data[0]) * eta), delta)
+        delta_g = mean_direction(delta, len(data[0]), eta, delta_g)
         x, state = add(x, delta), carry([last for _, last in ends])
         history.append(x)
     return history

@@ -7,7 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .problem import Params, add, each, mean, rate, sub, times, total, zeros
+from .problem import (
+    Params,
+    add,
+    each,
+    mean,
+    mean_direction,
+    rate,
+    sub,
+    times,
+    total,
+    zeros,
+)
 
 
 def fedcm(x, trace, lr, b=0.1, server_lr=1.0):
@@ -28,7 +39,7 @@ def fedcm(x, trace, lr, b=0.1, server_lr=1.0):
                 v = add(times(b, trace.grad(xi, batch)), times(1 - b, delta_r))
                 xi = sub(xi, times(eta, v))
             deltas.append(sub(xi, x))
-        delta_r = times(-1 / (K * eta), mean(deltas))
+        delta_r = mean_direction(mean(deltas), K, eta, delta_r)
         x = add(x, times(server_lr, mean(deltas)))
         history.append(x)
     return history
@@ -54,7 +65,7 @@ def fedavg_m(x, trace, lr, b=0.1, server_lr=1.0):
                 d = add(times(b, trace.grad(xi, batch)), times(1 - b, g))
                 xi = sub(xi, times(eta, d))
                 directions.append(d)
-        g = mean(directions)
+        g = mean(directions) if eta else g  # the paper's g is what moved
         x = sub(x, times(gamma, g))
         history.append(x)
     return history
@@ -81,7 +92,7 @@ def fedavg_vr(x, trace, lr, b=0.1, server_lr=1.0):
                 d = add(trace.grad(xi, batch), times(1 - b_r, sub(g, old)))
                 xi = sub(xi, times(eta, d))
             deltas.append(sub(xi, x))
-        g = times(-1 / (K * eta), mean(deltas))
+        g = mean_direction(mean(deltas), K, eta, g)
         x_prev = x
         x = add(x, times(server_lr, mean(deltas)))
         history.append(x)
@@ -131,7 +142,7 @@ def _states(x, trace, lr, b, server_lr, direction, momentum, step=lambda d: d):
             fresh[i] = mean(raw)
             deltas.append(sub(xi, x))
         changes = [sub(fresh[i], c_i[i]) for i in ids]
-        moved = times(-1 / (len(data[0]) * eta), mean(deltas))
+        moved = mean_direction(mean(deltas), len(data[0]), eta, g)
         g = momentum(moved, mean(directions), mean(changes), c, g, b_r)
         c = add(c, times(1 / N, total(changes)))
         c_i = fresh
@@ -144,13 +155,13 @@ def _states(x, trace, lr, b, server_lr, direction, momentum, step=lambda d: d):
 def scaffold_m_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:
     """SCAFFOLD-M (Cheng et al. 2024, arXiv 2306.16504; from memory).
 
-    ``d = b (grad - c_i + c) + (1-b) g``; g is what moved.
+    ``d = b (grad - c_i + c) + (1-b) g``; g is the mean of d, which is what moved.
     """
 
     def direction(new, old, own, c, g, b):
         return add(times(b, add(sub(new, own), c)), times(1 - b, g))
 
-    return _states(x, trace, lr, b, server_lr, direction, lambda moved, *_: moved)
+    return _states(x, trace, lr, b, server_lr, direction, lambda moved, d, *_: d)
 
 
 def padamfed_states(x, trace, lr, b=0.1, server_lr=1.0) -> list[Guided]:

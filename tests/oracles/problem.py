@@ -154,6 +154,11 @@ def mean(trees: Sequence[Params]) -> Params:
     return times(1.0 / len(trees), total(trees))
 
 
+def mean_direction(moved: Params, K: int, eta: float, last: Params) -> Params:
+    """``-moved / (K eta)``; the last one where eta = 0, since nothing moved."""
+    return times(-1 / (K * eta), moved) if eta else last
+
+
 # -------------------------------------------------------------------- directions
 def polar(m: np.ndarray) -> np.ndarray:
     """U V^T of the reduced SVD over the non-zero singular values; 0 gives 0."""

@@ -51,7 +51,10 @@ def scaffold_states(x, trace, lr, server_lr=1.0, warm_start=False) -> list[Contr
             for batch in batches:
                 g = trace.grad(xi, batch)
                 xi = sub(xi, times(eta, add(sub(g, c_i[i]), c)))
-            fresh = add(sub(c_i[i], c), times(1 / (K * eta), sub(x, xi)))
+            if eta:
+                fresh = add(sub(c_i[i], c), times(1 / (K * eta), sub(x, xi)))
+            else:  # the limit of option II, whose quotient is 0 / 0
+                fresh = mean([trace.grad(x, batch) for batch in batches])
             deltas.append(sub(xi, x))
             changes.append(sub(fresh, c_i[i]))
             c_i = [fresh if j == i else c_i[j] for j in range(trace.num_clients)]
