@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fedjax_muon.core import (
@@ -412,6 +413,27 @@ def parts_of_rounds(algorithm: Algorithm, params: Any) -> list[str]:
     """The parts of the messages of a round, such as ["params", "momentum"]."""
     messages = _shapes(algorithm, params)[len(algorithm.prologue) :]
     return [name for message in messages for name in _parts(message)]
+
+
+def norms_of_sums(
+    algorithm: Algorithm,
+    params: Any,
+    clip_norm: ClipNorm,
+    noise_multiplier: float,
+    cohort: int,
+) -> tuple[float, float]:
+    """The expected norm of the noise in the sums of a round, and the largest norm of
+    the sums without noise, of a cohort of expected size."""
+    if isinstance(clip_norm, AdaptiveClip):
+        noise_multiplier = clip_norm.noise(noise_multiplier, cohort).message
+        clip_norm = clip_norm.initial
+    sent = _shapes(algorithm, params)[len(algorithm.prologue) :]
+    norms = [_norms(clip_norm, message) for message in sent]
+    count = lambda norm, part: sum(x.size for x in jax.tree.leaves(part))
+    counts = tree.map(count, norms, sent)
+    squares = np.square(jax.tree.leaves(norms))
+    noise = np.sqrt(len(squares) * squares @ jax.tree.leaves(counts))
+    return noise_multiplier * float(noise), cohort * float(np.sqrt(squares.sum()))
 
 
 def _norms(clip_norm: FixedNorm, message: Any) -> Any:

@@ -23,11 +23,12 @@ from fedjax_muon.privacy.client_mechanism import (
     AdaptiveClip,
     ClipNorm,
     check_adaptable,
+    norms_of_sums,
     parts_of_rounds,
     private_clients,
 )
 from fedjax_muon.privacy.clipping import Each
-from fedjax_muon.privacy.correlated import Strategy
+from fedjax_muon.privacy.correlated import Strategy, prefix_errors
 from fedjax_muon.privacy.guarantees import (
     Guarantee,
     PrivacySpec,
@@ -40,6 +41,9 @@ from fedjax_muon.privacy.releases import Correlated, Inside, Noise, Output, Rele
 from fedjax_muon.privacy.sampling import FullBatch, Poisson, Sampling, rare_size
 
 NEGLECTED = 1e-3  # of delta, the probability that a cohort of a run is cut
+# On digits with 30 and 100 rounds, runs learned up to a ratio of 1.7 and did not from
+# 2.5 on.
+HOPELESS = 2.0  # of the norm of all rounds' noise to the largest norm of all messages
 UNIT = "one client with all its examples"
 SUMS = "the noisy sums of clipped messages"
 COUNTS = "the noisy counts of messages that were short enough"
@@ -164,6 +168,7 @@ class ClientPrivacy:
             prologue_noise_multiplier=getattr(noise, "first_multiplier", None),
             strategy=self.strategy,
         )
+        self._warn_if_hopeless(noise.multiplier, algorithm, params)
         guarantee = Guarantee(
             spec,
             self.rounds,
@@ -174,6 +179,29 @@ class ClientPrivacy:
             f"{noise.multiplier:.4g}",
         )
         return PrivateAlgorithm(private, guarantee)
+
+    def _warn_if_hopeless(
+        self, noise_multiplier: float, algorithm: Algorithm, params: Any
+    ) -> None:
+        """Warns if the noise of all rounds together has a far larger norm than all
+        clipped messages together can have."""
+        noise, largest = norms_of_sums(
+            algorithm, params, self.clip_norm, noise_multiplier, self.cohort_size
+        )
+        sums = self.rounds**0.5  # of unit noise, independent or correlated
+        if self.strategy is not None:
+            sums = float(prefix_errors(self.strategy, self.rounds)[-1])
+        if noise * sums <= HOPELESS * largest * self.rounds:
+            return
+        size = sum(leaf.size for leaf in jax.tree.leaves(params))
+        warnings.warn(
+            f"the noise in the sum of each round has norm {noise:.3g}, but the clipped "
+            f"messages of {self.cohort_size} clients have at most {largest:.3g}, so "
+            f"{self.rounds} rounds are unlikely to learn anything; what helps is more "
+            f"clients with a larger cohort, a model with fewer than {size:,} "
+            f"parameters, or a larger delta than {self.delta:g}",
+            stacklevel=5,
+        )
 
     def _cut(self, spec: PrivacySpec) -> PrivacySpec:
         """The spec with cohorts that are cut where a larger one is rare.

@@ -103,7 +103,7 @@ def test_what_is_left_of_a_finished_run_has_no_secrets(finished):
     assert scores["test_auc"] == pytest.approx(float(rows_of(cell)[-1]["test_auc"]))
 
 
-@pytest.mark.filterwarnings("ignore:messages have params")
+@pytest.mark.filterwarnings("ignore:messages have params", "ignore:the noise in the")
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
 def test_any_federated_method_protects_its_clients(name, tmp_path, capsys):
     place = tmp_path / "run"

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,8 +24,9 @@ from fedjax_muon.decentralized.gossip import Estimator, Gossip
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import Cyclic, FullBatch, Poisson
-from fedjax_muon.privacy.client_mechanism import private_clients
+from fedjax_muon.privacy.client_mechanism import norms_of_sums, private_clients
 from fedjax_muon.privacy.client_privacy import SUMS, ClientPrivacy
+from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.simulation.batching import always, shuffled_epochs
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.participation import fixed_cohort
@@ -42,6 +44,7 @@ AGENT = AgentPrivacy(PRIVATE["dpmixsgd"], MECHANISM, rounds=5, delta=1e-5, epsil
 CLIENT = ClientPrivacy(
     clip_norm=0.5, cohort_size=4, rounds=3, delta=1e-3, noise_multiplier=1.0
 )
+NOISE = "ignore:the noise in the sum"
 CLIENTS = partition.iid(CANCER.y_train, 20, key=KEY)
 CLASSES = classification(models.MLP(2, (4,)), CANCER)
 
@@ -146,7 +149,7 @@ def test_all_agents_are_accounted_for_and_the_worst_one_is_stated():
     assert guarantee.spec.sampling == Poisson(sizes[int(np.argmax(alone))], 10, 12)
 
 
-@pytest.mark.filterwarnings("ignore:messages have params")
+@pytest.mark.filterwarnings("ignore:messages have params", NOISE)
 def test_facts_of_clients_are_read_from_the_algorithm():
     for algorithm, room in ((fedavg(lr=0.1), 14), (scaffold(lr=0.1), None)):
         spec = clients(algorithm=algorithm).guarantee.spec
@@ -172,6 +175,7 @@ def test_a_cohort_is_cut_where_it_costs_nothing():
     assert f"noise multiplier {multipliers[0]:.4g}" in cut.statement()
 
 
+@pytest.mark.filterwarnings(NOISE)
 def test_parts_of_messages_that_share_a_clip_are_named():
     with pytest.warns(UserWarning, match="messages have params, momentum, which share"):
         clients(algorithm=fedmuon(lr=0.1))
@@ -179,7 +183,33 @@ def test_parts_of_messages_that_share_a_clip_are_named():
     clients(replace(CLIENT, clip_norm=split), fedmuon(lr=0.1))  # without a warning
 
 
-@pytest.mark.filterwarnings("ignore:messages have params")
+@pytest.mark.parametrize("strategy", [None, Banded((1.0, 0.5))])
+def test_noise_far_above_all_messages_warns_before_training(strategy):
+    """At twice the norm of all clipped messages, in sums over all rounds."""
+    rounds, size = 16, 30 * 4 + 4 + 4 * 2 + 2
+    c = np.eye(rounds) + (0 if strategy is None else 0.5 * np.eye(rounds, k=-1))
+    spread = np.linalg.inv(c).sum(0)
+    largest = 2 * rounds * 4 / (np.sqrt(size) * np.linalg.norm(spread))
+    private = replace(CLIENT, rounds=rounds, strategy=strategy)
+    for factor, warned in ((0.99, False), (1.01, True)):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            clients(replace(private, noise_multiplier=factor * largest))
+        said = " ".join(str(each.message) for each in seen)
+        assert ("clipped messages of 4 clients have at most 2, so 16" in said) == warned
+        assert ("fewer than 134 parameters" in said) == warned
+
+
+def test_noise_is_compared_part_by_part():
+    norms = {"params": 0.5, "control": 0.1}
+    params = CLASSES.init(KEY)
+    found = norms_of_sums(scaffold(lr=0.1), params, norms, 3.0, 4)
+    np.testing.assert_allclose(
+        found, [3 * np.sqrt(2 * 134 * (0.5**2 + 0.1**2)), 4 * np.hypot(0.5, 0.1)]
+    )
+
+
+@pytest.mark.filterwarnings("ignore:messages have params", NOISE)
 def test_a_prologue_is_one_more_release():
     with_prologue = fedmuon(lr=0.1)
     assert with_prologue.prologue
@@ -228,6 +258,7 @@ def test_a_copied_state_has_other_noise_in_another_simulation():
     assert max(np.abs(differ)) < 0.7  # of 62 coordinates, the mean of five agents
 
 
+@pytest.mark.filterwarnings(NOISE)
 def test_a_copied_state_has_other_noise_for_other_clients():
     loud = replace(CLIENT, noise_multiplier=50.0)
     ours = clients(loud)
