@@ -4,7 +4,7 @@
 # Figure 1 of Takezawa et al., arXiv:2509.26337, compares six methods on homogeneous and
 # on heterogeneous clients. The paper claims that
 #
-# 1. heterogeneity costs LocalMuon more accuracy than FedMuon with bias correction,
+# 1. heterogeneity costs Local Muon more accuracy than FedMuon with bias correction,
 # 2. FedMuon is the most accurate of the six on both kinds of clients.
 #
 # The paper trains LeNet on Fashion-MNIST for thousands of rounds. This notebook trains
@@ -121,7 +121,7 @@ for alpha, words in ALPHAS.items():
 # %% [markdown]
 # ## Conclusion
 #
-# The first claim is seen: heterogeneity costs LocalMuon more than any other method, and
+# The first claim is seen: heterogeneity costs Local Muon more than any other method and
 # FedMuon nothing. The second is seen on heterogeneous clients only. On homogeneous
 # clients, five methods are within half a point of each other, which three seeds cannot
 # tell apart. No best learning rate is at the edge of its grid.

@@ -18,7 +18,7 @@ Muon have the rate 0.001 times a scale that depends on a matrix's dimension (sec
 7.1) and is not printed. `--scale full` has that of the paper it cites for it (Liu et
 al. 2025, arXiv:2502.16982), which is 1 to 4 for LeNet and 1 to 14 for ResNet-18.
 Vectors have ten times the rate of matrices, as in the appendix, which has a hundred
-times for LocalMuon on Fashion-MNIST. Figure 2 has the Newton-Schulz coefficients of
+times for Local Muon on Fashion-MNIST. Figure 2 has the Newton-Schulz coefficients of
 Theorem 3, (15/8, -5/4, 3/8), which converge as T grows.
 
 `--scale cpu` has Fashion-MNIST only, with all its examples, fewer rounds, three seeds

@@ -21,7 +21,7 @@ from experiments.papers.claims import (
 
 FASHION, CIFAR, CIFAR100 = "fashion_mnist, lenet", "cifar10_subset, lenet", "lenet"
 MUON, LOCAL, AVERAGE = "FedMuon(alignment)", "Local Muon", "FedAvg"
-CORRECT, PERSISTENT = "FedMuon(bias correction)", "LocalMuon(persistent)"
+CORRECT, PERSISTENT = "FedMuon(bias correction)", "Local Muon(persistent)"
 HARD, MILD = (f"{CIFAR100}, Dirichlet({alpha})" for alpha in ("0.1", "0.6"))
 EVEN, SKEWED = (f"{FASHION}, Dirichlet({alpha})" for alpha in ("10", "0.1"))
 FOUR, SIXTEEN = (f"{CIFAR}, {steps} steps, i.i.d." for steps in (4, 16))
@@ -267,8 +267,8 @@ CLAIMS = (
     Claim(
         "001/local-muon-fails",
         "Takezawa et al.",
-        "heterogeneity costs LocalMuon more accuracy than FedMuon",
-        "curves; LocalMuon fails under Dirichlet(0.1)",
+        "heterogeneity costs Local Muon more accuracy than FedMuon",
+        "curves; Local Muon fails under Dirichlet(0.1)",
         "papers/fedmuon_001/figure_1",
         loses_more((EVEN, SKEWED), PERSISTENT, CORRECT),
         BRIEF,

@@ -1,4 +1,4 @@
-"""LocalMuon (Takezawa et al.): momenta that persist at clients, without correction.
+"""Local Muon (Takezawa et al.): momenta that persist at clients, without correction.
 
 arXiv:2509.26337, Section 3, which shows that it stalls. m_i persists; for each batch s
 
@@ -48,7 +48,7 @@ def local_muon_persistent(
     polar: Polar | None = None,
     shape_scale: ShapeScale = unscaled,
 ) -> Algorithm:
-    """LocalMuon as defined in the paper on FedMuon with bias correction.
+    """Local Muon as defined in the paper on FedMuon with bias correction.
 
     Its arguments are the same as those of `fedmuon_correct`.
     """

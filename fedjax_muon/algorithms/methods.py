@@ -211,7 +211,7 @@ ALL = by_name(
     ),
     Method(local_muon, "Local Muon", LIU, TEXT, LIU_MUON_GRID),
     Method(
-        local_muon_persistent, "LocalMuon(persistent)", TAKEZAWA, TEXT, CORRECT_GRID
+        local_muon_persistent, "Local Muon(persistent)", TAKEZAWA, TEXT, CORRECT_GRID
     ),
     Method(fedmuon, "FedMuon", ZHANG, TEXT, ZHANG_GRID),
     preset(

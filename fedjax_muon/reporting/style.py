@@ -43,7 +43,7 @@ MUON = {  # by the label of a method
     "FedMuon(bias correction, max norm)": "#b5541c",
     "FedPAC(Muon)": "#2b8ca8",
     "Local Muon(averaged momentum)": "#7bbf2a",
-    "LocalMuon(persistent)": "#0b7a4b",
+    "Local Muon(persistent)": "#0b7a4b",
     "D-SGD + Muon": "#d6459b",
     "Gradient tracking + Muon": "#a0307a",
     "DeMuon": "#c77dc0",

@@ -96,7 +96,7 @@ def test_polar_is_the_maximiser_over_the_spectral_ball():
     assert np.array_equal(normalise(np.zeros(3)), np.zeros(3))
 
 
-# ------------------------------------------ LocalMuon stalls (Takezawa et al. 2025)
+# ------------------------------------------ Local Muon stalls (Takezawa et al. 2026)
 @pytest.mark.parametrize("b", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("lr", [0.01, 0.25])
 def test_local_muon_stalls_where_the_lmo_votes_cancel(b, lr):

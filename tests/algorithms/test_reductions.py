@@ -413,7 +413,7 @@ SAME: dict[str, tuple[Any, ...]] = {
         fedmuon_align(lr=cosine, align=0.0, decay=0.0, rule=MUON),
         fedavg(lr=cosine, rule=MUON, averaged_state=("trace",)),
     ),
-    "persistent LocalMuon without LMO and past: FedAvg at the server rate S/N": (
+    "persistent Local Muon without LMO and past: FedAvg at the server rate S/N": (
         PARTIAL,
         local_muon_persistent(lr=0.1, momentum=0.0, rule=NOTHING),
         fedavg(lr=0.1, server_lr=3 / 5),

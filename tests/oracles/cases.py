@@ -110,7 +110,7 @@ def matrix_only(trace: Trace) -> Trace:
 def two_parabolas(a: float, rounds: int) -> Trace:
     """f_1 = x^2/2, f_2 = (x+a)^2/2, exact gradients, K = 1, S = n = 2.
 
-    The functions of Theorem 1 in Takezawa et al. 2025 (appendix D).
+    The functions of Theorem 1 in Takezawa et al. 2026 (appendix D).
     """
     batches = [[(np.zeros((1, 1)), np.full((1, 1), s), np.ones(1))] for s in (0.0, a)]
     grad = lambda p, batch: {"w": p["w"] + batch[1]}

@@ -56,7 +56,7 @@ def plain_server(server_lr: float) -> Server:
 def fedavg(x, trace, lr, server_lr=1.0):
     """FedAvg with plain local SGD (McMahan et al. 2017, Algorithm 1).
 
-    With server_lr = S/N this is line 10 of Algorithm 3 in Takezawa et al. 2025.
+    With server_lr = S/N this is line 10 of Algorithm 3 in Takezawa et al. 2026.
     """
     return replay(x, trace, lr, plain_sgd(trace), plain_server(server_lr))
 
@@ -187,7 +187,7 @@ def fedavg_weighted(x, trace, lr, server_lr=1.0):
 def fedavg_momentum(x, trace, lr, momentum=0.9, server_lr=1.0):
     """FedAvg with heavy-ball SGD: ``m <- .9 m + g; x -= lr m``, m = 0 every round.
 
-    The FedAvg baseline of Takezawa et al. 2025 (Algorithm 3 with Momentum SGD).
+    The FedAvg baseline of Takezawa et al. 2026 (Algorithm 3 with Momentum SGD).
     """
 
     def local(xi, batches, eta):
@@ -217,7 +217,7 @@ def fedavg_server_momentum(x, trace, lr, server_lr=1.0, beta=0.9):
 def fedavg_adam(x, trace, lr, b1=0.9, b2=0.999, eps=1e-8, server_lr=1.0):
     """FedAvg with bias-corrected Adam, whose state starts anew every round.
 
-    The FedAvg (Adam) baseline of Takezawa et al. 2025 (Algorithm 3 with Adam).
+    The FedAvg (Adam) baseline of Takezawa et al. 2026 (Algorithm 3 with Adam).
     """
     return local_adamw(x, trace, lr, b1, b2, eps, decay=0.0, server_lr=server_lr)
 

@@ -237,7 +237,7 @@ def local_soap(x, trace, lr, decay=0.01):
     return fedpac_soap(x, trace, lr, decay=decay, **off)
 
 
-# ------------------------- Takezawa et al.: bias-corrected LMO, and their LocalMuon
+# ------------------------- Takezawa et al.: bias-corrected LMO, and their Local Muon
 class Corrected(NamedTuple):
     """The state after a round: X, C, and C_i and M_i of all N clients."""
 
@@ -265,7 +265,7 @@ def fedmuon_correct_states(
     warm_start=False,
     corrects=True,
 ) -> list[Corrected]:
-    """FedMuon (Takezawa et al. 2025, arXiv 2509.26337), Algorithm 1.
+    """FedMuon (Takezawa et al. 2026, arXiv 2509.26337), Algorithm 1.
 
     Lines 8-9: ``M_i <- (1-b) M_i + b g``; ``X_i <- X_i + lr lmo(M_i - C_i + C)``,
     lmo(v) = -direction(v); M_i continues from the client's last participation (line
@@ -311,7 +311,7 @@ def fedmuon_correct(*given, **settings):
 
 
 def local_muon_persistent(*given, **settings):
-    """LocalMuon (Takezawa et al. 2025, Algorithm 4; equations 1-3 for K=1, S=n).
+    """Local Muon (Takezawa et al. 2026, Algorithm 4; equations 1-3 for K=1, S=n).
 
     Each client keeps its M_i from one participation to the next and moves along
     lmo(M_i) alone; the server's rule is line 15, as in FedMuon.

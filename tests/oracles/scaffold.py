@@ -70,7 +70,7 @@ def scaffold(x, trace, lr, server_lr=1.0, warm_start=False):
 
 
 def _scaffold(x, trace, lr, server_lr, start: Any, rule: Callable):
-    """SCAFFOLD of Takezawa et al. 2025, section 7, with any local optimiser.
+    """SCAFFOLD of Takezawa et al. 2026, section 7, with any local optimiser.
 
     ``step, state = rule(g - c_i + c, state)``: the correction enters the gradient
     before the optimiser, whose state is ``start`` every round; c_i^+ is the mean of the

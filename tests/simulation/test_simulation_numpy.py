@@ -51,7 +51,7 @@ def numpy_fedavg(x, ids, batches, weights, memory, lr):
 
 
 def numpy_fedmuon_correct(x, ids, batches, weights, memory, lr, fresh):
-    """Takezawa et al. 2025, arXiv:2509.26337, Algorithm 1, lines 5 to 18."""
+    """Takezawa et al. 2026, arXiv:2509.26337, Algorithm 1, lines 5 to 18."""
     total = len(memory["m"])
     c, moved, control = memory["c"], [0, 0], [0, 0]
     for i, batch in zip(ids, batches, strict=True):
