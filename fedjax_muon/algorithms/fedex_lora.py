@@ -77,7 +77,7 @@ def fedex_lora(
     scale: Number = 2.0,
     rule: optax.GradientTransformation = optax.scale_by_adam(),
 ) -> Algorithm:
-    """FedAvg of adapters, whose difference to the mean model the server adds to W.
+    """FedAvg for LoRA adapters; the server folds the averaging error into W.
 
     For tasks whose adapters are {"a", "b", "kernel"}, as of
     `tasks.lora.lora_classification(folded=True)`; without adapters, it is FedAvg. A

@@ -90,7 +90,7 @@ class LoadedRun:
 
 
 def load_run(directory: str | Path) -> LoadedRun:
-    """Loads a run from its directory: of `fedjax-muon train`, or in a comparison.
+    """Loads a run of `fedjax-muon train`, or one run of a comparison.
 
     Returns:
       The run, whose `history` is a table of metrics, and whose `params` are from the

@@ -162,7 +162,7 @@ class Arrival(NamedTuple):
 def replayed(arrivals: Arrivals, record: str | Path | Iterable[Arrival]) -> Arrivals:
     """Repeats a recorded order of arrivals, such as a deployed run's.
 
-    Clocks, `concurrency` and dropout then decide nothing. The virtual time of a round
+    Clocks, `concurrency` and dropout have no effect. The virtual time of a round
     is the recorded one of its last message.
 
     Args:
