@@ -403,7 +403,8 @@ def of_algorithm(kind: type[OneAlgorithm], name: str) -> type:
     doc = kind.__doc__
     if kind is Train:
         doc = (
-            f"Train {method.label} ({method.paper}), or another algorithm.\n\n"
+            f"Train one algorithm. These are the options of {method.label} "
+            f"({method.paper}).\n\n"
             "To see the options of another algorithm, name it with --algorithm."
         )
     return dataclasses.make_dataclass(
