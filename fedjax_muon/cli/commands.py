@@ -35,6 +35,7 @@ from fedjax_muon.runs.build import (
     plan_of,
     simulation_of,
     start_key,
+    summary_of,
 )
 from fedjax_muon.runs.config import (
     Comparison,
@@ -76,6 +77,7 @@ def train(args) -> None:
         dataset = dataset_of(run.config)
         _announce_accounting(run.config)
         simulation = simulation_of(run, dataset)
+        _say(summary_of(run, simulation, dataset))
         if args.compile_for is not None:
             default = run.config.plan == "default"
             plan = None if default else plan_of(run.config)
@@ -100,6 +102,12 @@ def train(args) -> None:
         run_dir = directory.create(args.output, run, run.algorithm)
         log = logs.begin(run_dir, args.log)
     _train(run, simulation, dataset, run_dir, log)
+
+
+def _say(words: str) -> None:
+    """Prints a line, in the first process."""
+    if is_first():
+        print(words, flush=True)
 
 
 def _announce_accounting(config: Config) -> None:
@@ -169,18 +177,20 @@ def compare(args: arguments.Compare) -> None:
         schedules = {n: best.lr_schedule for n, best in tuned.items() if home}
         schedules |= args.lr_schedules
         job = Comparison(args.algorithms, lr, schedules, args.seeds, args.config)
+        words = ""
         if not (at_home or args.quick):
-            job = _with_grids(job, args.lr)
+            job, words = _with_grids(job, args.lr)
         launch.begin(launch.Launch(), job.config.devices)
         _announce_accounting(job.config)
         checked = comparisons.check(job)
+        _say(f"{checked.summary}\n{words}".rstrip())
         run_dir = directory.create(args.output, job, "compare")
         log = logs.begin(run_dir, args.log)
     _compare(job, checked, run_dir, log)
 
 
-def _with_grids(job: Comparison, fixed: Mapping[str, float]) -> Comparison:
-    """The comparison with grids of the rates that are not given, and says their cost.
+def _with_grids(job: Comparison, fixed: Mapping[str, float]) -> tuple[Comparison, str]:
+    """The comparison with grids of the rates that are not given, and what they cost.
 
     What a sweep can't run, agents and private methods, keeps its rates.
     """
@@ -192,17 +202,17 @@ def _with_grids(job: Comparison, fixed: Mapping[str, float]) -> Comparison:
     }
     kinds = {row[0].algorithm: row[0] for row in job.rows}
     if config.private or any(is_of_agents(run) for run in kinds.values()):
-        print("the learning rates are not tuned for this dataset; set them with --lr")
-        return job
+        words = "the learning rates are not tuned for this dataset; set them with --lr"
+        return job, words
+    words = ""
     if grids:
         runs = sum(map(len, grids.values()))
-        print(
+        words = (
             f"tuning learning rates first: {runs} runs of {config.rounds} rounds, then "
             f"{len(job.rows) * len(job.seeds)} of the comparison; --quick skips this, "
-            "--lr sets a rate",
-            flush=True,
+            "--lr sets a rate"
         )
-    return dataclasses.replace(job, grids=grids)
+    return dataclasses.replace(job, grids=grids), words
 
 
 def _compare(
@@ -236,7 +246,7 @@ def sweep(args: arguments.Sweep) -> None:
                 "a sweep chooses among the results of all its cells, but the privacy "
                 "guarantee covers only one; use compare, which takes several --epsilon"
             )
-        sweeps.check(job, args.executor)
+        _say(sweeps.check(job, args.executor))
         if args.output is not None and is_sweep(args.output):
             run_dir = args.output
             extend(run_dir, job)
@@ -322,11 +332,13 @@ def resume(args: arguments.Resume) -> None:
         if isinstance(job, Run):
             dataset = dataset_of(job.config)
             simulation = simulation_of(job, dataset)
+            _say(summary_of(job, simulation, dataset))
             check_memory(simulation)
         elif isinstance(job, Comparison):
             checked = comparisons.check(job, run_dir)
+            _say(checked.summary)
         else:
-            sweeps.check(job, args.executor)
+            _say(sweeps.check(job, args.executor))
         if args.rounds is not None:
             lengthen(run_dir, args.rounds)
     if isinstance(job, Run):

@@ -28,8 +28,38 @@ DAMAGE: tuple[type[Exception], ...] = (
     zipfile.BadZipFile,
     zlib.error,
 )
+OF_SYSTEMS = (  # in lower case, without those that begin with a dot
+    "#recycle",
+    "$recycle.bin",
+    "@eadir",
+    "__macosx",
+    "__pycache__",
+    "desktop.ini",
+    "ehthumbs.db",
+    "lost+found",
+    "system volume information",
+    "thumbs.db",
+)
 TEXT_LIMIT = 2**24  # bytes of a file of names or settings; the largest has 3 million
 REASON_LENGTH = 300  # letters of a parser's own message
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether a name is of the operating system or of a program, and no user's data.
+
+    Example:
+      >>> [is_hidden(Path(name)) for name in ("._0.png", "__MACOSX", "0.png")]
+      [True, True, False]
+    """
+    name = path.name.lower()
+    return name.startswith((".", "~$")) or name in OF_SYSTEMS
+
+
+def visible(folder: Path, pattern: str) -> list[Path]:
+    """The paths below a folder that match a pattern, in order, without hidden ones."""
+    every = sorted(folder.glob(pattern))
+    below = ((path, path.relative_to(folder)) for path in every)
+    return [p for p, r in below if not any(map(is_hidden, (r, *r.parents)))]
 
 
 @contextlib.contextmanager

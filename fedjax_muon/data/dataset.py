@@ -1,6 +1,6 @@
 """A classification dataset in memory, checked and standardized."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +54,51 @@ class Dataset(NamedTuple):
     test_owners: np.ndarray | None = None  # likewise of each test example
     # How the inputs were standardized; None if they were not.
     standardization: Standardization | None = None
+
+    def __repr__(self) -> str:
+        return f"Dataset({summary(self)})"
+
+
+MOST_CLASSES, FIRST_CLASSES = 10, 5  # that are named, and of more than these
+
+
+def summary(
+    dataset: Dataset, sizes: Sequence[int] = (), *, members: str = "client"
+) -> str:
+    """What a dataset has, in a line that shows whether a file was read as intended.
+
+    Args:
+      sizes: Numbers of training examples of the clients; by default, the number of
+        owners is given, if there are any.
+      members: What clients are called, in the singular.
+
+    Example:
+      >>> summary(digits, [700, 737])[:59]
+      '1797 examples (1437 to train, 360 to test), 8 x 8 x 1, 10 cl'
+    """
+    train, test = (len(np.atleast_1d(y)) for y in (dataset.y_train, dataset.y_test))
+    shape, classes = np.shape(dataset.x_train)[1:], [*map(str, dataset.classes)]
+    inputs = _number(shape[0], "feature") if len(shape) == 1 else None
+    if getattr(dataset.x_train, "dtype", None) == np.int32 and len(shape) == 1:
+        inputs = f"{_number(shape[0], 'token')} each"
+    names = classes if len(classes) <= MOST_CLASSES else classes[:FIRST_CLASSES]
+    more = ", ..." if len(names) < len(classes) else ""
+    words = (
+        f"{_number(train + test, 'example')} ({train} to train, {test} to test), "
+        f"{inputs or ' x '.join(map(str, shape))}, "
+        f"{_number(len(classes), 'class', 'classes')}: {', '.join(names)}{more}"
+    )
+    if len(sizes):
+        least, most = min(sizes), max(sizes)
+        each = f"{least} each" if least == most else f"{least} to {most}"
+        return f"{words}; {_number(len(sizes), members)} with {each}"
+    if dataset.owners is not None:
+        words += f"; {_number(len(np.unique(dataset.owners)), 'owner')}"
+    return words
+
+
+def _number(count: int, one: str, several: str = "") -> str:
+    return f"{count} {one if count == 1 else several or f'{one}s'}"
 
 
 def of_clients(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_muon.core.reading import check_size, read_text, reading
+from fedjax_muon.core.reading import check_size, read_text, reading, visible
 from fedjax_muon.data.dataset import Dataset, Examples
 from fedjax_muon.data.source import LIMIT, unpacked
 
@@ -27,7 +27,22 @@ FORMATS = {  # Pillow's names of formats, by suffix; of others, some start progr
     ".tif": "TIFF",
     ".tiff": "TIFF",
     ".webp": "WEBP",
+    ".gif": "GIF",
+    ".jfif": "JPEG",
 }
+# Pillow's modes: of 8 bits per color, of more, and what they become
+GRAY_MODES = ("1", "L", "LA", "La")
+OPAQUE_MODES = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
+SHALLOW_MODES = (*OPAQUE_MODES, "LA", "La", "PA", "RGBA", "RGBa")
+DEEP = "F"
+DEEP_MODES = ("I;16", "I;16B", "I;16L", "I;16N", "I", DEEP)
+WIDE = (
+    ";16B",
+    ";16L",
+    ";16N",
+    ";16",
+)  # ends of the names of 16 bits per color in files
+DTYPES, BITS = (np.uint8, np.float32), ("8 bits per color", "more than 8 bits")
 Size = tuple[int, int]  # height, width
 
 
@@ -47,37 +62,80 @@ def decoded(
 
     Returns:
       Pixels, uint8 [n, height, width, channels] with one channel if all are gray, and
-      else three.
+      else three; of gray images with more than 8 bits, float32. Images are turned
+      upright as their EXIF data say.
     """
     # Imported here, since it takes a while and few datasets need it.
     from PIL import Image
 
-    like = ""
-    sides = size or published
-    if sides is None:
-        with _opened(names[0], read(0), remedy) as image:
-            sides = image.height, image.width
-        like = f" as in {names[0]}"
-    pixels = np.empty((len(names), *sides, 3), np.uint8)
+    with _opened(names[0], read(0), remedy) as image:
+        first = _values(image, names[0])
+    sides = size or published or (first.height, first.width)
+    like = "" if size or published else f" as in {names[0]}"
+    deep = first.mode == DEEP
+    pixels = np.empty((len(names), *sides, 3 - 2 * deep), DTYPES[deep])
 
     def fill(i: int) -> bool:
         with _opened(names[i], read(i), remedy) as image:
-            if size is None and (image.height, image.width) != sides:
-                resize = "give a size, to which all images are resized"
-                raise ValueError(
-                    f"{names[i]}: expected {sides[0]} x {sides[1]} pixels{like}, found "
-                    f"{image.height} x {image.width}; {resize if like else remedy}"
-                )
-            is_gray = image.mode in ("1", "L", "LA")
-            plain = image.convert("L" if is_gray else "RGB")
-            if size is not None:
-                plain = plain.resize(size[::-1], Image.Resampling.BILINEAR)
-            pixels[i] = np.asarray(plain).reshape(*sides, -1)
-        return is_gray
+            plain = _values(image, names[i])
+        if deep != (plain.mode == DEEP):
+            raise ValueError(
+                f"{names[i]}: expected {BITS[deep]} as in {names[0]}, found "
+                f"{BITS[not deep]}; convert all images to the same"
+            )
+        if size is not None:
+            plain = plain.resize(size[::-1], Image.Resampling.BILINEAR)
+        elif (plain.height, plain.width) != sides:
+            resize = "give a size, to which all images are resized"
+            raise ValueError(
+                f"{names[i]}: expected {sides[0]} x {sides[1]} pixels{like}, found "
+                f"{plain.height} x {plain.width}; {resize if like else remedy}"
+            )
+        pixels[i] = np.asarray(plain).reshape(*sides, -1)
+        return plain.mode == "L"
 
     with ThreadPoolExecutor() as threads:  # decoding releases the interpreter lock
         gray = list(threads.map(fill, range(len(names))))
     return pixels[..., :1].copy() if all(gray) else pixels
+
+
+def _values(image: Any, name: str | Path) -> Any:
+    """An upright image in the mode L, RGB or F that has all values of a file.
+
+    Raises `ValueError` if no such image has them.
+    """
+    from PIL import Image, ImageOps
+
+    kept = [
+        t.args if isinstance(t.args, str) else t.args[0] for t in image.tile if t.args
+    ]
+    wide = image.format in ("PNG", "TIFF") and str(kept[0]).endswith(WIDE)
+    mode, pages, source = image.mode, 1, image
+    image = ImageOps.exif_transpose(image)
+    if source.format != "MPO":  # photos of phones, with others than the first
+        pages = getattr(source, "n_frames", 1)
+    if pages > 1:
+        raise ValueError(
+            f"{name}: it has {pages} pages or frames; save each as an image of its own"
+        )
+    if mode in DEEP_MODES and "transparency" not in image.info:
+        values = np.asarray(image)
+        if np.array_equal(values.astype(np.float32), values, equal_nan=mode == DEEP):
+            return Image.fromarray(values.astype(np.float32))
+    elif mode in SHALLOW_MODES and not wide:
+        plain = "L" if mode in GRAY_MODES else "RGB"
+        if mode not in OPAQUE_MODES or "transparency" in image.info:
+            image = image.convert("RGBA")
+            if image.getchannel("A").getextrema()[0] < 255:
+                raise ValueError(
+                    f"{name}: it has transparent pixels (mode {mode}); put it on a "
+                    "background, and save it without transparency"
+                )
+        return image.convert(plain)
+    raise ValueError(
+        f"{name}: images of the mode {mode}{' with 16 bits per color' * wide} can't be "
+        "read with all their values; save it as 8-bit gray or RGB, or as 16-bit gray"
+    )
 
 
 @contextlib.contextmanager
@@ -86,15 +144,18 @@ def _opened(name: str | Path, content: Path | bytes, remedy: str) -> Iterator[An
     from PIL import Image
 
     bomb = Image.DecompressionBombError, Image.DecompressionBombWarning
-    file: Any = content
+    kinds = sorted({*FORMATS.values()})
     if isinstance(content, Path):
         kinds = [FORMATS[content.suffix.lower()]]
-    else:
-        file, kinds = io.BytesIO(content), sorted({*FORMATS.values()})
-    wanted = f"a {' or '.join(kinds)} image"
+        # not its name, by which Pillow maps TIFFs to memory and fails to turn them
+        content = content.read_bytes()
+    wanted, damage = (
+        f"a {' or '.join(kinds)} image",
+        "a damaged file or an unknown kind",
+    )
     with (
-        reading(Path(name), wanted, remedy, found="a damaged file", errors=bomb),
-        Image.open(file, formats=kinds) as image,
+        reading(Path(name), wanted, remedy, found=damage, errors=bomb),
+        Image.open(io.BytesIO(content), formats=kinds) as image,
     ):
         yield image
 
@@ -300,4 +361,4 @@ def _annotated(path: Path, wnids: list[str]) -> Images:
 
 def _jpegs(folder: Path) -> list[Path]:
     """Images in the order of their names; an empty list if there is no such folder."""
-    return sorted(folder.glob("*.JPEG"))
+    return visible(folder, "*.JPEG")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedjax_muon.core.reading import reading
+from fedjax_muon.core.reading import reading, visible
 from fedjax_muon.data.dataset import Dataset, Examples, of_clients
 from fedjax_muon.data.text import padded
 from fedjax_muon.versions import optional
@@ -85,14 +85,7 @@ def read_users(
       paths: A file in the folder of training files, and one in that of test files.
       convert: Function from a user's `x` and `y` to inputs and labels.
     """
-    train, test = (
-        [
-            examples
-            for file in sorted(path.parent.glob("*.json"))
-            for examples in _examples(file, convert)
-        ]
-        for path in paths
-    )
+    train, test = (_users(path.parent, convert) for path in paths)
     tokens = TOKENS if convert is next_characters else 0
     return of_clients(train, test, classes, tokens)
 
@@ -115,7 +108,17 @@ def next_characters(x: list[Any], y: list[Any]) -> Examples:
     return ids[known], labels[known]
 
 
-def _examples(path: Path, convert: Convert) -> Iterator[Examples]:
+def _users(folder: Path, convert: Convert) -> list[Examples]:
+    """The examples of every user; those of one may lie in several files."""
+    users: dict[str, list[Examples]] = {}
+    for file in visible(folder, "*.json"):
+        for user, examples in _examples(file, convert):
+            users.setdefault(user, []).append(examples)
+    parts = [zip(*several, strict=True) for several in users.values()]
+    return [(np.concatenate(x), np.concatenate(y)) for x, y in parts]
+
+
+def _examples(path: Path, convert: Convert) -> Iterator[tuple[str, Examples]]:
     with reading(path, "users, num_samples and user_data of LEAF", "write it again"):
         content = json.loads(path.read_bytes())
         for user, number in zip(content["users"], content["num_samples"], strict=True):
@@ -126,7 +129,7 @@ def _examples(path: Path, convert: Convert) -> Iterator[Examples]:
                     f"num_samples says {number}"
                 )
             if number:
-                yield convert(x, y)
+                yield user.strip(), convert(x, y)
 
 
 # ---------------------------------------------------------- TensorFlow Federated
@@ -271,7 +274,7 @@ def texts_of(paths: Sequence[Path]) -> list[str]:
     """
     return [
         "\n".join(lines)
-        for path in sorted(paths[0].parents[1].glob("*/*.md"))
+        for path in visible(paths[0].parents[1], "*/*.md")
         for lines in speeches(path.read_text(encoding="utf-8")).values()
         if len(lines) > 1
     ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_muon.core.reading import check_size, read_text, reading
+from fedjax_muon.core.reading import check_size, read_text, reading, visible
 from fedjax_muon.data.dataset import Dataset
 from fedjax_muon.data.text import Sentences, tokenized
 from fedjax_muon.versions import check_installed
@@ -84,7 +84,7 @@ def locate(name: str, directory: Path) -> Path:
     folders = sorted(
         path.parent
         for depth in ("", "*/", "*/*/")  # itself; version; configuration and version
-        for path in root.glob(depth + INFO)
+        for path in visible(root, depth + INFO)
         # the folder of a conversion that is running or was interrupted
         if "incomplete" not in path.parent.name
     )
@@ -109,7 +109,7 @@ def check(folder: Path) -> None:
         info = json.loads(read_text(folder / INFO))
         for split in info["splits"]:
             expected = len(split["shardLengths"])
-            count = len([*folder.glob(f"*-{split['name']}.*-of-*")])
+            count = len(visible(folder, f"*-{split['name']}.*-of-*"))
             if count != expected:
                 raise ValueError(
                     f"{count} of {expected} files of split {split['name']}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_muon.core.reading import check_size, reading
+from fedjax_muon.core.reading import check_size, reading, visible
 from fedjax_muon.data.dataset import Dataset
 
 LIMIT = 2**28  # bytes of an unpacked file; the largest published one has 1.6e8
@@ -105,7 +105,7 @@ def located(name: str, source: Source, directory: Path) -> Located:
 def existing(folder: Path, file: File, layout: Layout) -> Iterator[Path]:
     """Yields the paths of a file, packed or not, that exist in a folder."""
     if "*" in file.name:
-        yield from sorted(folder.glob(file.name))
+        yield from visible(folder, file.name)
     for suffix in ("", *layout.packed):
         path = folder / f"{file.name}{suffix}"
         if path.is_file():

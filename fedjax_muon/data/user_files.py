@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.core.reading import named, reading
+from fedjax_muon.core.reading import named, reading, visible
 from fedjax_muon.data.dataset import Dataset, check, standardize, stratified, subset
 from fedjax_muon.data.images import FORMATS, Size, decoded
 from fedjax_muon.data.npz import arrays_of
@@ -160,8 +161,10 @@ def from_folder(
 ) -> Dataset:
     """Reads images from folders named after their classes.
 
-    The folder has CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE. Images are
-    converted to three colors, or to one if all of them are gray.
+    The folder has CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE, also with
+    names such as Training and val. Images are converted to three colors, or to one if
+    all of them are gray, and are turned upright as their EXIF data say. Those that
+    would lose values, such as transparent ones, are refused. Hidden files are not read.
 
     Args:
       size: Height and width to which images are resized; by default, all must have the
@@ -172,19 +175,14 @@ def from_folder(
     root = Path(path).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}")
-    has_parts = all((root / part).is_dir() for part in (TRAIN, TEST))
-    places = [root / part for part in (TRAIN, TEST)] if has_parts else [root]
+    places = _parts(root)
     images = [(place, image) for place in places for image in _images(place)]
     labels = [image.relative_to(place).parts[0] for place, image in images]
     classes = sorted({*labels})
     if len(classes) < 2:
-        raise ValueError(
-            f"{root}: expected two or more folders of images, each a class, found "
-            f"{classes[0] if classes else 'none'}; it must have CLASS/IMAGE, or "
-            "train/CLASS/IMAGE and test/CLASS/IMAGE, with images in "
-            f"{', '.join(FORMATS)}"
-        )
+        raise ValueError(f"{root}: {_without_classes(root, classes)}")
     every = [image for _, image in images]
+    _warn_of_others(root, every)
     x, y = decoded(every, every.__getitem__, size), np.array(labels)
     count = sum(place == places[0] for place, _ in images)  # the others are for testing
     owners = None
@@ -196,16 +194,99 @@ def from_folder(
             x[:count],
             y[:count],
             owners=owners,
-            test=(x[count:], y[count:]) if has_parts else None,
+            test=(x[count:], y[count:]) if len(places) > 1 else None,
             test_share=test_share,
             classes=classes,
         )
 
 
+LAYOUT = (
+    "it must have CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE, with images "
+    f"in {', '.join(FORMATS)}"
+)
+OF_TRAIN = ("train", "training")
+OF_TEST = ("test", "testing", "val", "valid", "validation", "dev", "eval", "evaluation")
+WITH_PARTS = {"", "set", "data", "images", "imgs", "seg", "split"}  # as in train_set
+NO_DATA = {"", ".csv", ".html", ".json", ".md", ".pdf", ".txt", ".xml", ".yaml", ".yml"}
+
+
+def _part(name: str) -> str:
+    """The word by which the name of a folder says train or test; empty if it does not.
+
+    Example:
+      >>> [_part(name) for name in ("Train_Set", "val2017", "train_station")]
+      ['train', 'val', '']
+    """
+    words = {*re.split("[^a-z]+", name.lower())} - WITH_PARTS
+    return words.pop() if len(words) == 1 and words <= {*OF_TRAIN, *OF_TEST} else ""
+
+
+def _parts(root: Path) -> list[Path]:
+    """The folders with the classes: of training and of test images, or one for both.
+
+    Raises `ValueError` if the names of folders do not say which of them these are.
+    """
+    below: dict[str, set[str]] = {}  # the folders, with the names in them
+    for image in _images(root):
+        folder, name, *_ = image.relative_to(root).parts
+        below.setdefault(folder, set()).add(
+            "" if (root / folder / name) == image else name
+        )
+    words = {folder: _part(folder) for folder in sorted(below)}
+    train, test = (
+        sorted(
+            (f for f in below if words[f] in known), key=lambda f: known.index(words[f])
+        )
+        for known in (OF_TRAIN, OF_TEST)
+    )
+    test = [folder for folder in test if "" not in below[folder]] or test
+    if train and (test or len(below) == 1):
+        for folder in (*train[:1], *test[:1]):
+            if "" in below[folder]:
+                raise ValueError(f"{root / folder} has images in no class; {LAYOUT}")
+        return [root / folder for folder in (*train[:1], *test[:1])]
+    for folder, names in below.items():
+        inner = {_part(name) for name in names}
+        divided = inner & {*OF_TRAIN} and inner & {*OF_TEST}
+        if divided or (words[folder] and "" not in names):
+            inside = ", ".join(sorted(names)[:5])
+            raise ValueError(
+                f"{root / folder} has the folders {inside}, so it is no class; {LAYOUT}"
+            )
+    return [root]
+
+
 def _images(folder: Path) -> list[Path]:
     """The images in its folders, in the order of their names."""
-    images = (image for image in folder.rglob("*") if image.suffix.lower() in FORMATS)
-    return sorted(i for i in images if i.parent != folder and i.is_file())
+    images = (i for i in visible(folder, "**/*") if i.suffix.lower() in FORMATS)
+    return [image for image in images if image.parent != folder and image.is_file()]
+
+
+def _without_classes(root: Path, classes: Sequence[str]) -> str:
+    """Why a folder with fewer than two classes can't be read."""
+    inner = {image.relative_to(root).parts[1] for image in _images(root)}
+    if len(classes) == 1 and all((root / classes[0] / name).is_dir() for name in inner):
+        return (
+            f"there is one folder, {classes[0]}, with the folders "
+            f"{', '.join(sorted(inner)[:5])}; if these are the classes, give "
+            f"{root / classes[0]}"
+        )
+    return (
+        "expected two or more folders of images, each a class, found "
+        f"{classes[0] if classes else 'none'}; {LAYOUT}"
+    )
+
+
+def _warn_of_others(root: Path, images: Sequence[Path]) -> None:
+    known = {*images}
+    every = [f for f in visible(root, "**/*") if f.is_file() and f not in known]
+    others = [file for file in every if file.suffix.lower() not in NO_DATA]
+    if others:
+        warnings.warn(
+            f"{root}: {len(others)} files are not read, such as "
+            f"{others[0].relative_to(root)}; {LAYOUT}",
+            stacklevel=3,
+        )
 
 
 def by_pattern(pattern: str) -> Callable[[Path], str]:

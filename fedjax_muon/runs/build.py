@@ -26,6 +26,7 @@ from fedjax_muon.compression import compress
 from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
 from fedjax_muon.core.reading import named
 from fedjax_muon.data import Dataset, client_tests, imbalance, partition
+from fedjax_muon.data.dataset import summary
 from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Gossip
@@ -412,6 +413,13 @@ def simulation_of(run: Run, dataset: Dataset) -> simulation.Simulation:
     if isinstance(algorithm, Algorithm):
         return _federated(run, algorithm, task, dataset, parts)
     return _decentralized(run, algorithm, task, dataset, parts)
+
+
+def summary_of(run: Run, simulated: simulation.Simulation, dataset: Dataset) -> str:
+    """The dataset and the clients of a run, in a line."""
+    sizes = np.asarray(simulated.clients.size).tolist()
+    members = "agent" if is_of_agents(run) else "client"
+    return summary(dataset, sizes, members=members)
 
 
 def _federated(

@@ -28,6 +28,7 @@ from fedjax_muon.runs.build import (
     of_seed,
     parts_of,
     simulation_of,
+    summary_of,
 )
 from fedjax_muon.runs.config import (
     Comparison,
@@ -51,6 +52,7 @@ class Checked(NamedTuple):
     """What a comparison needs, whose runs can all be made."""
 
     dataset: data.Dataset
+    summary: str  # of the dataset and the clients of the first seed
     private: list[privacy.Private]  # all runs, if they are private
 
 
@@ -79,7 +81,7 @@ def check(job: Comparison, run_dir: Path | None = None) -> Checked:
         sweeps.check(_tuning_of(job))
     for first in firsts:  # last, since it compiles
         check_memory(first)
-    return Checked(dataset, private)
+    return Checked(dataset, summary_of(job.rows[0][0], firsts[0], dataset), private)
 
 
 def _cells_of(

@@ -40,6 +40,7 @@ from fedjax_muon.runs.build import (
     parts_of,
     simulation_of,
     start_key,
+    summary_of,
 )
 from fedjax_muon.runs.config import Config, Sweep, label_of, method_of
 from fedjax_muon.runs.directory import from_json, resumable, to_json
@@ -107,8 +108,12 @@ Values = tuple[dict[str, Any], int]  # hyperparameters and seed of a cell
 DRAWN = 10  # methods whose curves are drawn, the best
 
 
-def check(job: Sweep, executor: str | None = None) -> None:
-    """Raises `ValueError` for what can't be swept; only then are programs compiled."""
+def check(job: Sweep, executor: str | None = None) -> str:
+    """Raises `ValueError` for what can't be swept; only then are programs compiled.
+
+    Returns:
+      The dataset and its clients, in a line.
+    """
     if job.config.split_examples:
         raise ValueError(
             "a sweep copies the examples to each device; leave out split_examples"
@@ -131,7 +136,7 @@ def check(job: Sweep, executor: str | None = None) -> None:
                 raise ValueError(
                     "it is decentralized, and a sweep is only for methods with a server"
                 )
-    train, _ = _held_out(job)
+    train, validation = _held_out(job)
     commons = {}
     for name in job.algorithms:
         with named(name):
@@ -159,6 +164,9 @@ def check(job: Sweep, executor: str | None = None) -> None:
     for name, common in commons.items():  # last, since it compiles
         with named(name):
             check_memory(common)
+    first = job.algorithms[0]
+    words = summary_of(job.cell(first, {}, job.seeds[0]), commons[first], train)
+    return f"{words}; {len(validation[1])} more examples to validate"
 
 
 def with_owners_counted(config: Config) -> Config:

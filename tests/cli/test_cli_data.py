@@ -149,7 +149,12 @@ def test_owners_of_a_table_are_the_clients(table, tmp_path, monkeypatch, capsys)
     place = tmp_path / "run"
     given = ("--dataset", table.name, "--exclude", "note")
     run(*TRAIN, *COLUMNS, *given, "--output", place)
-    assert "test accuracy" in capsys.readouterr().out
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == (
+        "40 examples (32 to train, 8 to test), 1 feature, 2 classes: a, b; 2 clients "
+        "with 9 to 23"
+    )
+    assert "test accuracy" in "".join(rest)
     config = read(place).config
     assert config.dataset == str(table)  # wherever the run is resumed
     assert config.title.startswith("table.csv, clients by owner, 2 per round")

@@ -14,9 +14,37 @@ from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_
 
 from fedjax_muon import data
 from fedjax_muon.data import Dataset, loading, tables
+from fedjax_muon.data.dataset import summary
 from fedjax_muon.data.source import File, Layout, Source, located, verify
 
 pytestmark = pytest.mark.usefixtures("no_data_directory")
+
+
+# ------------------------------------------------------------------- summaries
+@pytest.mark.parametrize(
+    ("shape", "classes", "more", "said"),
+    [
+        (
+            (4,),
+            3,
+            {},
+            "60 examples (48 to train, 12 to test), 4 features, 3 classes: 0, ",
+        ),
+        ((28, 28, 1), 10, {}, "28 x 28 x 1, 10 classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)"),
+        ((1,), 1, {}, "1 feature, 1 class: 0"),
+        ((128, 9), 40, {}, "128 x 9, 40 classes: 0, 1, 2, 3, 4, ..."),
+        ((4,), 2, {"owners": np.arange(48) % 5}, "2 classes: 0, 1; 5 owners"),
+    ],
+)
+def test_a_dataset_says_what_it_has(shape, classes, more, said):
+    x, y = np.zeros((60, *shape), np.float32), np.zeros(60, np.int32)
+    names = tuple(map(str, range(classes)))
+    dataset = Dataset(x[:48], y[:48], x[48:], y[48:], names, **more)
+    assert said in repr(dataset)
+    assert summary(dataset, [9, 20, 12, 7]).endswith("; 4 clients with 7 to 20")
+    assert summary(dataset, [9], members="agent").endswith("; 1 agent with 9 each")
+    texts = dataset._replace(x_train=np.zeros((48, 3), np.int32))
+    assert ", 3 tokens each, " in repr(texts)
 
 
 # -------------------------------------------------------------- embedded sets

@@ -49,6 +49,18 @@ def test_femnist_of_leaf(tmp_path):
     np.testing.assert_allclose(loaded.standardization.mean, x.mean(), rtol=1e-5)
 
 
+def test_a_writer_in_several_files_is_one_owner(tmp_path):
+    ann, bob, more = writer(2), writer(3), writer(2)
+    place = tmp_path / "femnist" / "data"
+    write_leaf(place, "train", [{"ann": ann}, {"bob": bob}, {" ann": more}])
+    write_leaf(place, "test", [{"eve": writer(1)}])
+    for part in ("train", "test"):  # macOS writes such files; the first one is sorted
+        (place / part / f"._all_data_0_{part}_9.json").write_bytes(b"\0\5\26\7")
+    raw = data.loading.read("femnist", tmp_path)[0]
+    assert raw.owners.tolist() == [0] * 4 + [1] * 3
+    assert raw.y_train.tolist() == [*ann[1], *more[1], *bob[1]]
+
+
 def test_shakespeare_of_leaf(tmp_path):
     text = "to be, or not to be: that is the question; whether 'tis nobler in the mind"
     contexts = [(text * 2)[i : i + 80] for i in range(5)]

@@ -321,6 +321,7 @@ def test_wrong_folders_are_refused(tmp_path):
     painted(tmp_path, COLORS[::2][:1])
     with pytest.raises(ValueError, match="each a class, found cat; it must have"):
         data.from_folder(tmp_path)
+    (tmp_path / "a.png").unlink()
     painted(tmp_path, COLORS[:3])
     with one_line("a test share of 0.2 leaves one side without"):
         data.from_folder(tmp_path)
