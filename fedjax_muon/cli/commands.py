@@ -221,9 +221,12 @@ def _compare(
     diverged = comparisons.run(comparisons.tuned(job, run_dir), checked, run_dir, log)
     with refusing():
         shown = comparisons.report(job, run_dir, diverged)
+        advice = comparisons.advice(job, run_dir)
     console = plain_console()
     for table in shown:
         console.print(tables.for_terminal(table))
+    if advice:
+        console.print(advice, style="yellow", highlight=False, soft_wrap=True)
     console.print(f"metrics, checkpoints and figures in {run_dir}")
     if diverged:
         sys.exit(1)

@@ -21,8 +21,8 @@ class Cells(NamedTuple):
 
 NUMBERS = ("rounds to target", "MB to target", "kB per round")
 VALIDATION = "validation, %"
-EDGE_MARK = "(edge)"
-EDGE = "(edge): the smallest or largest value of its grid, so that others may be better"
+EDGE_MARK = "edge"
+EDGE = "edge: the smallest or largest value of its grid, so that others may be better"
 TEXT = ("algorithm", "lr", "best of its grid")
 
 
@@ -61,7 +61,7 @@ def compared(
     ]
     columns = ("algorithm", "lr", f"{score}, %", *NUMBERS, "s per run")
     caption = _caption(target, seeds, score)
-    if any(rate.endswith(EDGE_MARK) for rate in rates.values()):
+    if any(EDGE_MARK in rate for rate in rates.values()):
         caption += f"; {EDGE}"
     return Cells(heading, caption, columns, rows)
 

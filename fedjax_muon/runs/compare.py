@@ -10,7 +10,8 @@ summary.csv      and .tex: the scores after the last round
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,7 +138,58 @@ def chosen(job: Comparison, run_dir: Path) -> Comparison:
     return dataclasses.replace(job, lr={**job.lr, **lr}, grids={})
 
 
-def _rates(job: Comparison, grids: Mapping[str, Sequence[float]]) -> dict[str, str]:
+class Tried(NamedTuple):
+    """What the grid of a method's learning rates came to."""
+
+    values: tuple[float, ...]
+    best: float
+    diverged: int  # number of rates
+
+    @property
+    def beyond(self) -> tuple[float, ...]:
+        """Two more rates beyond the edge that the best one lies at; none if inside."""
+        if self.best not in (min(self.values), max(self.values)):
+            return ()
+        steps = (0.3, 0.1) if self.best == min(self.values) else (3.0, 10.0)
+        return tuple(float(f"{step * self.best:.3g}") for step in steps)
+
+    def __str__(self) -> str:
+        words = [tables.EDGE_MARK] if self.beyond else []
+        if 2 * self.diverged > len(self.values):
+            words.append(f"{self.diverged} of {len(self.values)} diverged")
+        return f"({', '.join(words)})" if words else ""
+
+
+def _tried(job: Comparison, run_dir: Path) -> dict[str, Tried]:
+    """The grids of learning rates that a comparison has chosen from, by method."""
+    found, best = {}, chosen(job, run_dir).lr
+    for name, values in job.grids.items():
+        points = sweeps.points(_tuning_of(job), name, run_dir / TUNING)
+        lost = sum(point.diverged > 0 for point in points)
+        found[name] = Tried(tuple(values), best[name], lost)
+    return found
+
+
+def advice(job: Comparison, run_dir: Path) -> str:
+    """Says which rates should be looked for further, and how; empty if none."""
+    tried = _tried(job, run_dir)
+    doubtful = {name: each for name, each in tried.items() if str(each)}
+    if not doubtful:
+        return ""
+    words = [f"{label_of(name)} {each}" for name, each in doubtful.items()]
+    place = shlex.quote(str(run_dir / TUNING))
+    grids = [
+        f"{name}.lr={','.join(f'{x:g}' for x in sorted({*each.values, *each.beyond}))}"
+        for name, each in tried.items()
+    ]
+    return (
+        f"learning rates that were not settled: {', '.join(words)}; look further with: "
+        f"fedjax-muon sweep --config {place} --output {place} --grid "
+        f"{' '.join(grids)}; then compare again with the best ones as --lr"
+    )
+
+
+def _rates(job: Comparison, tried: Mapping[str, Tried]) -> dict[str, str]:
     """The learning rate and schedule of every row in words, by its label."""
     rates = {}
     for first, *_ in job.rows:
@@ -145,10 +197,8 @@ def _rates(job: Comparison, grids: Mapping[str, Sequence[float]]) -> dict[str, s
         schedule = first.config.lr_schedule or "constant"
         words = [f"{known['lr']:g}" if "lr" in known else "-"]
         words += [schedule] if schedule != "constant" else []
-        values = grids.get(first.algorithm, ())
-        if values and known["lr"] in (min(values), max(values)):
-            words.append(tables.EDGE_MARK)
-        rates[first.label] = " ".join(words)
+        words += [str(tried[first.algorithm])] if first.algorithm in tried else []
+        rates[first.label] = " ".join(words).rstrip()
     return rates
 
 
@@ -226,7 +276,7 @@ def report(
     job: Comparison, run_dir: Path, diverged: Mapping[str, str]
 ) -> list[tables.Cells]:
     """Writes the summary and its figures; returns its tables."""
-    title, config, grids = job.config.title, job.config, job.grids
+    title, config, tried = job.config.title, job.config, _tried(job, run_dir)
     job = chosen(job, run_dir)
     if any(is_of_agents(row[0]) for row in job.rows):
         graph, name = graph_of(config, job.seeds[0]), config.graph or "erdos_renyi"
@@ -234,7 +284,7 @@ def report(
     runs = curves_of(job, run_dir, diverged)
     target = comparison.target_score(runs) if runs else np.nan
     summaries = comparison.summarize(runs, target)
-    rates, path = _rates(job, grids), run_dir / "summary.csv"
+    rates, path = _rates(job, tried), run_dir / "summary.csv"
     status = {name: f"diverged ({where})" for name, where in diverged.items()}
     comparison.write(summaries, path, diverged=status, columns={"lr": rates})
     if runs:
