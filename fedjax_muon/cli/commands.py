@@ -177,8 +177,14 @@ def compare(args: arguments.Compare) -> None:
         schedules = {n: best.lr_schedule for n, best in tuned.items() if home}
         schedules |= args.lr_schedules
         job = Comparison(args.algorithms, lr, schedules, args.seeds, args.config)
+        given = [name for name in args.algorithms if name not in args.lr]
         words = ""
-        if not (at_home or args.quick):
+        if job.config.private and given:
+            words = (
+                f"the learning rates of {', '.join(given)} were not tuned with this "
+                "clip norm and noise; set them with --lr"
+            )
+        elif not (at_home or args.quick):
             job, words = _with_grids(job, args.lr)
         launch.begin(launch.Launch(), job.config.devices)
         _announce_accounting(job.config)
@@ -192,7 +198,7 @@ def compare(args: arguments.Compare) -> None:
 def _with_grids(job: Comparison, fixed: Mapping[str, float]) -> tuple[Comparison, str]:
     """The comparison with grids of the rates that are not given, and what they cost.
 
-    What a sweep can't run, agents and private methods, keeps its rates.
+    Agents, which a sweep can't run, keep their rates.
     """
     config = job.config
     grids = {
@@ -201,7 +207,7 @@ def _with_grids(job: Comparison, fixed: Mapping[str, float]) -> tuple[Comparison
         if name not in fixed and (rates := rates_to_try(name, config.problem))
     }
     kinds = {row[0].algorithm: row[0] for row in job.rows}
-    if config.private or any(is_of_agents(run) for run in kinds.values()):
+    if any(is_of_agents(run) for run in kinds.values()):
         words = "the learning rates are not tuned for this dataset; set them with --lr"
         return job, words
     words = ""

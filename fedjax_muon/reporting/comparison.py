@@ -177,8 +177,13 @@ def risen_loss(run: History) -> str:
     first, last = run[name][0], run[name][-1]
     if last <= first:
         return ""
-    what = "training" if name == "train_loss" else "test"
-    return f"the {what} loss rose from {first:.3g} to {last:.3g}; try a lower rate"
+    rose = f"loss rose from {first:.3g} to {last:.3g}"
+    if name == "train_loss":
+        return f"the training {rose}; try a lower learning rate"
+    return (
+        f"the test {rose}; the noise may be too large: try more clients per round or a "
+        "smaller model, or a lower learning rate"
+    )
 
 
 def check_rounds(methods: Mapping[str, Sequence[History]]) -> None:

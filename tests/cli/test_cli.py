@@ -5,8 +5,10 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
+import types
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from fedjax_muon.algorithms import ALL
 from fedjax_muon.cli import commands
 from fedjax_muon.minimax import ALL as MINIMAX
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import config, directory, launch, sweep
+from fedjax_muon.runs import compare, config, directory, launch, sweep
 from fedjax_muon.runs.config import METHODS, hyper_parameters
 from fedjax_muon.runs.tuned import TUNED
 
@@ -146,6 +148,10 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
     assert cell["hyper"] == best
     assert float(rows["FedMuon"]["lr"].split()[0]) == pytest.approx(best["lr"])
     assert (place / "comparison.png").stat().st_size > 10_000
+    tried = compare.Tried(tuning.grids["fedmuon"]["lr"], best["lr"], 0)
+    assert (f"FedMuon {tried}; look further with: fedjax-muon sweep" in printed) == (
+        best["lr"] in (min(tried.values), max(tried.values))
+    )
 
     metrics = place / "fedmuon" / "seed4" / "metrics.csv"
     before = Path(shutil.copytree(place, tmp_path / "before"))
@@ -162,6 +168,60 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
     other = place / "fedavg" / "seed3" / "config.json"
     other.write_text(other.read_text().replace('"lr": 0.2', '"lr": 0.3'))
     assert "does not match the config of the comp" in refused(capsys, "resume", place)
+
+
+GRID = (0.01, 0.03, 0.1, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("best", "diverged", "said", "beyond"),
+    [
+        (0.1, 1, "", ()),
+        (0.1, 3, "(3 of 4 diverged)", ()),
+        (0.01, 0, "(edge)", (0.003, 0.001)),
+        (0.3, 2, "(edge)", (0.9, 3.0)),
+        (0.01, 3, "(edge, 3 of 4 diverged)", (0.003, 0.001)),
+    ],
+)
+def test_rates_that_are_not_settled_are_marked(best, diverged, said, beyond):
+    tried = compare.Tried(GRID, best, diverged)
+    assert (str(tried), tried.beyond) == (said, beyond)
+
+
+@pytest.mark.slow
+def test_the_command_that_looks_further_runs(tmp_path, monkeypatch, capsys):
+    place = tmp_path / "comparison"
+    monkeypatch.setattr("fedjax_muon.runs.tuned.SHARES", (0.01, 0.1))  # far too small
+    run(
+        *("compare", "fedavg", "fedmuon", *TINY, "--rounds", 4, "--seeds", 3),
+        *("--lr", "fedavg", 0.2, "--output", place),
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert "learning rates that were not settled: FedMuon (edge); look" in said
+    command = said.partition("look further with: fedjax-muon ")[2].partition("; then")[
+        0
+    ]
+    run(*shlex.split(command))
+    rates = directory.read(place / "tuning").grids["fedmuon"]["lr"]
+    assert rates == pytest.approx((0.0003, 0.003, 0.009, 0.03))
+
+
+@pytest.mark.parametrize(
+    ("flags", "updates"),
+    [
+        ("", [("jax_num_cpu_devices", 2)]),
+        ("--xla_force_host_platform_device_count=4", []),
+    ],
+)
+def test_virtual_devices_of_xla_are_kept(flags, updates, monkeypatch):
+    seen = []
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(launch.os, "cpu_count", lambda: 2)
+    update = lambda *given: seen.append(given)
+    config = types.SimpleNamespace(jax_num_cpu_devices=-1, update=update)
+    monkeypatch.setattr(launch.jax, "config", config)
+    launch.begin(launch.Launch(), 4)
+    assert seen == updates
 
 
 @pytest.mark.slow

@@ -53,6 +53,7 @@ def test_a_comparison_over_epsilons(finished):
         labels = [row["method"] for row in csv.DictReader(file)]
     assert labels == [f"DPMixSGD (clipped), epsilon {e}" for e in (1, 8)]
     assert "DPMixSGD (clipped), epsilon 1" in printed
+    assert "rates of dpmixsgd were not tuned with this clip norm and noise" in printed
     cells = [place / "dpmixsgd" / f"epsilon{e}" / "seed3" for e in (1, 8)]
     public = "bytes_down bytes_up test_accuracy test_auc test_loss"
     assert {n for n in rows_of(cells[0])[0] if "_" in n} == set(public.split())

@@ -93,7 +93,7 @@ def test_the_table_of_a_sweep_by_hand():
         "| C | - | - | diverged | - | - | - |\n\n"
         "Accuracy on the test set: mean ± standard deviation of 2 seeds; "
         "target: 67.5%, 90% of the best; MB, kB: of all clients; "
-        "best of its grid: on validation examples; (edge): the smallest or largest "
+        "best of its grid: on validation examples; edge: the smallest or largest "
         "value of its grid, so that others may be better.\n"
     )
 
