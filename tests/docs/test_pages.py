@@ -10,6 +10,7 @@ import shlex
 import sys
 import tempfile
 import textwrap
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import method_tables
 import pytest
 import yaml
-from printed import ROOT, blocks
+from printed import ROOT, blocks, code_lines
 
 import fedjax_muon
 from benchmarks import table
@@ -341,6 +342,21 @@ def test_the_tutorial_runs_to_its_last_step(tmp_path, monkeypatch, capsys):
                 assert language == "text", page
                 assert numberless(printed) == numberless(code), page
     sys.modules.pop("my_method", None)
+
+
+def test_the_first_private_command_learns(tmp_path, monkeypatch, capsys):
+    """As printed; the noise differs each time: 0.875 to 0.903 in seven runs."""
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "privacy.md").read_text()
+    (command,) = [line for line in code_lines(page) if "train --algorithm" in line]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of hopeless noise, above all
+        run_command(f"{command.strip()} --ledger ledger.json")
+    *_, last = capsys.readouterr().out.splitlines()
+    (shown,) = re.findall("^test accuracy .*", page, re.M)
+    assert numberless(last) == numberless(shown)
+    assert float(last.split()[2]) > 0.8
+    assert float(shown.split()[2]) == pytest.approx(float(last.split()[2]), abs=0.08)
 
 
 def test_the_study_shown_prints_what_the_page_says(tmp_path, monkeypatch, capsys):
