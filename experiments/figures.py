@@ -33,6 +33,8 @@ from experiments.studies import (
     newton_schulz_steps,
     private_images,
     reconstruction,
+    stragglers,
+    tuned,
 )
 from experiments.theory import report
 from experiments.theory.__main__ import STUDIES
@@ -220,9 +222,18 @@ def papers(results: Path) -> Iterator[Figure]:
 
 
 def front(results: Path) -> Iterator[Figure]:
-    """Scores and costs on the board, on the first page."""
+    """What Muon changes on the tracks of the board, on the first page."""
     ranked = board.ranked(results / "board")
-    yield results / "board" / "pareto", functools.partial(board.draw, ranked)
+    yield results / "board" / "muon", functools.partial(board.draw, ranked)
+
+
+def slow_clients(results: Path) -> Iterator[Figure]:
+    """Times to the target of synchronous and asynchronous rounds."""
+    for name, scale in stragglers.SCALES.items():
+        path = results / "stragglers" / f"{name}.jsonl"
+        runs = stragglers.best(tuned.read(path), name)
+        draw = functools.partial(stragglers.draw, runs, target=scale.target)
+        yield path.with_suffix(""), draw
 
 
 def tutorial(results: Path) -> Iterator[Figure]:
@@ -250,8 +261,8 @@ def draw_clients(code: str, path: Path) -> None:
         axis.margins(0.1, 0.5)
 
 
-ALL = (front, tutorial, sweeps, speed, dpmixsgd, privacy, newton_schulz, tails)
-ALL += reconstructions, theory, papers
+ALL = (front, slow_clients, tutorial, sweeps, speed, dpmixsgd, privacy)
+ALL += newton_schulz, tails, reconstructions, theory, papers
 
 
 def main(results: Annotated[Path, tyro.conf.Positional] = Path("results")) -> None:

@@ -2,24 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 
 from experiments.board import entries, protocol
-from experiments.board.tracks import IMAGES, TRACKS, Track
+from experiments.board.tracks import TRACKS, Track
 from experiments.studies import tuned
 from fedjax_muon.reporting.intervals import half_width
-from fedjax_muon.reporting.style import drawing, logarithmic, styles
+from fedjax_muon.reporting.style import drawing
 
 matplotlib.use("Agg")
 
 PAGE = Path("docs/board.md")
 SHARE = 0.95  # of the baseline's score: the target
 MOST = 5  # labels in a sentence
-NEAR = 1.05  # costs that count as equal in figures
-NAMED = ("fedavg", "fedmuon")  # in figures, besides the front
+MUON_OF_AGENTS = "demuon"  # what stands for FedMuon where there is no server
+MUON = "#d62728"  # the color of FedMuon in all figures
 HEAD = (
     "method",
     "trial",
@@ -218,64 +218,40 @@ def _apart(by_name: Mapping[str, Standing], one: str, other: str) -> str:
     return f"{by_name[one].label} minus {by_name[other].label}: {what}."
 
 
+def differences(
+    tracks: Mapping[str, Sequence[Standing]],
+) -> dict[str, tuple[str, np.ndarray]]:
+    """Muon's method minus the baseline in points by seed, with its name, by track."""
+    found = {}
+    for track, ours in tracks.items():
+        by_name = {one.method: one for one in ours}
+        base = TRACKS[track].baseline
+        name = MUON_OF_AGENTS if base == "dsgd" else "fedmuon"
+        if {name, base} <= set(by_name):
+            one, other = by_name[name], by_name[base]
+            found[track] = f"{one.label} minus {other.label}", one.scores - other.scores
+    return found
+
+
 def draw(tracks: Mapping[str, Sequence[Standing]], path: Path) -> None:
-    """Draws scores against megabytes and virtual seconds of the whole run.
-
-    Only of the tracks with images, where messages take time, and not only steps.
-    """
-    images = {t: each for t, each in tracks.items() if TRACKS[t].sizes is IMAGES}
-    if not images:
-        return
-    with drawing(path, (9.5, 2.6 * len(images))) as figure:
-        axes = figure.subplots(len(images), 2, sharey="row", squeeze=False)
-        for line, (track, ours) in zip(axes, images.items(), strict=True):
-            for axis, name in zip(line, ("megabytes", "virtual"), strict=True):
-                _panel(axis, ours, f"total_{name}")
-            line[0].set_ylabel("test accuracy, %")
-            line[0].set_title(TRACKS[track].title)
-        axes[-1][0].set_xlabel("megabytes of all clients, whole run")
-        axes[-1][1].set_xlabel("virtual seconds, whole run")
-
-
-def _panel(axis: Any, ours: Sequence[Standing], column: str) -> None:
-    """Names FedAvg, FedMuon and the front: no method is better at its cost."""
-    colors = styles([one.label for one in ours])
-    cost = {one.method: getattr(one, column) for one in ours}
-    means = [one.mean for one in ours]
-    low, room = np.percentile(means, 15), 0.1 * np.ptp(np.percentile(means, [15, 100]))
-    logarithmic(axis, [*cost.values()])
-    axis.set_ylim(low - room, max(means) + 2 * room)
-    below = sum(mean < low for mean in means)
-    axis.text(0.01, 0.01, f"{below} below", transform=axis.transAxes, fontsize=7.5)
-    middle = np.sqrt(min(cost.values()) * max(cost.values()))
-    front: dict[tuple[float, float], str] = {}  # by place, as methods can be equal
-    for one in reversed(ours):
-        if one.mean < low:
-            continue
-        x, color = cost[one.method], colors[one.label]["color"]
-        axis.plot(x, one.mean, "o", ms=4.5, color=color, label=one.label)
-        if all(cost[o.method] > NEAR * x or o.mean <= one.mean for o in ours):
-            known = front.get((x, one.mean))
-            front[x, one.mean] = f"{one.label}, {known}" if known else one.label
-        elif one.method in NAMED:
-            _name(axis, one.label, (x, one.mean), (4, -8), color)
-    for (x, mean), label in front.items():
-        color = colors.get(label, {"color": "0.4"})["color"]
-        _name(axis, label, (x, mean), (-4 if x > middle else 4, 3), color)
-
-
-def _name(
-    axis: Any, label: str, at: tuple[float, float], offset: tuple[int, int], color: Any
-) -> None:
-    axis.annotate(
-        label,
-        at,
-        xytext=offset,
-        textcoords="offset points",
-        ha="right" if offset[0] < 0 else "left",
-        fontsize=7.5,
-        color=color,
-    )
+    """Draws the paired differences of Muon from the baseline, a row for each track."""
+    found = differences(tracks)
+    labels, places = [], np.arange(len(found), 0, -1)
+    with drawing(path, (7.5, 0.9 + 0.32 * len(found))) as figure:
+        axis = figure.subplots()
+        axis.axvline(0, color="0.5", lw=1)
+        aside = {"transform": axis.get_yaxis_transform(), "va": "center"}
+        for place, (track, (name, apart)) in zip(places, found.items(), strict=True):
+            mean, half = float(apart.mean()), float(half_width(apart))
+            color = MUON if abs(mean) > half else "0.5"
+            axis.errorbar(mean, place, xerr=half, fmt="o", ms=5, color=color, capsize=2)
+            words = f"{mean:+.1f} ± {half:.1f}".replace("-", "\N{MINUS SIGN}")
+            axis.text(1.01, place, words, **aside)
+            usual = name == "FedMuon minus FedAvg"
+            labels.append(TRACKS[track].title + ("" if usual else f" ({name})"))
+        axis.set_yticks(places, labels)
+        axis.set_ylim(0.4, len(found) + 0.6)
+        axis.set_xlabel("FedMuon minus FedAvg, points of the test score, 95% intervals")
 
 
 ALIGNMENT = """\
@@ -286,6 +262,7 @@ are significant.
 
 | track | weight 0, score | weight 0.25 | weight 0.5 |
 |---|---:|---:|---:|"""
+ABOUT = "FedMuon minus FedAvg on each track of the board, with 95% intervals"
 START = """\
 # The board: methods under one protocol
 
@@ -354,10 +331,10 @@ def write(output: Path, page: Path = PAGE) -> None:
     """Writes the page and its figure."""
     tracks = ranked(output)
     lines = [START, *facts(tracks), ""]
-    lines += ["![scores against megabytes](../results/board/pareto.png)", ""]
+    lines += [f"![{ABOUT}](../results/board/muon.png)", ""]
     for track, ours in tracks.items():
         lines += [f"## {TRACKS[track].title}", "", *table(ours), ""]
     lines += [*alignment(tracks), *_outside(output)]
     for suffix in (".png", ".svg"):
-        draw(tracks, (output / "pareto").with_suffix(suffix))
+        draw(tracks, (output / "muon").with_suffix(suffix))
     page.write_text("\n".join(lines))

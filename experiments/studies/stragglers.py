@@ -68,6 +68,9 @@ MODES: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {
 }
 
 
+MODE_NAMES = {name: name for name in MODES} | {"buffered": "asynchronous"}
+
+
 class Setting(NamedTuple):
     dataset: str
     spread: int
@@ -146,6 +149,15 @@ def reached(row: tuned.Row, target: float, column: str) -> float:
     return float(row[column][at[0]]) if len(at) else float("inf")
 
 
+def best(rows: list[tuned.Row], dataset: str) -> dict[Setting, list[tuned.Row]]:
+    """The runs of every setting at its chosen rate."""
+    found = {}
+    for setting in settings(dataset):
+        lr, _ = tuned.chosen(rows, setting)
+        found[setting] = [row for row in tuned.of(rows, setting) if row["lr"] == lr]
+    return found
+
+
 def table(source: Path, messages: int) -> None:
     """Writes the table and the figure of kept runs, next to them."""
     rows, dataset = tuned.read(source), source.stem
@@ -162,14 +174,13 @@ def table(source: Path, messages: int) -> None:
         "| spread | method | rounds | learning rate | accuracy, % | seconds | MB |",
         "|---:|---|---|---:|---:|---:|---:|",
     ]
-    curves = {}
-    for setting in settings(dataset):
+    curves = best(rows, dataset)
+    for setting, runs in curves.items():
         lr, scores = tuned.chosen(rows, setting)
-        best = [row for row in tuned.of(rows, setting) if row["lr"] == lr]
         cells = []
         for column, factor in (("virtual_seconds", 1), ("bytes_up", 1e-6)):
             values = factor * np.array(
-                [reached(row, scale.target, column) for row in best]
+                [reached(row, scale.target, column) for row in runs]
             )
             whole = np.isfinite(values).all()
             shown = f"{values.mean():.1f} ± {half_width(values):.1f}" if whole else "-"
@@ -178,40 +189,39 @@ def table(source: Path, messages: int) -> None:
             f"| {setting.spread} | {setting.method} | {setting.mode} | {lr:g} | "
             f"{scores.mean():.1f} ± {half_width(scores):.1f} | {' | '.join(cells)} |"
         )
-        curves[setting] = best
     source.with_suffix(".md").write_text("\n".join([*lines, ""]))
     draw(curves, source.with_suffix(".png"), scale.target)
 
 
-STROKES = {"synchronous": ":", "deadline": "--", "buffered": "-"}
-
-
 def draw(curves: dict[Setting, list[tuned.Row]], path: Path, target: float) -> None:
-    """Draws accuracy against virtual seconds, a panel for each spread."""
-    with drawing(path, (11, 3.8)) as figure:
-        panels = figure.subplots(1, len(SPREADS), sharey=True, squeeze=False)[0]
+    """Draws the time to the target, a panel for each spread and a row for each mode."""
+    with drawing(path, (9.5, 2.6)) as figure:
+        panels = figure.subplots(1, len(SPREADS), sharex=True, sharey=True)
         colors = {name: how["color"] for name, how in styles(METHODS).items()}
+        modes, ends = list(MODE_NAMES)[::-1], []
         for axis, spread in zip(panels, SPREADS, strict=True):
             for setting, rows in curves.items():
                 if setting.spread != spread:
                     continue
-                seconds = np.mean([row["virtual_seconds"] for row in rows], axis=0)
-                scores = np.mean([row["test_accuracy"] for row in rows], axis=0)
-                axis.plot(
-                    seconds[1:],
-                    scores[1:],
-                    STROKES[setting.mode],
-                    color=colors[setting.method],
-                    label=f"{setting.method}, {setting.mode}",
-                )
+                times = [reached(row, target, "virtual_seconds") for row in rows]
+                if not np.isfinite(times).all():
+                    continue
+                mean, half = float(np.mean(times)), float(half_width(times))
+                first = setting.method == next(iter(METHODS))
+                place = modes.index(setting.mode) + (0.15 if first else -0.15)
+                color, low = colors[setting.method], max(mean - half, 1.0)
+                axis.plot([low, mean + half], [place, place], color=color)
+                axis.plot(mean, place, "o", ms=5, color=color, label=setting.method)
+                ends += [low, mean + half]
             title = f"slowest client {spread} times slower"
             axis.set_title(title if spread > 1 else "equal speeds")
-            axis.set_xlabel("virtual seconds")
-            logarithmic(axis, axis.dataLim.intervalx)
-        panels[0].set_ylabel("test accuracy")
-        panels[0].set_ylim(target - 0.2, min(1.0, target + 0.15))
+            axis.set_yticks(range(len(modes)), [MODE_NAMES[mode] for mode in modes])
+            axis.set_ylim(-0.5, len(modes) - 0.5)
+        logarithmic(panels[0], ends)
+        panels[1].set_xlabel(f"virtual seconds to a test accuracy of {target:.0%}")
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        unique = dict(zip(labels, handles, strict=True))
+        figure.legend(unique.values(), unique, loc="outside right center")
 
 
 if __name__ == "__main__":
