@@ -29,6 +29,7 @@ from fedjax_muon.decentralized.private import (
     noise_scale_of,
     private,
 )
+from fedjax_muon.privacy.accounting import check_epsilon
 from fedjax_muon.privacy.guarantees import (
     Guarantee,
     PrivacySpec,
@@ -71,7 +72,7 @@ class AgentPrivacy:
     _: dataclasses.KW_ONLY
     rounds: int  # after t = 0, that the guarantee covers
     delta: float  # below one over the examples of every agent
-    epsilon: float | None = None
+    epsilon: float | None = None  # inf: without noise and without privacy
     noise_scale: float | None = None  # in place of epsilon; see `PrivateMethod.build`
     max_batch: int | None = None  # of a Poisson batch; 3 batch_size by default
     # noise from the seed instead of the operating system, for tests; no privacy
@@ -83,9 +84,10 @@ class AgentPrivacy:
         check_noise(self.epsilon, self.noise_scale, "noise_scale")
         check_count("rounds", self.rounds)
         check_count("batch_size", self.mechanism.batch_size)
-        for name in ("epsilon", "noise_scale"):
-            if getattr(self, name) is not None:
-                check_range(name, getattr(self, name), open_low=True, schedules=False)
+        if self.epsilon is not None:
+            check_epsilon(self.epsilon)
+        if self.noise_scale is not None:
+            check_range("noise_scale", self.noise_scale, open_low=True, schedules=False)
         if self.max_batch is not None:
             check_count("max_batch", self.max_batch, self.mechanism.batch_size)
 

@@ -9,7 +9,7 @@ optional package.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,14 @@ import numpy as np
 from fedjax_muon.core import check_count, check_range
 from fedjax_muon.privacy.sampling import Poisson, Sampling
 from fedjax_muon.versions import optional
+
+# Epsilons for which noise is found to a thousandth; the largest protect nothing.
+LEAST, MOST = 1e-4, 1e7
+# Points of the distribution of losses in one step, and in all of them: memory.
+STEP_POINTS, POINTS = 1.5e5, 1e6
+# The error of the probability of large losses that Fourier transforms add per step. It
+# is below 1e-16 in comparisons with an accountant whose probabilities are tilted.
+ROUNDING = 1e-15
 
 
 class Adjacency(NamedTuple):
@@ -43,7 +51,8 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """
     check_range("multiplier", multiplier, schedules=False)
     check_delta(delta)
-    return float(library().get_epsilon_gaussian(multiplier, delta))
+    with np.errstate(divide="ignore"):  # the logarithm of a delta that is 0
+        return float(library().get_epsilon_gaussian(multiplier, delta))
 
 
 def joint_multiplier(*multipliers: float) -> float:
@@ -110,7 +119,9 @@ class Pld:
     al. 2022, arXiv:2207.04380). A coarser interval is faster and overestimates epsilon.
     """
 
-    interval: float = 1e-4  # of privacy losses, which are rounded up
+    # of privacy losses, which are rounded up, where the losses are neither small nor
+    # large; see `interval_of`
+    interval: float = 1e-4
 
     def __post_init__(self) -> None:
         check_range("interval", self.interval, open_low=True, schedules=False)
@@ -151,6 +162,63 @@ class Pld:
         return _pld_epsilon(self.interval, *run)
 
 
+class Turns(NamedTuple):
+    """Steps in which a record may take part, as far as the size of losses goes."""
+
+    probability: float
+    ratio: float  # of the sensitivity to the noise
+    steps: int
+    cut: bool  # whether batches have a largest size
+
+
+def turns_of(
+    sampling: Poisson,
+    multiplier: float,
+    steps: int,
+    adjacency: Adjacency,
+    first_multiplier: float | None,
+) -> list[Turns]:
+    """The steps of a run; all multipliers must be positive."""
+    probability, cut = sampling.batch / sampling.group, sampling.max_batch is not None
+    steps = -(-steps // sampling.cycle)  # of the first group, which has most turns
+    turns = [Turns(probability, adjacency.factor / multiplier, steps, cut)]
+    if first_multiplier not in (None, multiplier) or sampling.first_batch is not None:
+        first_multiplier = first_multiplier or multiplier
+        turns.append(Turns(1.0, adjacency.factor / first_multiplier, 1, False))
+    return turns
+
+
+def interval_of(interval: float, turns: Sequence[Turns]) -> float:
+    """The interval of losses at which noise is found to about 3e-4.
+
+    It is finer than `Pld.interval` if the losses of a step are that small, and coarser
+    where the distribution would not fit in memory, which is for losses of hundreds.
+    """
+    finest, step, total = 1e-4, 0.0, 0.0
+    for probability, ratio, steps, cut in turns:
+        spread = probability * math.sqrt(math.expm1(min(ratio**2, 100.0)))
+        finest = min(finest, spread / 20)
+        mean = steps * probability  # of the number of turns; then almost their largest
+        most = min(steps, mean + 8 * math.sqrt(mean) + 15)
+        total += most * ratio**2 / 2 + 10 * ratio * math.sqrt(most)
+        wide = 4 * ratio if cut else ratio  # what `_step` composes with a small weight
+        step = max(step, wide**2 / 2 + 10 * wide)
+    return interval / 1e-4 * max(finest, step / STEP_POINTS, total / POINTS)
+
+
+def composed_delta(delta: float, turns: Sequence[Turns]) -> float:
+    """Delta without what numerical composition may get wrong."""
+    steps = sum(each.steps for each in turns)
+    least = 30 * ROUNDING * steps
+    if delta < least:
+        raise ValueError(
+            f"delta must be at least {least:.2g} where {steps} steps are sampled, got "
+            f"{delta:g}: their accounting resolves no less; raise delta, or let all "
+            "take part in every step, which has no such limit"
+        )
+    return delta - ROUNDING * steps
+
+
 @np.errstate(over="ignore")  # in a tail bound, of which another is used then
 @functools.lru_cache(maxsize=256)  # takes seconds, and methods share their epsilons
 def _pld_epsilon(
@@ -165,11 +233,15 @@ def _pld_epsilon(
     accounting = library()
     # which accepts truncated batches only for a record that is zeroed out
     relation = adjacency.relation if sampling.max_batch is None else "REPLACE_SPECIAL"
-    accountant = accounting.pld.PLDAccountant(
-        getattr(accounting.NeighboringRelation, relation), interval
-    )
     event = steps_event(accounting, sampling, multiplier, steps, first_multiplier)
-    return float(accountant.compose(event).get_epsilon(delta))
+    if multiplier == 0 or first_multiplier == 0:
+        return math.inf
+    turns = turns_of(sampling, multiplier, steps, adjacency, first_multiplier)
+    accountant = accounting.pld.PLDAccountant(
+        getattr(accounting.NeighboringRelation, relation), interval_of(interval, turns)
+    )
+    accountant.compose(event)
+    return float(accountant.get_epsilon(composed_delta(delta, turns)))
 
 
 Accountant = Gaussian | Pld
@@ -185,7 +257,7 @@ def calibrate_noise(
 
     Args:
       epsilon: Function of the noise level, which must not increase.
-      target: Largest epsilon allowed, positive.
+      target: Largest epsilon allowed; infinity needs no noise.
       rough: A fast approximation of `epsilon`, to evaluate that only a few times.
 
     Returns:
@@ -193,6 +265,8 @@ def calibrate_noise(
       most `tolerance`, relative to it. With `rough` this is judged by its slope.
     """
     check_epsilon(target)
+    if target == math.inf:
+        return 0.0
     level = None
     if rough is not None:
         level = _by_rough_epsilon(epsilon, rough, target, tolerance)
@@ -202,6 +276,12 @@ def calibrate_noise(
         raise ValueError(
             f"no noise level reaches epsilon {target:g}, got {epsilon(2.0**40):g} at "
             "the largest and more noise does not help: raise epsilon or delta"
+        )
+    # Both searches end at a level whose epsilon is at most the target.
+    if epsilon(level * (1 - max(tolerance, 1e-3))) <= target:
+        raise ValueError(
+            f"the least noise for epsilon {target:g} was not found: {level:g} is more "
+            "than it needs by over a thousandth; give another epsilon, or the noise"
         )
     return level
 
@@ -262,8 +342,14 @@ def _bracket(
 
 
 def check_epsilon(epsilon: float) -> None:
-    """Checks that an epsilon is positive and finite."""
-    check_range("epsilon", epsilon, open_low=True, schedules=False)
+    """Checks that noise can be found for an epsilon; an infinite one needs none."""
+    if not isinstance(epsilon, (int, float)) or isinstance(epsilon, bool):
+        raise TypeError(f"epsilon must be a number, got {epsilon!r}")
+    if not (LEAST <= epsilon <= MOST or epsilon == math.inf):
+        raise ValueError(
+            f"epsilon must lie in [{LEAST:g}, {MOST:g}], or be inf, for a run without "
+            f"noise and without privacy, got {epsilon:g}"
+        )
 
 
 def steps_event(

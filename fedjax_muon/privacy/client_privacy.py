@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_muon.core import Algorithm, check_count, check_range
+from fedjax_muon.privacy.accounting import check_epsilon
 from fedjax_muon.privacy.client_mechanism import (
     AdaptiveClip,
     ClipNorm,
@@ -69,7 +70,7 @@ class ClientPrivacy:
     cohort_size: int  # S, the expected number of clients in a round
     rounds: int  # that the guarantee covers
     delta: float  # below one over the number of clients
-    epsilon: float | None = None
+    epsilon: float | None = None  # inf: without noise and without privacy
     noise_multiplier: float | None = None  # in place of epsilon
     prologue_noise_multiplier: float | None = None  # `noise_multiplier` by default
     # the largest cohort that is computed; by default, a larger one is as rare as
@@ -88,7 +89,9 @@ class ClientPrivacy:
         check_noise(self.epsilon, self.noise_multiplier, "noise_multiplier")
         check_count("cohort_size", self.cohort_size)
         check_count("rounds", self.rounds)
-        for name in ("epsilon", "noise_multiplier", "prologue_noise_multiplier"):
+        if self.epsilon is not None:
+            check_epsilon(self.epsilon)
+        for name in ("noise_multiplier", "prologue_noise_multiplier"):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), open_low=True, schedules=False)
         if self.prologue_noise_multiplier is not None and self.epsilon is not None:

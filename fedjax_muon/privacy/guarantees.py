@@ -248,10 +248,7 @@ def calibrated(
 
     rough = None
     if isinstance(accountant, Pld):
-        # ten times coarser, and without the largest batch, which costs four times more
-        sampling = dataclasses.replace(cast(Poisson, spec.sampling), max_batch=None)
-        coarse = Pld(10 * accountant.interval)
-        rough = epsilon_by(coarse, dataclasses.replace(spec, sampling=sampling))
+        rough = epsilon_by(Pld(10 * accountant.interval), spec)
     exact = epsilon_by(accountant, spec)
     return scaled(spec, calibrate_noise(exact, epsilon, tolerance, rough))
 
@@ -282,6 +279,7 @@ def _noise_assumptions(releases: Mapping[str, Release]) -> tuple[str, ...]:
         if isinstance(release.noise, Correlated)
         else _INDEPENDENT
         for release in releases.values()
+        if release.noise.smallest > 0
     )
     return tuple(dict.fromkeys(words))
 

@@ -36,12 +36,15 @@ from fedjax_muon.privacy.accounting import (
     REPLACE_ONE,
     Adjacency,
     Pld,
+    Turns,
     check_delta,
-    check_epsilon,
+    composed_delta,
     gaussian_epsilon,
+    interval_of,
     joint_multiplier,
     library,
     steps_event,
+    turns_of,
 )
 from fedjax_muon.privacy.guarantees import (
     PrivacySpec,
@@ -53,7 +56,6 @@ from fedjax_muon.privacy.guarantees import (
 from fedjax_muon.privacy.sampling import Poisson
 
 ADJACENCIES = {known.relation: known for known in (ADD_OR_REMOVE, REPLACE_ONE)}
-POINTS = 2e6  # of the distribution of one mechanism's privacy loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +84,9 @@ class Cost:
                 f"{self.adjacency!r}"
             )
         check_delta(self.delta)
-        check_range("multiplier", self.multiplier, open_low=True, schedules=False)
+        check_range("multiplier", self.multiplier, schedules=False)
         if self.first_multiplier is not None:
-            first = self.first_multiplier
-            check_range("first_multiplier", first, open_low=True, schedules=False)
+            check_range("first_multiplier", self.first_multiplier, schedules=False)
         check_count("steps", self.steps)
         if self.sampling is not None:
             Pld().check(self.sampling, ADJACENCIES[self.adjacency])
@@ -94,6 +95,11 @@ class Cost:
                 "one Gaussian mechanism has no steps, got steps "
                 f"{self.steps} and first_multiplier {self.first_multiplier}"
             )
+
+    @property
+    def silent(self) -> bool:
+        """Whether something was released without noise."""
+        return self.multiplier == 0 or self.first_multiplier == 0
 
     def to_record(self) -> dict[str, Any]:
         """Returns the fields by name, as JSON can hold them."""
@@ -116,14 +122,17 @@ class Cost:
 def cost_of(spec: PrivacySpec) -> Cost:
     """Returns what a run costs, from the multipliers that `report` computes with."""
     checked_accountant(spec)
+    silent = any(r.noise.smallest == 0 for r in spec.releases.values())
     reasons = without_guarantee(spec.releases)
-    if reasons:
+    if reasons and not silent:
         raise ValueError(f"a run without a guarantee has no cost: {reasons[0]}")
     relation = spec.adjacency.relation
     if ADJACENCIES.get(relation) != spec.adjacency:
         raise ValueError(
             f"composition covers ADD_OR_REMOVE and REPLACE_ONE, got {spec.adjacency}"
         )
+    if silent:
+        return Cost(0.0, spec.unit, relation, spec.delta)
     if not isinstance(spec.sampling, Poisson):
         whole = transcript_multiplier(spec)
         return Cost(whole, spec.unit, relation, spec.delta)
@@ -143,6 +152,8 @@ def composed_epsilon(costs: Iterable[Cost], delta: float) -> float:
     costs = tuple(dataclasses.replace(cost, delta=delta) for cost in costs)
     if not costs:
         return 0.0
+    if any(cost.silent for cost in costs):
+        return math.inf
     adjacency, gaussian = _common_adjacency(costs), joint_gaussian(costs)
     if gaussian is not None and all(cost.sampling is None for cost in costs):
         return gaussian_epsilon(gaussian / adjacency.factor, delta)
@@ -176,11 +187,31 @@ def _common_adjacency(costs: Iterable[Cost]) -> Adjacency:
 @np.errstate(over="ignore")  # as in `accounting`
 @functools.lru_cache(maxsize=256)  # takes seconds
 def _pld_epsilon(costs: tuple[Cost, ...], delta: float) -> float:
-    return float(pld_accountant(costs, Pld().interval).get_epsilon(delta))
+    accountant = pld_accountant(costs, Pld().interval)
+    return float(accountant.get_epsilon(composed_delta(delta, _turns(costs))))
+
+
+def _turns(costs: Sequence[Cost]) -> list[Turns]:
+    adjacency, gaussian = _common_adjacency(costs), joint_gaussian(costs)
+    turns = [
+        each
+        for cost in costs
+        if cost.sampling is not None
+        for each in turns_of(
+            cost.sampling,
+            cost.multiplier,
+            cost.steps,
+            adjacency,
+            cost.first_multiplier,
+        )
+    ]
+    if gaussian is not None:
+        turns.append(Turns(1.0, adjacency.factor / gaussian, 1, False))
+    return turns
 
 
 def pld_accountant(costs: Sequence[Cost], interval: float) -> Any:
-    """Composes the privacy loss distributions of runs, in at least this interval."""
+    """Composes the privacy loss distributions of runs; for `interval`, see `Pld`."""
     accounting = library()
     relations, adjacency = accounting.NeighboringRelation, _common_adjacency(costs)
     gaussian = joint_gaussian(costs)
@@ -189,12 +220,9 @@ def pld_accountant(costs: Sequence[Cost], interval: float) -> Any:
     # Truncated batches need it; for other events it is the same as ADD_OR_REMOVE_ONE.
     # Under REPLACE_ONE the library doubles the sensitivity by itself.
     replaced = adjacency == REPLACE_ONE
-    multipliers = [gaussian, *(cost.multiplier for cost in counts)]
-    multipliers += [cost.first_multiplier for cost in counts]
-    smallest = min(z for z in multipliers if z is not None)
     accountant = accounting.pld.PLDAccountant(
         relations.REPLACE_ONE if replaced else relations.REPLACE_SPECIAL,
-        _interval(adjacency.factor / smallest, interval),
+        interval_of(interval, _turns(costs)),
     )
     if gaussian is not None:
         accountant.compose(accounting.GaussianDpEvent(gaussian))
@@ -209,15 +237,6 @@ def pld_accountant(costs: Sequence[Cost], interval: float) -> Any:
         )
         accountant.compose(accounting.SelfComposedDpEvent(event, count))
     return accountant
-
-
-def _interval(ratio: float, finest: float) -> float:
-    """The finest, or a coarser one where losses are so large that memory would end.
-
-    The losses of a Gaussian mechanism are distributed over ratio^2 + 20 ratio, for the
-    ratio of sensitivity to noise.
-    """
-    return max(finest, (ratio**2 + 20 * ratio) / POINTS)
 
 
 FORMAT = "fedjax_muon privacy ledger"
@@ -316,7 +335,7 @@ class Ledger:
     ) -> tuple[tuple[Entry, ...], float]:
         """The entries that are not there, and epsilon with them."""
         if budget is not None:
-            check_epsilon(budget)
+            check_range("epsilon", budget, open_low=True, schedules=False)
         charged = self.entries()
         new = self._new(charged, entries)
         epsilon = _composed((*charged, *new), delta)

@@ -16,7 +16,7 @@ from error_lines import refused
 from oracles.accountant import Interval, Steps, epsilon_interval
 
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
-from fedjax_muon.privacy import guarantees, ledger
+from fedjax_muon.privacy import accounting, guarantees, ledger
 from fedjax_muon.privacy.accounting import (
     REPLACE_ONE,
     Adjacency,
@@ -162,15 +162,17 @@ def test_another_run_never_costs_less():
 
 @pytest.mark.parametrize("where", ["gaussian", "step", "first step"])
 def test_runs_with_little_noise_fit_in_memory(where, monkeypatch):
-    monkeypatch.setattr(ledger, "POINTS", 1e5)  # less exact, and faster
-    z, interval = 0.01, ledger._interval
+    for name in ("STEP_POINTS", "POINTS"):  # less exact, and faster
+        monkeypatch.setattr(accounting, name, 1e5)
+    z = 0.01
 
-    def checked(ratio, finest):
+    def checked(finest, turns):
         """A distribution of 10^8 losses would take gigabytes."""
-        assert interval(ratio, finest) * ledger.POINTS >= z**-2
-        return interval(ratio, finest)
+        found = accounting.interval_of(finest, turns)
+        assert found * 1e5 >= z**-2 / 2
+        return found
 
-    monkeypatch.setattr(ledger, "_interval", checked)
+    monkeypatch.setattr(ledger, "interval_of", checked)
     costs = {
         "gaussian": [gaussian(z), steps(20.0)],
         "step": [steps(z, count=1)],
@@ -222,6 +224,13 @@ def test_costs_are_json():
         assert Cost.from_record(json.loads(text)) == one
 
 
+def test_a_run_without_noise_costs_everything():
+    silent = cost_of(spec(Inside(0.0), SMALL))
+    for costs in ([silent], [silent, steps(4.0)], [gaussian(4.0), silent]):
+        assert composed_epsilon(costs, DELTA) == math.inf
+    assert Cost.from_record(silent.to_record()) == silent
+
+
 def test_what_does_not_compose_is_refused():
     other = gaussian(4.0, unit="one client with all its examples")
     for costs in ([gaussian(4.0), other], [steps(4.0), other]):
@@ -233,7 +242,6 @@ def test_what_does_not_compose_is_refused():
     several = Adjacency("k records", 3.0, "K")
     for match, run in {
         "is not clipped": spec(Inside(1.0), SMALL, UNBOUNDED),
-        "without noise": spec(Inside(0.0), SMALL),
         "got Adjacency": spec(Output(1.0), Cyclic(91, 16), adjacency=several),
         "use Cyclic": spec(Output(1.0), SMALL),
     }.items():
@@ -243,7 +251,7 @@ def test_what_does_not_compose_is_refused():
 def test_costs_that_make_no_sense_are_refused():
     cost, plain = steps(4.0), gaussian(4.0)
     for match, change in (
-        ("multiplier", {"multiplier": 0.0}),
+        ("multiplier", {"multiplier": -0.1}),
         ("multiplier", {"multiplier": math.nan}),
         ("first_multiplier", {"first_multiplier": -1.0}),
         ("delta", {"delta": 0.0}),

@@ -236,8 +236,15 @@ def test_numbers_that_are_refused():
         refused("multiplier", Inside, wrong)
         refused("first_multiplier", Inside, 1.0, first_multiplier=wrong)
     refused("colluders must be below", MeanOnly, 4, 4)
-    for target in (0.0, -1.0, math.inf, math.nan):
+    for target in (0.0, -1.0, math.nan):
         refused("epsilon must lie in", calibrated, spec(Output(1.0), CYCLE), target)
+
+
+def test_an_infinite_epsilon_is_a_run_without_noise_and_says_so():
+    statement = report(calibrated(spec(Output(1.0), CYCLE), math.inf)).statement()
+    assert statement.startswith("NO differential privacy (epsilon = inf)")
+    assert "is released without noise" in statement
+    assert "independent noise" not in statement
 
 
 RUN: dict[str, Any] = {"rounds": 100, "noise_multiplier": 1.0, "delta": 1e-5}
