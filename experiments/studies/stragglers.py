@@ -196,7 +196,8 @@ def table(source: Path, messages: int) -> None:
 def draw(curves: dict[Setting, list[tuned.Row]], path: Path, target: float) -> None:
     """Draws the time to the target, a panel for each spread and a row for each mode."""
     with drawing(path, (9.5, 2.6)) as figure:
-        panels = figure.subplots(1, len(SPREADS), sharex=True, sharey=True)
+        share = {"sharex": True, "sharey": True, "squeeze": False}
+        panels = figure.subplots(1, len(SPREADS), **share)[0]
         colors = {name: how["color"] for name, how in styles(METHODS).items()}
         modes, ends = list(MODE_NAMES)[::-1], []
         for axis, spread in zip(panels, SPREADS, strict=True):
@@ -211,17 +212,19 @@ def draw(curves: dict[Setting, list[tuned.Row]], path: Path, target: float) -> N
                 place = modes.index(setting.mode) + (0.15 if first else -0.15)
                 color, low = colors[setting.method], max(mean - half, 1.0)
                 axis.plot([low, mean + half], [place, place], color=color)
-                axis.plot(mean, place, "o", ms=5, color=color, label=setting.method)
+                axis.plot(mean, place, "o", ms=5, color=color)
                 ends += [low, mean + half]
             title = f"slowest client {spread} times slower"
             axis.set_title(title if spread > 1 else "equal speeds")
             axis.set_yticks(range(len(modes)), [MODE_NAMES[mode] for mode in modes])
             axis.set_ylim(-0.5, len(modes) - 0.5)
-        logarithmic(panels[0], ends)
-        panels[1].set_xlabel(f"virtual seconds to a test accuracy of {target:.0%}")
-        handles, labels = panels[0].get_legend_handles_labels()
-        unique = dict(zip(labels, handles, strict=True))
-        figure.legend(unique.values(), unique, loc="outside right center")
+        if ends:
+            logarithmic(panels[0], ends)
+        panels[len(panels) // 2].set_xlabel(
+            f"virtual seconds to a test accuracy of {target:.0%}"
+        )
+        names = [axis.plot([], [], "o", ms=5, color=colors[m])[0] for m in METHODS]
+        figure.legend(names, METHODS, loc="outside right center")
 
 
 if __name__ == "__main__":

@@ -139,6 +139,9 @@ JOBS = {
 }
 
 
+CHECKED = commands.comparisons.Checked(None, "60 examples", [])
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_the_config_of_a_command_makes_the_same_job(name, tmp_path, monkeypatch):
     """From config.json through the arguments to the job that would be recorded."""
@@ -150,7 +153,7 @@ def test_the_config_of_a_command_makes_the_same_job(name, tmp_path, monkeypatch)
 
     path = write(tmp_path, "config.json", to_json(JOBS[name]))
     monkeypatch.setattr(directory, "create", create)
-    monkeypatch.setattr(commands.comparisons, "check", lambda job: None)
+    monkeypatch.setattr(commands.comparisons, "check", lambda job: CHECKED)
     monkeypatch.setattr(commands.sweeps, "check", lambda job, executor: None)
     with pytest.raises(SystemExit):
         run(name, "--config", path)
@@ -378,12 +381,14 @@ QUICK = {
     "compare dpmixsgd fedavg": {"--epsilon 1 --delta 1e-3": "compare them separately"},
     "train --algorithm fedavg": {
         "--epsilon": "error parsing --epsilon: it needs a value",
-        "--epsilon 1 --ledger /dev/null/ledger.json": "/dev/null",
         "--clip-norm 1": "clip_norm is an option of private runs; add --epsilon",
         "--graph ring": "fedavg has a server, and a graph is for agents without one",
         "--epsilon 1 2": "train takes one --epsilon; for several, use compare",
     },
-    "train --algorithm dpmixsgd": {"": "is a private method; add --epsilon"},
+    "train --algorithm dpmixsgd": {
+        "": "is a private method; add --epsilon",
+        "--epsilon 1 --ledger /dev/null/ledger.json": "/dev/null",
+    },
 }
 SLOW = {
     "train": {
@@ -394,8 +399,10 @@ SLOW = {
         "--batch-size -1": "batch_size must be at least 1, got -1",
         "--dropout 1": "dropout must lie in [0, 1), got 1.0",
         "--alpha 0": "alpha",
-        "--algorithm.align 1.5": "align must lie in [0, 1], got 1.5",
-        "--algorithm.lr -1": "lr must lie in (0, infinity), got -1",
+        "--algorithm fedmuon_align --algorithm.align 1.5": (
+            "align must lie in [0, 1], got 1.5"
+        ),
+        "--algorithm.lr -1": "lr must lie in [0, infinity), got -1",
         "--algorithm fedavg --algorithm.lr nan": (
             "lr must lie in [0, infinity), got nan"
         ),
@@ -475,7 +482,7 @@ SLOW = {
         "--hidden 4 0": "hidden widths must be at least 1, got (4, 0)",
         "--budget 0": "epsilon must lie in (0, infinity), got 0",
         "--epsilon 1,1": "epsilons must differ, got (1.0, 1.0)",
-        "--epsilon 0": "epsilon must lie in (0, infinity)",
+        "--epsilon 0": "epsilon must lie in [0.0001, 1e+07], or be inf",
         "--delta 0.02": "delta must lie in (0, 0.01",
         "--batch-size 92": "batch must be at most 91",
         "--dataset digits": "AUC is defined for two classes",
