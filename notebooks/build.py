@@ -49,6 +49,7 @@ METADATA = {
 }
 
 TITLE = re.compile(r"\A# %% \[markdown\]\n# # .*\n#\n(# \[!\[Open in Colab\].*\n#\n)?")
+PROGRESS = re.compile(r"^.*: \d+ of \d+ rounds.*\n", re.MULTILINE)
 INSTALL = re.compile(r"^# !pip freeze .*$", re.MULTILINE)
 
 
@@ -139,8 +140,19 @@ def executed(name: str) -> nbformat.NotebookNode:
     with tempfile.TemporaryDirectory() as empty:
         execute(notebook, empty, paths)
     first.source = command
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [o for o in map(without_progress, cell.outputs) if o]
     notebook.metadata = nbformat.from_dict(METADATA)  # not the kernel's version
     return notebook
+
+
+def without_progress(output: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
+    """An output without the lines that say how long a training still takes."""
+    if output.get("name") == "stderr":
+        output.text = PROGRESS.sub("", output.text)
+        return output if output.text else None
+    return output
 
 
 def main() -> None:

@@ -125,6 +125,14 @@ def test_the_installed_jax_stays(tmp_path):
         assert kept == ["jax==0.11.2", "jaxlib==0.11.2", ""]
 
 
+def test_stored_outputs_have_no_lines_of_progress():
+    line = Progress(100, "train").line()
+    stream = nbformat.v4.new_output("stream", name="stderr", text=f"{line}\n")
+    assert build.without_progress(stream) is None
+    stream.text = f"a warning\n{line}\n"
+    assert build.without_progress(stream).text == "a warning\n"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_stored_outputs_are_whole(name):
     assert (build.HERE / f"{name}.ipynb").stat().st_size < LARGEST
