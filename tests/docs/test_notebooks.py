@@ -12,6 +12,8 @@ import matplotlib.pyplot as plt
 import pytest
 from packages import needs
 
+from fedjax_muon.engine.terminal import Progress
+
 pytestmark = pytest.mark.slow
 jupytext, nbformat = needs("jupytext"), needs("nbformat")
 build, check = needs("notebooks.build"), needs("notebooks.check")
