@@ -15,6 +15,7 @@ than was charged.
 
 import collections
 import json
+import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -119,6 +120,8 @@ def _entries(runs: Mapping[Path, Private]) -> list[Entry]:
 
 def _void(config: Config) -> str:
     """Why the runs of a config have no guarantee; empty if they have one."""
+    if math.isinf(config.epsilon[0]):
+        return "there was no noise"
     if config.insecure_fixed_noise:
         return "the noise was drawn from the seed"
     return "training metrics were published" if config.publish_training_metrics else ""

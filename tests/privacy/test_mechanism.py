@@ -130,6 +130,16 @@ def test_the_noise_of_agents_is_that_of_epsilon():
     assert noise == pytest.approx(release.noise.sigma, rel=1e-6)
 
 
+@pytest.mark.parametrize(("make", "privacy"), [(agents, AGENT), (clients, CLIENT)])
+def test_an_infinite_epsilon_clips_and_adds_no_noise(make, privacy):
+    none = {"noise_multiplier": None} if privacy is CLIENT else {}
+    simulation = make(replace(privacy, epsilon=math.inf, **none))
+    (release,) = simulation.guarantee.spec.releases.values()
+    assert release.noise.smallest == 0
+    assert simulation.guarantee.statement().startswith("NO differential privacy")
+    refused("epsilon must lie in", replace, privacy, epsilon=1e8, **none)
+
+
 @pytest.mark.slow
 def test_all_agents_are_accounted_for_and_the_worst_one_is_stated():
     sizes, parts = (20, 60), np.split(np.arange(80), [20])
