@@ -1,12 +1,20 @@
 """A classification dataset in memory, checked and standardized."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 Examples = tuple[np.ndarray, np.ndarray]  # inputs and labels
+TRAIN, TEST = "train", "test"
+
+
+CHUNK = 2**18  # numbers that are converted at a time
+EXACT = (np.uint8, np.float32)  # types whose numbers are standardized in float32
+FEW_DIGITS = 1e-3  # of a standard deviation, which neighbors differ by
 
 
 class Standardization(NamedTuple):
@@ -15,8 +23,8 @@ class Standardization(NamedTuple):
     A model that was trained on standardized inputs takes new ones in the same form.
     """
 
-    mean: np.ndarray  # float32 [channels]
-    std: np.ndarray  # float32 [channels], positive
+    mean: np.ndarray  # float32 or float64 [channels], in which differences are taken
+    std: np.ndarray  # [channels], positive
 
     def apply(self, x: ArrayLike) -> np.ndarray:
         """(x - mean) / std in float32, of numbers [..., channels]."""
@@ -26,12 +34,81 @@ class Standardization(NamedTuple):
                 f"x must be numbers [..., {len(self.mean)}], got "
                 f"{x.dtype}{list(x.shape)}"
             )
-        # Integers beyond 8 bits would become float64.
-        if (x.dtype.kind in "iu" and x.dtype.itemsize > 1) or x.dtype == np.float64:
-            x = x.astype(np.float32)
-        standardized = x - self.mean
-        standardized /= self.std
+        return self.of_rows(x.reshape(-1, x.shape[-1])).reshape(x.shape)
+
+    def of_rows(self, x: np.ndarray, ids: np.ndarray | None = None) -> np.ndarray:
+        """Standardizes the examples [n, ..., channels] of these numbers, or all."""
+        count = len(x) if ids is None else len(ids)
+        standardized = np.empty((count, *x.shape[1:]), np.float32)
+        for part, chunk in _chunks(x, ids):
+            difference = chunk.astype(self.mean.dtype) - self.mean
+            difference /= self.std
+            standardized[part] = difference
         return standardized
+
+
+def _chunks(
+    x: np.ndarray, ids: np.ndarray | None = None
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """Examples in parts, so that no copy of all is made."""
+    count = len(x) if ids is None else len(ids)
+    size = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
+    for first in range(0, count, size):
+        part = slice(first, min(first + size, count))
+        yield part, x[part] if ids is None else x[ids[part]]
+
+
+def standardization_of(
+    x: np.ndarray, ids: np.ndarray | None = None, names: Sequence[str] = ()
+) -> Standardization:
+    """The standardization of examples [n, ..., channels] of these numbers, or of all.
+
+    Warns if neighboring numbers of the type differ by much of a standard deviation.
+
+    Args:
+      names: What channels are called in errors; by default, their numbers.
+    """
+    kind: Any = np.float32 if x.dtype.type in EXACT else np.float64
+    channels, count = x.shape[-1], 0
+    total, square = np.zeros(channels), np.zeros(channels)
+    for _, chunk in _chunks(x, ids):
+        rows = chunk.reshape(-1, channels)
+        count += len(rows)
+        total += rows.sum(0, dtype=np.float64)
+    mean = (total / count).astype(kind)
+    for _, chunk in _chunks(x, ids):
+        # Squares are summed in float64 and without an array of squares: float32 sums
+        # over the 5e7 pixels of a CIFAR channel would lose digits.
+        rows = chunk.reshape(-1, channels).astype(kind) - mean
+        square += np.einsum("nc,nc->c", rows, rows, dtype=np.float64)
+    std = np.sqrt(square / count).astype(kind)
+    called = [*names] or [f"channel {i}" for i in range(channels)]
+    # the mean of one number is rounded in float64
+    constant = np.flatnonzero(std <= 2.0**-50 * abs(mean) * (kind is np.float64))
+    if len(constant):
+        remedy = "leave it out" if len(constant) == 1 else "leave them out"
+        if abs(mean[constant]).max() * np.finfo(kind).eps >= 1:
+            remedy += ", or subtract the smallest first if they differ in late digits"
+        raise ValueError(
+            f"{_listed([called[i] for i in constant])} "
+            f"{'is' if len(constant) == 1 else 'are'} constant in the training "
+            f"examples and cannot be standardized; {remedy}"
+        )
+    coarse = np.flatnonzero(np.spacing(abs(mean) + std) > FEW_DIGITS * std)
+    if len(coarse):
+        remedy = "give float64, or subtract" if kind is np.float32 else "subtract"
+        warnings.warn(
+            f"{_listed([called[i] for i in coarse])}: numbers around "
+            f"{mean[coarse[0]]:g} lose digits in {np.dtype(kind)} that tell examples "
+            f"apart; {remedy} the smallest number first",
+            stacklevel=3,
+        )
+    return Standardization(mean, std)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{', '.join(names[:8])}{more}"
 
 
 class Dataset(NamedTuple):
@@ -177,6 +254,42 @@ def _checked_owners(
     return owners.astype(np.int32)
 
 
+def check_axes(name: str, shape: Sequence[int], dtype: Any = np.float32) -> None:
+    """Raises `ValueError` for images [n, ...] without their channels on the last axis.
+
+    Other examples with two axes, such as series, have channels on the last one too;
+    only pixels and squares are taken for images.
+    """
+    sides = tuple(shape[1:])
+    pixels = np.dtype(dtype) in (np.uint8, np.bool_)
+    if len(sides) == 2 and min(sides) > 4 and (pixels or sides[0] == sides[1]):
+        raise ValueError(
+            f"{name} has the shape {list(shape)}: images need an axis of channels, "
+            f"{name}[..., None]; if its last axis has channels, {name}[:, :, None]"
+        )
+    if len(sides) == 3 and sides[0] <= 4 < min(sides[1:]) >= max(sides[1:]) / 4:
+        raise ValueError(
+            f"{name} has the shape {list(shape)}, of images with channels first; "
+            f"channels come last: {name}.transpose(0, 2, 3, 1)"
+        )
+
+
+def not_finite(x: np.ndarray) -> str:
+    """Says which examples have NaN, infinity or larger numbers than float32."""
+    if x.dtype.kind != "f":
+        return ""
+    largest = np.finfo(np.float32).max
+    fine = [
+        (abs(chunk) <= largest).reshape(len(chunk), -1).all(1)
+        for _, chunk in _chunks(x)
+    ]
+    bad = np.flatnonzero(~np.concatenate(fine))
+    if not len(bad):
+        return ""
+    first = f"first in example {bad[0]}"
+    return f"has NaN or infinity in {len(bad)} of {len(x)} examples, {first}"
+
+
 def _check_inputs(name: str, x: np.ndarray) -> None:
     tokens = x.dtype == np.int32 and x.ndim == 2
     plain = x.dtype in (np.uint8, np.float32) and x.ndim >= 2
@@ -185,15 +298,11 @@ def _check_inputs(name: str, x: np.ndarray) -> None:
             f"{name} must be non-empty float32 or uint8 [n, ..., channels], got "
             f"{x.dtype}{list(x.shape)}; or int32 token ids [n, length]"
         )
+    check_axes(name, x.shape, x.dtype)
     if tokens and x.min() < 0:
         raise ValueError(f"{name}: token ids must not be negative, got {x.min()}")
-    if x.dtype == np.float32 and not np.isfinite(x).all():
-        axes = tuple(range(1, x.ndim))
-        bad = np.flatnonzero(~np.isfinite(x).all(axis=axes))
-        raise ValueError(
-            f"{name} has NaN or infinity in {len(bad)} of {len(x)} examples, first in "
-            f"example {bad[0]}"
-        )
+    if problem := not_finite(x):
+        raise ValueError(f"{name} {problem}")
 
 
 def _checked_labels(
@@ -226,27 +335,12 @@ def standardize(dataset: Dataset) -> Dataset:
     """
     if dataset.x_train.dtype == np.int32:
         return dataset
-    axes = tuple(range(dataset.x_train.ndim - 1))
-    mean = dataset.x_train.mean(axes, dtype=np.float64).astype(np.float32)
-    x_train = dataset.x_train - mean
-    # Squares are summed in float64 and without an array of squares: float32 sums over
-    # the 5e7 pixels of a CIFAR channel would lose digits.
-    rows = x_train.reshape(-1, x_train.shape[-1])
-    square = np.einsum("nc,nc->c", rows, rows, dtype=np.float64)
-    std = np.sqrt(square / len(rows)).astype(np.float32)
-    if not std.all():
-        raise ValueError(
-            f"channel {int(np.argmin(std))} is constant in x_train and cannot be "
-            "standardized; leave it out"
-        )
-    x_train /= std
-    x_test = Standardization(mean, std).apply(dataset.x_test)
+    scales = standardization_of(dataset.x_train)
+    x_train, x_test = map(scales.of_rows, (dataset.x_train, dataset.x_test))
     if dataset.standardization is not None:  # both as one
-        first = dataset.standardization
-        mean, std = first.mean + first.std * mean, first.std * std
-    return dataset._replace(
-        x_train=x_train, x_test=x_test, standardization=Standardization(mean, std)
-    )
+        first, (mean, std) = dataset.standardization, scales
+        scales = Standardization(first.mean + first.std * mean, first.std * std)
+    return dataset._replace(x_train=x_train, x_test=x_test, standardization=scales)
 
 
 def check_standardization(
@@ -290,7 +384,7 @@ def hold_out(
 
     The split is stratified, and the same in every call.
     """
-    kept, held = stratified(dataset.y_train, share)
+    kept, held = stratified(dataset.y_train, share, classes=dataset.classes)
     rest = subset(dataset, kept)
     return rest, (dataset.x_train[held], dataset.y_train[held])
 
@@ -303,18 +397,42 @@ def subset(dataset: Dataset, ids: np.ndarray) -> Dataset:
     )
 
 
+class RareClassError(ValueError):
+    """A class has too few examples to be divided."""
+
+
 def stratified(
-    labels: np.ndarray, share: float, name: str = "validation"
+    labels: np.ndarray,
+    share: float,
+    name: str = "validation",
+    *,
+    classes: Sequence[str] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divides examples into two parts with the same shares of all classes."""
+    """Divides examples into two parts with the same shares of all classes.
+
+    Args:
+      classes: Names of the labels in errors; by default, their numbers.
+    """
     if not 0 < share < 1:
         raise ValueError(f"the {name} share must be in (0, 1), got {share}")
-    least = int(np.bincount(labels)[np.unique(labels)].min())
-    if min(share, 1 - share) * least < 1:
-        raise ValueError(
-            f"a {name} share of {share} leaves one side without a class that has "
-            f"{least} of {len(labels)} examples"
+    present, counts = np.unique(labels, return_counts=True)
+    least = int(np.argmin(counts))
+    if min(share, 1 - share) * counts[least] < 1:
+        rare = int(present[least])
+        words = (
+            f"a {name} share of {share} leaves one side without the class "
+            f"{str(classes[rare]) if len(classes) else rare!r}, which has "
+            f"{counts[least]} of {len(labels)} examples; "
         )
+        if len(present) > max(10, len(labels) / 2):
+            raise RareClassError(
+                f"{words}there are {len(present)} different labels: numbers that are "
+                "no classes (regression) are not supported"
+            )
+        remedy = "merge it into another class, leave it out, or choose another share"
+        if name == TEST:
+            remedy += ", or say which examples are for testing (split or test)"
+        raise RareClassError(words + remedy)
     # Imported here, since importing scikit-learn takes a second.
     from sklearn.model_selection import train_test_split
 

@@ -1,6 +1,5 @@
 """A user's data: arrays, NumPy archives, CSV files, and folders of images."""
 
-import csv
 import os
 import re
 import warnings
@@ -11,15 +10,28 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.core.reading import named, reading, visible
-from fedjax_muon.data.dataset import Dataset, check, standardize, stratified, subset
+from fedjax_muon.core.reading import named, visible
+from fedjax_muon.data.cleaning import MISSING, of_array
+from fedjax_muon.data.csv_files import Table, check_names, layout_of, read_table
+from fedjax_muon.data.dataset import (
+    TEST,
+    TRAIN,
+    Dataset,
+    check,
+    check_axes,
+    not_finite,
+    standardization_of,
+    stratified,
+)
 from fedjax_muon.data.images import FORMATS, Size, decoded
 from fedjax_muon.data.npz import arrays_of
 
 Place = str | os.PathLike[str]
 
-LARGEST = float(np.finfo(np.float32).max)
-TRAIN, TEST = "train", "test"  # entries of the column that divides a table
+# names of folders, and entries of the column that divides a table; of those for testing
+# the first that is there counts
+OF_TRAIN = (TRAIN, "training")
+OF_TEST = (TEST, "testing", "val", "valid", "validation", "dev", "eval", "evaluation")
 
 
 def from_arrays(
@@ -34,12 +46,14 @@ def from_arrays(
 ) -> Dataset:
     """Makes a dataset from arrays, and checks it.
 
-    Inputs are converted to float32, and every channel (the last axis) is standardized
-    with the mean and the standard deviation of the training examples.
+    Every channel (the last axis) is standardized with the mean and the standard
+    deviation of the training examples, in float64 unless it is float32 or uint8, and
+    converted to float32.
 
     Args:
       x: Numbers [n, ..., channels], such as features [n, d] or images NHWC.
-      y: Labels, integers or strings [n].
+      y: Labels, integers or strings [n]. Blanks around strings do not count, and 1.0 is
+        the integer 1.
       owners: Owner of every example, integers or strings [n]; `partition.by_owner` of
         `Dataset.owners` makes a client of each.
       test: Inputs and labels for testing. By default, `test_share` of the examples, a
@@ -49,33 +63,86 @@ def from_arrays(
         sorted labels.
       text: Whether `x` has token ids [n, length], which stay as they are.
     """
-    x, y = _inputs("x", x, text), np.asarray(y)
-    _check_length("y", y, x)
-    every = [y] if test is None else [y, np.asarray(test[1])]
-    names = _classes(every, classes)
-    labels = _numbered("y", y, names)
+    x = _inputs("x", x, text)
+    y = of_array("y", y, len(x))
     if owners is not None:
-        owners = np.asarray(owners)
-        _check_length("owners", owners, x)
-        owners = np.unique(owners, return_inverse=True)[1]
-    kept = np.arange(len(x))
-    test_owners: np.ndarray | None = None
+        owners = of_array("owners", owners, len(x))
     if test is not None:
         x_test = _inputs("x_test", test[0], text)
-        y_test = _numbered("y_test", every[1], names)
+        test = x_test, of_array("y_test", test[1], len(x_test))
+    whole = _Rows(x, y, owners)
+    return _dataset(whole, test and _Rows(*test), test_share, classes, text=text)
+
+
+class _Rows(NamedTuple):
+    """Examples whose labels and owners are cleaned."""
+
+    x: np.ndarray
+    y: np.ndarray
+    owners: np.ndarray | None = None
+
+
+def _dataset(
+    train: _Rows,
+    test: _Rows | None,
+    share: float,
+    classes: Sequence[str] | None = None,
+    *,
+    names: Sequence[str] = (),
+    text: bool = False,
+) -> Dataset:
+    """Divides and standardizes examples; `names` are those of their channels."""
+    called = _classes([one.y for one in (train, test) if one is not None], classes)
+    y, owners = _numbered("y", train.y, called), train.owners
+    test_owners: np.ndarray | None = None
+    kept: np.ndarray | None = None
+    held: np.ndarray | None = None
+    if test is None:
+        if owners is not None:
+            owners = np.unique(owners, return_inverse=True)[1]
+        kept, held = _held_out(y, owners, share, called)
+        x_test, y_test = train.x, y[held]
+        y = y[kept]
+        if owners is not None:
+            owners, test_owners = owners[kept], owners[held]
     else:
-        kept, held = _held_out(labels, owners, test_share)
-        x_test, y_test = x[held], labels[held]
-        test_owners = None if owners is None else owners[held]
-    whole = Dataset(x, labels, x_test, y_test, names, 0, owners, test_owners)
-    return standardize(check(subset(whole, kept)))
+        x_test, y_test = test.x, _numbered("y_test", test.y, called)
+        if x_test.shape[1:] != train.x.shape[1:]:
+            raise ValueError(
+                "x and x_test must hold examples of one shape, got "
+                f"{list(train.x.shape[1:])} and {list(x_test.shape[1:])}"
+            )
+        if owners is not None:
+            both = [owners] if test.owners is None else [owners, test.owners]
+            numbers = np.unique(np.concatenate(both), return_inverse=True)[1]
+            owners, rest = np.split(numbers, [len(owners)])
+            test_owners = None if test.owners is None else rest
+    unseen = sorted({*y_test.tolist()} - {*y.tolist()})
+    if unseen and unseen[0] in range(len(called)):
+        warnings.warn(
+            f"the class {called[unseen[0]]!r} has test examples, and none to train on",
+            stacklevel=3,
+        )
+    scales = None if text else standardization_of(train.x, kept, names)
+    x, x_test = (
+        scales.of_rows(rows, ids)
+        if scales is not None
+        else rows
+        if ids is None
+        else rows[ids]
+        for rows, ids in ((train.x, kept), (x_test, held))
+    )
+    return check(Dataset(x, y, x_test, y_test, called, 0, owners, test_owners, scales))
 
 
 def _held_out(
-    labels: np.ndarray, owners: np.ndarray | None, share: float
+    labels: np.ndarray,
+    owners: np.ndarray | None,
+    share: float,
+    classes: Sequence[str],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of training and test examples; every owner has one to train on."""
-    kept, out = stratified(labels, share, TEST)
+    kept, out = stratified(labels, share, TEST, classes=classes)
     if owners is None:
         return kept, out
     _, first = np.unique(owners[out], return_index=True)
@@ -123,33 +190,44 @@ def from_csv(
     owner: str | None = None,
     split: str | None = None,
     exclude: Sequence[str] = (),
+    missing: Sequence[str] = MISSING,
     test_share: float = 0.2,
 ) -> Dataset:
     """Reads a dataset from a table whose first line has the names of its columns.
 
-    All columns that are not named here are features, and must be numeric.
+    All columns that are not named here are features, and must be numeric. Cells are
+    separated by commas, semicolons, tabs, bars or blanks, whichever gives the named
+    columns. The file is UTF-8, or Excel's UTF-16, and may be packed by gzip or bzip2.
+
+    Args:
+      split: Column that says which rows are for training and which for testing.
+      missing: Words that stand for a missing label, owner or part, in any case, as
+        empty cells do. These are errors. Leave out the ones that are names, such as
+        NA for Namibia.
     """
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    table = _read(path)
     roles = {"label": label, "owner": owner, "split": split}
-    features = features_of(path, [*table.columns], roles, exclude)
-    for name in roles.values():
-        if name is not None:
-            _check_filled(path, table, name)
-    x = _numbers(path, table, features)
-    y = _labels(table.columns[label])
-    train = np.full(len(y), True) if split is None else _is_train(path, table, split)
+    wanted = {role: name.strip() for role, name in roles.items() if name is not None}
+    left_out = [name.strip() for name in exclude]
+    layout = layout_of(path, [*wanted.values(), *left_out])
+    check_names(layout)
+    features = features_of(path, layout.names, wanted, left_out)
+    others = [*dict.fromkeys(wanted.values())]
+    table = read_table(layout, features, others, missing)
+    texts = {role: table.texts[name] for role, name in wanted.items()}
+    y, owners = texts["label"], texts.get("owner")
+    train = None if split is None else _is_train(table, wanted["split"])
+    names = [f"column {name!r}" for name in table.features]
     with named(path):
-        return from_arrays(
-            x[train],
-            y[train],
-            owners=None if owner is None else np.array(table.columns[owner])[train],
-            test=None if split is None else (x[~train], y[~train]),
-            test_share=test_share,
-            classes=None if split is None else tuple(map(str, np.unique(y))),
-        )
+        if train is None:
+            return _dataset(_Rows(table.x, y, owners), None, test_share, names=names)
+        parts = [
+            _Rows(table.x[part], y[part], None if owners is None else owners[part])
+            for part in (train, ~train)
+        ]
+        return _dataset(parts[0], parts[1], test_share, names=names)
 
 
 def from_folder(
@@ -204,8 +282,6 @@ LAYOUT = (
     "it must have CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE, with images "
     f"in {', '.join(FORMATS)}"
 )
-OF_TRAIN = ("train", "training")
-OF_TEST = ("test", "testing", "val", "valid", "validation", "dev", "eval", "evaluation")
 WITH_PARTS = {"", "set", "data", "images", "imgs", "seg", "split"}  # as in train_set
 NO_DATA = {"", ".csv", ".html", ".json", ".md", ".pdf", ".txt", ".xml", ".yaml", ".yml"}
 
@@ -318,85 +394,26 @@ def by_pattern(pattern: str) -> Callable[[Path], str]:
     return owner
 
 
-class Table(NamedTuple):
-    """The texts of a table."""
-
-    columns: dict[str, list[str]]
-    lines: list[int]  # of the file, for each row
-
-
-def _read(path: Path) -> Table:
-    with (
-        reading(path, "a table with commas", "save it as CSV", errors=(csv.Error,)),
-        path.open(newline="", encoding="utf-8-sig") as file,
-    ):
-        rows = csv.reader(file, strict=True)
-        names = next(rows, [])
-        if len(set(names)) < len(names) or "" in names or len(names) < 2:
+def _is_train(table: Table, split: str) -> np.ndarray:
+    """Which rows of a table are for training."""
+    texts = table.texts[split].astype(str)
+    parts, rows = np.unique(np.char.lower(texts), return_inverse=True)
+    of_test = OF_TEST[:2] if {*parts.tolist()} & {*OF_TEST[:2]} else OF_TEST
+    wrong = ~np.isin(parts, (*OF_TRAIN, *of_test))[rows]
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"{table.layout.path}, line {table.line(row)}: {str(texts[row])!r} in "
+            f"column {split!r} is neither {TRAIN} nor {TEST}; change it, or leave out "
+            "the rows"
+        )
+    train = np.isin(parts, OF_TRAIN)[rows]
+    for name, there in ((TRAIN, train.any()), (TEST, not train.all())):
+        if not there:
             raise ValueError(
-                f"{path}: expected two or more different names of columns in the first "
-                f"line, found {', '.join(map(repr, names)) or 'nothing'}"
+                f"{table.layout.path}: no row has {name} in column {split!r}"
             )
-        values: list[list[str]] = []
-        lines: list[int] = []
-        for row in rows:
-            if not row:
-                continue
-            if len(row) != len(names):
-                raise ValueError(
-                    f"{path}, line {rows.line_num}: expected {len(names)} columns as "
-                    f"in the first line, found {len(row)}"
-                )
-            values.append(row)
-            lines.append(rows.line_num)
-    if not values:
-        raise ValueError(f"{path}: expected rows below the first line, found none")
-    columns = zip(*values, strict=True)
-    return Table(dict(zip(names, map(list, columns), strict=True)), lines)
-
-
-def _numbers(path: Path, table: Table, names: Sequence[str]) -> np.ndarray:
-    numbers = np.empty((len(table.lines), len(names)), np.float32)
-    for i, name in enumerate(names):
-        for row, text in enumerate(table.columns[name]):
-            try:
-                value = float(text)
-            except ValueError:
-                value = np.nan
-            if not abs(value) <= LARGEST:
-                raise ValueError(
-                    f"{path}, line {table.lines[row]}: {text!r} in column {name!r} is "
-                    "not a finite number; correct it, or exclude the column"
-                )
-            numbers[row, i] = value
-        if not np.ptp(numbers[:, i]):
-            raise ValueError(
-                f"{path}: column {name!r} is {numbers[0, i]:g} in all rows; exclude it"
-            )
-    return numbers
-
-
-def _labels(texts: Sequence[str]) -> np.ndarray:
-    """Labels, as integers if all of them are, so that 2 comes before 10."""
-    try:
-        whole = np.array([int(text) for text in texts])
-    except (ValueError, OverflowError):
-        return np.array(texts)
-    return whole if list(map(str, whole)) == list(texts) else np.array(texts)
-
-
-def _is_train(path: Path, table: Table, split: str) -> np.ndarray:
-    parts = [text.strip().lower() for text in table.columns[split]]
-    for line, part in zip(table.lines, parts, strict=True):
-        if part not in (TRAIN, TEST):
-            raise ValueError(
-                f"{path}, line {line}: {part!r} in column {split!r} is neither {TRAIN} "
-                f"nor {TEST}"
-            )
-    for name in (TRAIN, TEST):
-        if name not in parts:
-            raise ValueError(f"{path}: no row has {name} in column {split!r}")
-    return np.array(parts) == TRAIN
+    return train
 
 
 def features_of(
@@ -420,32 +437,25 @@ def features_of(
     return features
 
 
-def _check_filled(path: Path, table: Table, name: str) -> None:
-    for line, text in zip(table.lines, table.columns[name], strict=True):
-        if not text.strip():
-            raise ValueError(
-                f"{path}, line {line}: column {name!r} is empty; fill it in, or leave "
-                "the line out"
-            )
-
-
 def _inputs(name: str, x: ArrayLike, text: bool) -> np.ndarray:
     x = np.asarray(x)
     kinds, what = ("iu", "token ids") if text else ("iufb", "numbers")
     if x.dtype.kind not in kinds:
         raise ValueError(f"{name} must be an array of {what}, got {x.dtype}")
-    if text and x.size and x.max() > np.iinfo(np.int32).max:
-        raise ValueError(f"{name}: token ids must be below 2^31, got {x.max()}")
-    with np.errstate(over="ignore"):  # `check` names examples that become infinite
-        return x.astype(np.int32 if text else np.float32)
-
-
-def _check_length(name: str, values: np.ndarray, x: np.ndarray) -> None:
-    if values.shape != x.shape[:1] or values.dtype.kind not in "iuU":
+    if x.ndim < 2 or not x.size:
+        hint = f"; give one feature as {name}[:, None]" if x.ndim == 1 else ""
         raise ValueError(
-            f"{name} must be {len(x)} integers or strings, one per example, got "
-            f"{values.dtype}{list(values.shape)}"
+            f"{name} must be non-empty [n, ..., channels], got {x.dtype}"
+            f"{list(x.shape)}{hint}"
         )
+    if text and x.max() > np.iinfo(np.int32).max:
+        raise ValueError(f"{name}: token ids must be below 2^31, got {x.max()}")
+    if text:
+        return x.astype(np.int32)
+    check_axes(name, x.shape, x.dtype)
+    if problem := not_finite(x):
+        raise ValueError(f"{name} {problem}")
+    return x
 
 
 def _classes(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_muon import data
+from fedjax_muon.data.dataset import RareClassError
 from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
@@ -79,7 +80,13 @@ def check(job: Comparison, run_dir: Path | None = None) -> Checked:
     runs = private if run_dir is None else _cells_of(private, run_dir)
     privacy.check_budget(runs, dataset)
     if job.grids:
-        sweeps.check(_tuning_of(job))
+        try:
+            sweeps.check(_tuning_of(job))
+        except RareClassError as error:
+            raise ValueError(
+                f"{error}; or compare without tuning rates: --quick takes those of the "
+                "default problem, --lr sets them"
+            ) from error
     for first in firsts:  # last, since it compiles
         check_memory(first)
     return Checked(dataset, summary_of(job.rows[0][0], firsts[0], dataset), private)

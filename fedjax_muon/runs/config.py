@@ -14,6 +14,7 @@ from typing import Any, Literal
 from fedjax_muon import algorithms, decentralized, minimax
 from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_count, check_range, recipe
+from fedjax_muon.data.cleaning import MISSING
 from fedjax_muon.data.loading import NAMES, TFDS
 from fedjax_muon.runs import own_code, private_agents
 from fedjax_muon.runs.lists import Epsilons, NameOrFunction, check_name
@@ -46,7 +47,8 @@ PARTITIONS = (
     "ratios",
     "by_owner",
 )
-FILES = (".csv", ".npz")  # suffixes of users' own data
+TABLES = (".csv", ".tsv", ".txt")  # suffixes, also of what gzip or bzip2 has packed
+FILES = (*TABLES, *(f"{end}{p}" for end in TABLES for p in (".gz", ".bz2")), ".npz")
 
 
 Schedule = Literal["constant", "cosine"]
@@ -76,6 +78,9 @@ class Config:
     held out for testing."""
     exclude: tuple[str, ...] = ()
     """Columns of a table to ignore."""
+    missing: tuple[str, ...] = MISSING
+    """Words for a missing label, owner or part in FILE.csv, which are refused. Leave
+    out the ones that are names, such as NA for Namibia."""
     image_size: tuple[int, int] | None = None
     """Height and width that the images of a directory are resized to. By default, all
     images must have the same size."""
@@ -400,11 +405,11 @@ OF_SERVER = (  # and its clients
 
 def is_of_user(dataset: str) -> bool:
     """Whether a dataset is the user's own file or directory, and not a name."""
-    if dataset.endswith(FILES):
+    if dataset.lower().endswith(FILES):
         return True
     if dataset.startswith(TFDS) or dataset in NAMES:
         return False
-    return "/" in dataset or Path(dataset).expanduser().is_dir()
+    return "/" in dataset or Path(dataset).expanduser().exists()
 
 
 DEFAULTS = {

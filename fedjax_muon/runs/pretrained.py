@@ -13,7 +13,7 @@ from fedjax_muon.data.hugging_face import is_saved
 from fedjax_muon.data.text import Encoder
 from fedjax_muon.data.user_files import by_pattern
 from fedjax_muon.models import checkpoint
-from fedjax_muon.runs.config import Config, is_of_user
+from fedjax_muon.runs.config import FILES, Config, is_of_user
 from fedjax_muon.tasks.classification import classification, starting_at
 from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.tasks.task import Task
@@ -30,6 +30,7 @@ OPTIONS = {  # what options of one's own data are for
     "owner": f"{TABLE} or directories of images",
     "split": "CSV files",
     "exclude": TABLE,
+    "missing": "CSV files",
     "image_size": "directories of images",
 }
 
@@ -68,7 +69,8 @@ def dataset_of(config: Config) -> Dataset:
     dataset = _whole(config)
     if config.train_share == 1:
         return dataset
-    _, kept = stratified(dataset.y_train, config.train_share)
+    share, classes = config.train_share, dataset.classes
+    _, kept = stratified(dataset.y_train, share, "training", classes=classes)
     return subset(dataset, kept)
 
 
@@ -103,10 +105,10 @@ def _whole(config: Config) -> Dataset:
 
 def _reader_of(place: Path) -> tuple[Callable[..., Dataset], tuple[str, ...]]:
     """What reads a user's file or directory, and the options that it takes."""
-    if place.suffix == ".csv":
-        return data.from_csv, ("label", "owner", "split", "exclude")
-    if place.suffix == ".npz":
+    if place.suffix.lower() == ".npz":
         return data.from_npz, ()
+    if place.name.lower().endswith(FILES) or place.is_file():
+        return data.from_csv, ("label", "owner", "split", "exclude", "missing")
     if is_saved(place):
         return data.from_hf, ("label", "owner", "exclude", "image_size")
     return data.from_folder, ("owner", "image_size")

@@ -169,7 +169,7 @@ def test_standardize_leaves_its_input_alone_and_refuses_a_constant_channel():
     np.testing.assert_equal(before, kept)
     x = IMAGES[TRAIN].copy()
     x[..., 1] = 7
-    with pytest.raises(ValueError, match="channel 1 is constant in x_train"):
+    with pytest.raises(ValueError, match="channel 1 is constant in the training"):
         data.standardize(SOUND._replace(x_train=x))
 
 

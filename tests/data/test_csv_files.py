@@ -1,0 +1,358 @@
+"""Tables as programs write them, and as people do: one meaning is read, or refused."""
+
+import bz2
+import gzip
+
+import numpy as np
+import pytest
+from error_lines import one_line
+
+from fedjax_muon import data
+from fedjax_muon.data import cleaning
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(40, 10, size=(60, 2)).round(2)
+BANKS = ("north", "south", "west")
+RISKS = ("high", "low")
+HEAD = ["age", "income", "bank", "risk"]
+
+
+def rows(change=lambda i, row: row):
+    for i, (age, income) in enumerate(X.tolist()):
+        yield change(i, [str(age), str(income), BANKS[i % 3], RISKS[i % 2]])
+
+
+def text(change=lambda i, row: row, head=HEAD, separator=",", end="\n"):
+    return end.join(separator.join(row) for row in (head, *rows(change))) + end
+
+
+def at(column, value, every=6):
+    """Puts a value into a column of every sixth row."""
+
+    def change(i, row):
+        return [
+            value if j == column and i % every == 0 else v for j, v in enumerate(row)
+        ]
+
+    return change
+
+
+def read(path, content, **options):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return data.from_csv(path, **({"label": "risk", "owner": "bank"} | options))
+
+
+PLAIN = data.from_arrays(X, [RISKS[i % 2] for i in range(60)], owners=[*BANKS] * 20)
+LINES = text().splitlines()
+NEW_LINES = lambda i, row: [*row[:3], f'"{row[3]}"', f'"a, ""b""\n{i}"']
+COMMA = lambda i, row: [row[0].replace(".", ","), row[1].replace(".", ","), *row[2:]]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        text(),
+        text(separator=";"),
+        text(separator="\t"),
+        text(separator="|"),
+        text(separator=" "),
+        text(separator=";", change=COMMA),
+        "sep=;\n" + text(separator=";"),
+        text(end="\r\n"),
+        text(end="\r"),
+        "\ufeff" + text(),
+        text(separator="\t").encode("utf-16"),
+        gzip.compress(text().encode()),
+        bz2.compress(text(separator=";").encode()),
+        "Loans of 2024\n\n# exported\n" + text(),
+        text() + "\n\n   \n,,,\n",
+        text().rstrip(),
+        text(head=[" age ", "income", '"bank"', " risk"]),
+        text(lambda i, row: [f" {row[0]} ", f'"{row[1]}"', f" {row[2]}", f"{row[3]} "]),
+        text(lambda i, row: [*row, ""], [*HEAD, ""]),
+        text(lambda i, row: [*row, ""], [*HEAD, "Unnamed: 4"]),
+    ],
+)
+def test_one_table_in_many_forms(content, tmp_path):
+    np.testing.assert_equal(read(tmp_path / "a.csv", content), PLAIN)
+
+
+def test_cells_of_several_lines_and_columns_that_are_left_out(tmp_path):
+    head = [*HEAD, "note"]
+    given = {"exclude": ["note "], "label": " risk"}
+    ours = read(tmp_path / "a.csv", text(NEW_LINES, head), **given)
+    np.testing.assert_equal(ours, PLAIN)
+    broken = text(NEW_LINES, head)[:-2]  # the last quote is not closed
+    with one_line("expected a table with commas, found a damaged one .unexpected end"):
+        read(tmp_path / "a.csv", broken, **given)
+
+
+def test_numbers_of_rows_are_no_feature(tmp_path):
+    numbered = text(lambda i, row: [str(i), *row], ["", *HEAD])
+    with pytest.warns(
+        UserWarning, match="first column, without a name, numbers the rows"
+    ):
+        np.testing.assert_equal(read(tmp_path / "a.csv", numbered), PLAIN)
+    np.testing.assert_equal(read(tmp_path / "a.csv", numbered, exclude=[""]), PLAIN)
+    parts = text(lambda i, row: [str(i % 9), *row], ["Unnamed: 0", *HEAD])
+    with one_line("column 1 has no name; name it in line 1, or exclude 'Unnamed: 0'"):
+        read(tmp_path / "a.csv", parts)
+
+
+def test_booleans_are_numbers(tmp_path):
+    words = lambda i, row: [("True", "FALSE", "false")[i % 3], *row[1:]]
+    ours = read(tmp_path / "a.csv", text(words))
+    assert len(np.unique(ours.x_train[:, 0])) == 2
+    assert ours.standardization.mean[0] == pytest.approx(1 / 3, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            text(head=["age", "age", "bank", "risk"]),
+            "names of columns in line 1, found 'ag",
+        ),
+        (
+            text(head=["age", "", "bank", "risk"]),
+            "column 2 has no name; name it in line 1",
+        ),
+        (
+            text(at(0, "")),
+            "numbers: 'age' in 10 of 60 rows .'' in line 2.; correct them",
+        ),
+        (text(at(0, "NaN")), "numbers: 'age' in 10 of 60 rows .'NaN' in line 2.; corr"),
+        (text(at(0, "inf")), "numbers: 'age' in 10 of 60 rows .'inf' in line 2.; corr"),
+        (text(at(0, "1_0")), "numbers: 'age' in 10 of 60 rows .'1_0' in line 2.; corr"),
+        (
+            text(at(1, '"1,234.50"')),
+            "'1,234.50' in line 2.; write numbers without sepa",
+        ),
+        (
+            text(lambda i, r: at(1, "", 5)(i, ["ab"[i % 2], *r[1:]])),
+            "'age' in 60 of 60 rows .2 texts, 'a' in line 2., 'income' in 12 of 60 row",
+        ),
+        (
+            text(lambda i, r: COMMA(i, r)[:1] + r[1:], separator=";"),
+            "'age' in 60 of|'inc",
+        ),
+        (text(at(3, "low,high")), "line 2: expected 4 columns as in line 1, found 5"),
+        (
+            text().encode("latin-1") + b"1,2,\xfcber,low\n",
+            "expected a table, found a damaged one",
+        ),
+        ("a b\n", "there is no column 'risk' for label; its columns are a, b"),
+        (
+            "table\n1\n2\n",
+            "expected two or more names of columns in the first line, with c",
+        ),
+        (
+            b"PK\3\4rest",
+            "expected a CSV file, found a zip archive or an Excel file; save",
+        ),
+        (b"PAR1rest", "expected a CSV file, found a Parquet file; save it as CSV"),
+        (gzip.compress(text().encode())[:-20], "expected a table"),
+    ],
+)
+def test_what_has_no_one_meaning_is_refused(content, said, tmp_path):
+    with one_line(said, tmp_path / "a.csv"):
+        read(tmp_path / "a.csv", content)
+
+
+# ---------------------------------------------------------------- names
+@pytest.mark.parametrize("column", [2, 3])
+@pytest.mark.parametrize("word", ["", " ", *cleaning.MISSING, "nan", "NULL", " na "])
+def test_missing_labels_and_owners_are_refused_with_their_line(word, column, tmp_path):
+    name = HEAD[column]
+    shown = repr(word.strip()) + ", which stands for" if word.strip() else "empty"
+    said = rf"line 2: column '{name}' is {shown}.*.10 of 60 are missing".replace(
+        "?", r"\?"
+    )
+    with one_line(said, tmp_path / "a.csv"):
+        read(tmp_path / "a.csv", text(at(column, word)))
+    if word.strip():
+        ours = read(tmp_path / "a.csv", text(at(column, word)), missing=["--"])
+        assert len(ours.classes) + len(np.unique(ours.owners)) == 6
+        assert column == 2 or word.strip() in ours.classes
+
+
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        (["1", "1.0", " 1", "2", "10", "10.00"], ("1", "2", "10")),
+        (["1.0", "2.0"], ("1", "2")),
+        (["00", "01"], ("00", "01")),
+        (["True", "False"], ("False", "True")),
+        (["a", " a", "a ", "A"], ("A", "a")),
+        (["é", "e\u0301", "b"], ("b", "é")),
+        (["1.10", "1.2"], ("1.10", "1.2")),
+    ],
+)
+def test_what_means_one_thing_is_one_class_and_one_owner(values, classes, tmp_path):
+    change = lambda i, row: [*row[:2], *[values[i // 2 % len(values)]] * 2]
+    ours = read(tmp_path / "a.csv", text(change))
+    assert ours.classes == classes
+    assert len(np.unique(ours.owners)) == len(classes)
+    labels = [values[i // 2 % len(values)] for i in range(60)]
+    np.testing.assert_equal(data.from_arrays(X, labels, owners=labels), ours)
+
+
+@pytest.mark.parametrize("values", [("High", "high"), ("01", "1"), ("a  b", "a b")])
+def test_names_that_may_be_one_are_warned_of(values, tmp_path):
+    change = lambda i, row: [*row[:3], values[i % 2]]
+    with pytest.warns(UserWarning, match="column 'risk' '.*' and '.*' count as two"):
+        assert len(read(tmp_path / "a.csv", text(change)).classes) == 2
+
+
+@pytest.mark.parametrize(
+    ("parts", "count"),
+    [
+        (("train", " Test "), 30),
+        (("Training", "VALIDATION"), 30),
+        (("train", "train", "dev"), 20),
+    ],
+)
+def test_a_column_of_parts_in_usual_words(parts, count, tmp_path):
+    change = lambda i, row: [*row, parts[i // 2 % len(parts)]]
+    ours = read(tmp_path / "a.csv", text(change, [*HEAD, "part"]), split="part")
+    assert len(ours.x_test) == count == len(ours.test_owners)
+    three = lambda i, row: [*row, ("train", "val", "test")[i % 3]]
+    with one_line(
+        "line 3: 'val' in column 'part' is neither train nor test; change it"
+    ):
+        read(tmp_path / "a.csv", text(three, [*HEAD, "part"]), split="part")
+
+
+def test_classes_without_training_examples_are_warned_of(tmp_path):
+    change = lambda i, row: [
+        *row[:3],
+        "rare" if i == 59 else row[3],
+        "train" if i < 50 else "test",
+    ]
+    with pytest.warns(
+        UserWarning, match="the class 'rare' has test examples, and none"
+    ):
+        read(tmp_path / "a.csv", text(change, [*HEAD, "part"]), split="part")
+
+
+# ---------------------------------------------------------------- large numbers
+@pytest.mark.parametrize("unit", [1, 10**3, 10**6, 10**9])
+def test_times_keep_their_digits(unit, tmp_path):
+    change = lambda i, row: [str((1_700_000_000 + i) * unit), *row[1:]]
+    ours = read(tmp_path / "a.csv", text(change))
+    assert len(np.unique([*ours.x_train[:, 0], *ours.x_test[:, 0]])) == 60
+    mean = ours.standardization.mean[0] / unit
+    assert 1_700_000_000 < mean < 1_700_000_060
+
+
+def test_digits_that_are_lost_are_named(tmp_path):
+    times = 1_700_000_000 + 3600 * np.arange(60)
+    x = np.stack([times, X[:, 0]], axis=1)
+    with pytest.warns(
+        UserWarning, match="channel 0: numbers around 1.7.*e.09 lose digits"
+    ):
+        data.from_arrays(x.astype(np.float32), [0, 1] * 30)
+    whole = data.from_arrays(x.astype(int), [0, 1] * 30)
+    assert len(np.unique(whole.x_train[:, 0])) == 48
+    x[:, 0] = 1_700_000_000 + np.arange(60)
+    with one_line("channel 0 is constant .* subtract the smallest first if they diff"):
+        data.from_arrays(x.astype(np.float32), [0, 1] * 30)
+    change = lambda i, row: [str(10**18 + i), *row[1:]]
+    with one_line(
+        "column 'age' is constant .* subtract the smallest first if they dif"
+    ):
+        read(tmp_path / "a.csv", text(change))
+    same = lambda i, row: ["0.1", "7", *row[2:]]
+    with one_line(
+        "column 'age', column 'income' are constant in the training examples"
+    ):
+        read(tmp_path / "a.csv", text(same))
+
+
+# ---------------------------------------------------------------- arrays
+OBJECTS = np.array(["cat", "dog"] * 30, object)
+GAPS = np.where(np.arange(60) % 6 == 0, None, OBJECTS)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (OBJECTS, ("cat", "dog")),
+        (OBJECTS.astype("S"), ("cat", "dog")),
+        ([b"cat", "dog"] * 30, ("cat", "dog")),
+        (np.array([True, False] * 30), ("False", "True")),
+        (np.array([1.0, 2.0] * 30), ("1", "2")),
+        (np.array([1, 2.0] * 30, object), ("1", "2")),
+        (np.array(["2", 10] * 30, object), ("2", "10")),
+        (np.array(["2", 10] * 30, np.dtypes.StringDType()), ("2", "10")),
+    ],
+)
+def test_names_in_all_types_of_arrays(labels, classes):
+    dataset = data.from_arrays(X, labels, owners=labels)
+    assert (dataset.classes, len(np.unique(dataset.owners))) == (classes, 2)
+    test = X[:4], np.asarray(labels)[:4].tolist()
+    assert data.from_arrays(X, labels, test=test).classes == classes
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (GAPS, "example 0: y is empty .10 of 60 are missing.; fill it in, or leave"),
+        (np.where(GAPS == None, np.nan, GAPS), "example 0: y is empty"),  # noqa: E711
+        (GAPS.astype("U").astype("U3") != "dog", None),
+        (np.array([np.nan, 1, 2] * 20), "example 0: y is empty .20 of 60 are missing"),
+        (np.array(["nan", "a", "b"] * 20), "example 0: y is 'nan', which stands for a"),
+        (
+            np.array([0.5, 1] * 30),
+            "y must be integers or strings, got 0.5 in example 0; n",
+        ),
+        (
+            np.array([(1,), 2] * 30, object),
+            "y must be integers or strings, got .1,. in e",
+        ),
+        (
+            np.eye(60, dtype=int),
+            r"one per example, got int64.60, 60.; give y.argmax.1.",
+        ),
+        (np.ones((60, 1), int), r"one per example, got int64.60, 1.; give y.ravel()"),
+        (np.arange(60), "there are 60 different labels: numbers that are no classes"),
+    ],
+)
+def test_labels_of_arrays_that_are_refused(labels, said):
+    if said is None:
+        assert data.from_arrays(X, labels).classes == ("False", "True")
+        return
+    with one_line(said):
+        data.from_arrays(X, labels)
+
+
+IMAGES = RNG.integers(0, 255, size=(60, 8, 8), dtype=np.uint8)
+COLORS = RNG.integers(0, 255, size=(60, 3, 8, 9), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64, np.float32, np.float64])
+@pytest.mark.parametrize("reader", ["arrays", "npz", "check"])
+def test_images_without_channels_on_the_last_axis_are_refused(kind, reader, tmp_path):
+    def read(x):
+        y = [0, 1] * 30
+        if reader == "arrays":
+            return data.from_arrays(x, y)
+        if reader == "npz":
+            np.savez(tmp_path / "a.npz", x=x, y=y)
+            return data.from_npz(tmp_path / "a.npz")
+        x = x.astype(kind if kind is np.uint8 else np.float32)
+        return data.check(data.Dataset(x, np.array(y), x, np.array(y), ("a", "b")))
+
+    x = IMAGES.astype(kind)
+    with one_line(r"an axis of channels, x.*\[..., None\]; if its last axis has chann"):
+        read(x)
+    with one_line(r"channels come last: x.*.transpose.0, 2, 3, 1."):
+        read(COLORS.astype(kind))
+    for fine in (
+        x[..., None],
+        x[:, :, None],
+        COLORS.transpose(0, 2, 3, 1).astype(kind),
+    ):
+        assert read(fine).x_train.shape[1:] == fine.shape[1:]
+    series = RNG.normal(size=(60, 32, 9)).astype(np.float32)
+    assert kind is np.uint8 or read(series).x_train.shape[1:] == (32, 9)
