@@ -393,8 +393,10 @@ def plot(args: arguments.Plot) -> None:
             raise ValueError("plot needs at least one run directory")
         runs: dict[str, list] = {}
         cells: list[tuple[Run, Any]] = []
+        shown: dict[tuple[str, str], Path] = {}
         for run_dir in args.directories:
             job = directory.read(run_dir)
+            shown[job.config.problem, job.config.dataset] = run_dir
             if isinstance(job, Sweep):
                 for method, point in sweeps.best(job, run_dir).items():
                     if point is not None:
@@ -407,6 +409,12 @@ def plot(args: arguments.Plot) -> None:
                 run = directory.read(place)
                 assert isinstance(run, Run)
                 cells.append((run, metrics_csv.read(place / directory.METRICS)))
+        if len(shown) > 1:
+            (first, one), (second, other), *_ = shown.items()
+            raise ValueError(
+                f"{one} is of {first[1]} ({first[0]}) and {other} of {second[1]} "
+                f"({second[0]}), which one figure cannot compare; draw them separately"
+            )
         labels = distinct_labels([run for run, _ in cells])
         for label, (_, columns) in zip(labels, cells, strict=True):
             runs.setdefault(label, []).append(columns)

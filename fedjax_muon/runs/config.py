@@ -129,7 +129,7 @@ class Config:
     epsilon: Epsilons = ()
     """Differential privacy: the epsilon of a whole run, for each client in a federated
     method or each example of an agent in a decentralized one. `compare` takes
-    several."""
+    several. Needs the extra `privacy`."""
     delta: float = 1e-5
     """The delta of (epsilon, delta). It must be below 1 / number of clients, or below 1
     / number of examples of each agent."""

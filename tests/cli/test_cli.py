@@ -165,6 +165,12 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
     run("plot", place, "--output", figure)
     assert figure.read_bytes().startswith(b"%PDF")
 
+    alien = Path(shutil.copytree(place, tmp_path / "alien")) / "config.json"
+    alien.write_text(alien.read_text().replace('"digits"', '"mnist"'))
+    said = refused(capsys, "plot", place, alien.parent, "--output", figure)
+    assert "comparison is of digits (classification) and" in said
+    assert "alien of mnist (classification), which one figure cannot compare" in said
+
     other = place / "fedavg" / "seed3" / "config.json"
     other.write_text(other.read_text().replace('"lr": 0.2', '"lr": 0.3'))
     assert "does not match the config of the comp" in refused(capsys, "resume", place)
