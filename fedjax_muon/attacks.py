@@ -5,8 +5,9 @@
 
 An attacker knows all messages of an exchange. Attackers act on messages as the server
 receives them, before any robust aggregation, whichever wrapper comes first. Attacks are
-as in ByzFL (https://github.com/LPD-EPFL/byzfl; compared with the authors' code), unless
-said otherwise. `flip_labels` changes a dataset instead.
+as in ByzFL (https://github.com/LPD-EPFL/byzfl; compared with its code), unless said
+otherwise. ALIE goes to the other side of the mean, as in its paper. `flip_labels`
+changes a dataset instead.
 """
 
 from collections.abc import Callable, Sequence

@@ -33,6 +33,10 @@ def hinge(slope: float = 10.0, delay: float = 4.0) -> Staleness:
 
 
 def inverse(delay: float = 1.0) -> Staleness:
-    """1 up to a delay, then 1 / staleness: the damping of FADAS (arXiv:2407.18365)."""
+    """1 up to a delay, then 1 / staleness: the damping of FADAS (arXiv:2407.18365).
+
+    It is a factor of the rate, as in the authors' code; a summary of the paper has
+    min(rate, 1 / staleness) instead, which damps nothing at a rate of 0.001.
+    """
     check_range("delay", delay, 1.0, schedules=False)
     return lambda late: jnp.where(late <= delay, 1.0, 1.0 / jnp.maximum(late, 1))

@@ -90,6 +90,7 @@ def muloco(
     momentum: Hyper = 0.9,
     server_momentum: Number = 0.9,
     decay: Number = 0.0,
+    b2: Number = 0.99,
     nesterov: bool = False,
     polar: Polar | None = None,
 ) -> Algorithm:
@@ -104,12 +105,14 @@ def muloco(
       momentum: Momentum of the clients' Muon.
       server_momentum: Nesterov momentum of the server.
       decay: Decoupled weight decay of the clients.
+      b2: Decay of the second moment of the clients' Adam, for other leaves.
       nesterov: Whether the clients' Muon looks ahead.
     """
     check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
     check_range("decay", decay, schedules=False)
+    check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     options: dict[str, Any] = {"nesterov": nesterov, "shape_scale": spectral}
-    options["rest"] = optax.scale_by_adam(0.9, 0.99)
+    options["rest"] = optax.scale_by_adam(0.9, b2)
     decayed = optax.add_decayed_weights(decay)
     make = lambda polar: optax.chain(muon(momentum, polar=polar, **options), decayed)
     return diloco(

@@ -11,7 +11,7 @@ with k the local step and t = K (round) + k, both from 1; then delta <- mean_i (
 / (K lr) and x <- mean_i x_i. The server averages the mean of v_i over each leaf, and
 broadcasts that number for all its entries. Checked against a summary of the paper and
 the authors' code, which averages all of v_i, has 1/2 for `align`, and clips gradients
-at 10.
+at 10. That code divides m by 1 - b1^t, so that it is hardly corrected after round 0.
 """
 
 from typing import Any, NamedTuple

@@ -37,7 +37,7 @@ from fedjax_muon.algorithms.scaffold_m import scaffold_m
 from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
 from fedjax_muon.algorithms.stem import stem
 from fedjax_muon.algorithms.streaming_diloco import streaming_diloco
-from fedjax_muon.core import Hyper, Number, after_first, check_range
+from fedjax_muon.core import Number, after_first, check_range
 from fedjax_muon.linalg import lmo
 from fedjax_muon.transforms import (
     Polar,
@@ -52,23 +52,24 @@ from fedjax_muon.transforms import (
     scale_by_soap,
 )
 
-TEXT, AUTHORS, INDEPENDENT = Source.TEXT, Source.AUTHORS, Source.INDEPENDENT
+TEXT, AUTHORS, DEPARTS = Source.TEXT, Source.AUTHORS, Source.DEPARTS
+INDEPENDENT = Source.INDEPENDENT
 
 MCMAHAN = "McMahan et al. 2017, arXiv:1602.05629"
 FADAS = "Wang et al. 2024, arXiv:2407.18365"
-RINGMASTER = "Ringmaster LMO 2026, arXiv:2605.18174"
+RINGMASTER = "Sadiev et al. 2026, arXiv:2605.18174"
 HSU = "Hsu et al. 2019, arXiv:1909.06335"
 MCMAHAN_DP = "McMahan et al. 2018, arXiv:1710.06963"
 REDDI = "Reddi et al. 2021, arXiv:2003.00295"
 LI = "Li et al. 2020, arXiv:1812.06127"
 JHUNJHUNWALA = "Jhunjhunwala et al. 2023, arXiv:2301.09604"
 ACAR = "Acar et al. 2021, arXiv:2111.04263"
-SINGHAL = "FedEx-LoRA 2024, arXiv:2410.09432"
+SINGHAL = "Singhal et al. 2024, arXiv:2410.09432"
 WANG = "Wang et al. 2020, arXiv:2007.07481"
 KARIMIREDDY = "Karimireddy et al. 2020, arXiv:1910.06378"
 LIU = "Liu et al. 2025, arXiv:2510.27403"
 LIU_ADAMW = "Liu et al. 2025, arXiv:2510.27486"
-FEDPAC = "FedPAC 2026, arXiv:2602.19271"
+FEDPAC = "Liu et al. 2026, FedPAC, arXiv:2602.19271"
 TAKEZAWA = "Takezawa et al. 2026, ICLR, arXiv:2509.26337"
 ZHANG = "Zhang and Gao 2025, arXiv:2510.03866"
 DOUILLARD = "Douillard et al. 2023, arXiv:2311.08105"
@@ -108,10 +109,11 @@ def _decayed_heavy_ball(
 
 
 def _looking_ahead(
-    momentum: Hyper, polar: Polar | None
+    momentum: Number, polar: Polar | None
 ) -> optax.GradientTransformation:
-    """Muon of matrices, looking ahead; the mean gradient of the rest."""
-    rest = optax.ema(momentum, debias=False)
+    """Muon of matrices and the mean gradient of the rest, both looking ahead."""
+    ahead = optax.trace(momentum, nesterov=True)  # over 1 - b: b M + (1 - b) g
+    rest = optax.chain(ahead, optax.scale(1 - momentum))
     make = lambda polar: muon(
         momentum, nesterov=True, polar=polar, shape_scale=jordan, rest=rest
     )
@@ -168,7 +170,7 @@ ALL = by_name(
         options={"lr": 0.003, "decay": 0.01},
         changes={"rule": Made(_decayed_soap)},
     ),
-    Method(fedadamw, "FedAdamW", LIU_ADAMW, AUTHORS),
+    Method(fedadamw, "FedAdamW", LIU_ADAMW, DEPARTS),
     Method(fedadam, "FedAdam", REDDI, INDEPENDENT, SERVER_GRID),
     Method(fedyogi, "FedYogi", REDDI, INDEPENDENT, SERVER_GRID),
     Method(fedadagrad, "FedAdagrad", REDDI, INDEPENDENT, SERVER_GRID),
@@ -176,6 +178,7 @@ ALL = by_name(
         "fadas",
         "FADAS",
         FADAS,
+        DEPARTS,
         base=fedavg,
         sentence="AMSGrad at the server, for asynchronous rounds.",
         options={"lr": 0.1, "server_lr": 0.001},
@@ -246,7 +249,7 @@ ALL = by_name(
         "fedpac_muon",
         "FedPAC(Muon)",
         FEDPAC,
-        AUTHORS,
+        DEPARTS,
         base=fedmuon_align,
         sentence="The same algorithm as FedMuon(alignment), with a shorter momentum.",
         options={
@@ -261,7 +264,7 @@ ALL = by_name(
         "fedpac_soap",
         "FedPAC(SOAP)",
         FEDPAC,
-        AUTHORS,
+        DEPARTS,
         base=fedmuon_align,
         sentence="Local SOAP whose averages of g g^T and g^T g the server averages.",
         options={"lr": 0.003, "align": 0.5, "decay": 0.01},
@@ -323,16 +326,16 @@ ALL = by_name(
         THERIEN,
         AUTHORS,
         base=muloco,
-        sentence="The authors' configuration for one worker, with Nesterov momentum.",
+        sentence="The configuration that the authors recommend for one worker.",
         options={
             "lr": 0.02,
             "server_lr": 0.7,
             "momentum": 0.95,
             "server_momentum": 0.6,
-            "decay": 0.0005,
+            "decay": 0.01,
             "polar": None,
         },
-        changes={"nesterov": True},
+        changes={"b2": 0.95},
     ),
     preset(
         "muloco_2",
@@ -365,8 +368,8 @@ ALL = by_name(
             "polar": None,
         },
     ),
-    Method(sparseloco, "SparseLoCo", SARFI, AUTHORS, SARFI_GRID),
-    Method(ef21_muon, "EF21-Muon", GRUNTKOWSKA),
+    Method(sparseloco, "SparseLoCo", SARFI, DEPARTS, SARFI_GRID),
+    Method(ef21_muon, "EF21-Muon", GRUNTKOWSKA, INDEPENDENT),
     preset(
         "fedcm",
         "FedCM",

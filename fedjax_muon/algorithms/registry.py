@@ -15,6 +15,7 @@ class Source(enum.StrEnum):
 
     TEXT = "paper's text"
     AUTHORS = "authors' code"
+    DEPARTS = "authors' code, departs"  # in a way that changes runs; the pages say how
     INDEPENDENT = "independent code"
     UNVERIFIED = "not verified"
     OURS = "defined here"

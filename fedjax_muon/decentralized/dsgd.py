@@ -5,7 +5,8 @@ With g the estimate of the gradient, and W the multiplication by the mixing weig
     x <- project(W(x - lr rule(g)))
 
 In Lian et al. 2017, arXiv:1705.09056, agents mix before they move. Here the move is
-mixed too, as in D-SGDA, which this is for parameters that are a `Pair`.
+mixed too. For parameters that are a `Pair` this is D-SGDA, whose order of the two was
+not verified.
 """
 
 from typing import Any, NamedTuple

@@ -25,7 +25,7 @@ ZHU = "Zhu et al. 2023, decentralized SGDA"
 DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505: Algorithm 1"
 OURS = "none: a composition of this library, not published"
 ALGHUNAIM = "Alghunaim and Yuan 2022, arXiv:2110.09993"
-SUDA = "SUDA-Muon 2026, arXiv:2604.23980"
+SUDA = "Zhang et al. 2026, arXiv:2604.23980"
 HE = "He et al. 2025, DeMuon, arXiv:2510.01377"
 
 LR_GRID = {"lr": (1.0, 0.1, 0.01, 0.001)}
@@ -110,7 +110,7 @@ ALL = by_name(
         options=MUON | {"momentum": 0.8},
         changes={"rule": Made(_muon), "estimator": Made(_ema_from_zero)},
     ),
-    Method(suda, "SUDA", ALGHUNAIM),
+    Method(suda, "SUDA", ALGHUNAIM, Source.OURS),
     preset(
         "suda_muon",
         "SUDA-Muon(ED)",

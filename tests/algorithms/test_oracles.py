@@ -157,10 +157,10 @@ CASES = {
         {
             "lr": 0.02,
             "momentum": 0.95,
-            "decay": 0.0005,
+            "decay": 0.01,
             "outer_lr": 0.7,
             "outer_momentum": 0.6,
-            "nesterov": True,
+            "b2": 0.95,
             "scale": MULOCO_SCALE,
         },
         orthogonalizes=True,

@@ -165,10 +165,16 @@ def test_every_algorithm_is_in_the_table():
     shown = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
     registries = ALL, minimax.ALL, decentralized.ALL, PRIVATE
     methods: list[Any] = [row for every in registries for row in every.items()]
-    assert shown == [(name, m.label, m.paper, m.source) for name, m in methods]
+    plain = [(*row, re.sub(r"\[(.*)\]\(.*\)", r"\1", source)) for *row, source in shown]
+    assert plain == [(name, m.label, m.paper, m.source) for name, m in methods]
+    linked = [row[0] for row, same in zip(shown, plain, strict=True) if row != same]
+    assert linked == [name for name, m in methods if m.source is Source.DEPARTS]
     unverified = [name for name, m in methods if m.source is Source.UNVERIFIED]
     for front in README, (DOCS / "index.md").read_text():
         assert f"except [{len(unverified)} of {len(methods)}]" in front
+    own = sum(m.source is Source.OURS for _, m in methods)
+    assert f"and {own} defined here" in " ".join(README.split())
+    assert f"and {NUMBERS[own]} that this library" in " ".join(front.split())
 
 
 # ------------------------------------ numbers of choose.md, and of the speed

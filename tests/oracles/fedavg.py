@@ -356,7 +356,7 @@ def ringmaster_lmo(x, trace, lr, server_lr, momentum=0.95, direction=polar):
 
     ``m <- beta m + (1-beta) g``. Matrices step along U V^T of ``beta m + (1-beta) g``
     times sqrt(max(1, outputs / inputs)), where the first axis of a leaf is its inputs;
-    vectors along m.
+    vectors along the same sum.
     """
     m = zeros(x)
 
@@ -367,7 +367,7 @@ def ringmaster_lmo(x, trace, lr, server_lr, momentum=0.95, direction=polar):
         ahead = add(times(momentum, m), times(1 - momentum, g))
         moved = {}
         for name in x:
-            step = m[name]
+            step = ahead[name]
             if x[name].ndim > 1:
                 inputs, outputs = x[name].shape
                 step = max(1, outputs / inputs) ** 0.5 * direction(ahead[name])

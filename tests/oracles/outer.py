@@ -127,14 +127,15 @@ def muloco(
     outer_momentum=0.9,
     scale: Callable[[int, int], float] = lambda rows, cols: 1.0,
     nesterov=False,
+    b2=0.99,
     direction=polar,
 ):
     """MuLoCo (Thérien et al. 2025, arXiv 2505.23725), without compression.
 
     Inner: ``M_i <- momentum M_i + g; x_i <- x_i - lr (scale(rows, cols) U V^T + decay
-    x_i)``, heavy ball; with ``nesterov``, as for one worker, the average ``M_i <-
+    x_i)``, heavy ball; with ``nesterov``, the average ``M_i <-
     momentum M_i + (1 - momentum) g`` and its look-ahead ``(1 - momentum) g + momentum
-    M_i``. Vectors: AdamW(.9, .99, 1e-8).
+    M_i``. Vectors: AdamW(.9, b2, 1e-8).
     Neither state is reset, averaged or sent; Adam's bias correction counts the
     client's own steps over all its rounds. Clients that are absent keep theirs.
 
@@ -157,7 +158,7 @@ def muloco(
                 new = times(1 - momentum, g) if nesterov else g
                 m_i[i] = add(times(momentum, m_i[i]), new)
                 m = add(new, times(momentum, m_i[i])) if nesterov else m_i[i]
-                by_adam, moments_i[i] = adam(g, moments_i[i], 0.9, 0.99, 1e-8)
+                by_adam, moments_i[i] = adam(g, moments_i[i], 0.9, b2, 1e-8)
                 mixed = {k: m[k] if x[k].ndim > 1 else by_adam[k] for k in x}
                 step = add(direct(mixed, scaled), times(decay, xi))
                 xi = sub(xi, times(eta, step))
