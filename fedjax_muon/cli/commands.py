@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_muon import data
 from fedjax_muon.cli import arguments
+from fedjax_muon.data.dataset import digest
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
 from fedjax_muon.engine.terminal import Progress, plain_console, shown
@@ -131,6 +132,8 @@ def _train(
             private = {run_dir: privacy.Private(run, simulation.guarantee)}
             for statement in privacy.state(private, dataset, run_dir):
                 console.print(statement, highlight=False, soft_wrap=True)
+        place = privacy.secret_of(run, run_dir) or run_dir
+        directory.hold_to(place, digest(dataset), run.config.dataset)
         try:
             trackers = log.of_run(run_dir)
             with shown(console, progress):
@@ -465,6 +468,7 @@ def noise(args: arguments.Noise) -> None:
             )
         launch.begin(launch.Launch(), run.config.devices)
         dataset = dataset_of(run.config)
+        directory.check_held(args.directory, digest(dataset), run.config.dataset)
         simulation = simulation_of(run, dataset)
         tail = round(args.tail * args.batches * run.config.num_clients)
         if args.batches > 1 and tail < FEWEST:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter
 from numpy.typing import ArrayLike
 
 
@@ -199,7 +200,22 @@ def drawing(
         yield figure
         if title:
             figure.suptitle(title)
+        _without_formulas(figure)
         save(figure, path)
+
+
+def _without_formulas(figure: Figure) -> None:
+    """Makes texts stand for themselves: in a class such as $5-$10, dollars do not begin
+    a formula. Only the powers of ten at logarithmic axes are formulas."""
+    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
+    powers = {
+        text
+        for axis in axes
+        if isinstance(axis.get_major_formatter(), LogFormatter)
+        for text in axis.get_ticklabels(which="both")
+    }
+    for text in figure.findobj(Text):
+        text.set_parse_math(text in powers)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_muon import data
-from fedjax_muon.data.dataset import RareClassError
+from fedjax_muon.data.dataset import RareClassError, digest
 from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
@@ -228,6 +228,10 @@ def run(
         if checked.private:
             cells = _cells_of(checked.private, run_dir)
             statements = privacy.state(cells, dataset, run_dir)
+        mark = digest(dataset)
+        for cell, one in directory.cells(run_dir, job).items():
+            place = privacy.secret_of(one, cell) or cell
+            directory.hold_to(place, mark, job.config.dataset)
         for row in job.rows:
             simulation = simulation_of(row[0], dataset)
             for one in row:

@@ -2,6 +2,7 @@
 
 config.json      what was asked for
 versions.json    of everything that computes, and the git revision
+data.sha256      digest of the data, which must not change; not of private runs
 metrics.csv      one row an evaluation
 clients.csv      one row a client, if they have test examples: their last scores
 checkpoints/     the last two states
@@ -91,7 +92,7 @@ def one_line(error: pydantic.ValidationError, *place: str) -> str:
 
 
 CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"
-CLIENTS = "clients.csv"
+CLIENTS, DATA = "clients.csv", "data.sha256"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"  # held by the process that works in a directory
 
@@ -219,6 +220,33 @@ def read(directory: Path) -> Job:
         raise ValueError(f"{directory} is not a run directory: it has no {CONFIG}")
     with named(path):
         return from_json(path.read_text())
+
+
+def hold_to(place: Path, digest: str, name: str) -> None:
+    """Notes the digest of a run's data, or raises `ValueError` if it is another one.
+
+    Args:
+      place: The run directory; of a private run, the one with its secrets, since a
+        digest tells whether a guess of the data is right.
+      name: Of the dataset, in the error.
+    """
+
+    def note() -> None:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.claim(place / DATA, digest + "\n")
+
+    run_on_first(note)
+    check_held(place, digest, name)
+
+
+def check_held(place: Path, digest: str, name: str) -> None:
+    """Raises `ValueError` if another digest of a run's data was noted."""
+    path = place / DATA
+    if path.exists() and path.read_text().strip() != digest:
+        raise ValueError(
+            f"the data of {name} have changed since {place} began (by the digest in "
+            f"{DATA}); restore them, or start again in another directory"
+        )
 
 
 def versions() -> dict[str, str]:

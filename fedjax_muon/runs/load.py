@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_muon.data import Dataset
+from fedjax_muon.data.dataset import digest
 from fedjax_muon.models.weights import check_target, save_params
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import directory as directories, train
@@ -61,7 +62,10 @@ class LoadedRun:
     @functools.cached_property
     def dataset(self) -> Dataset:
         """The dataset."""
-        return dataset_of(self.config)
+        dataset = dataset_of(self.config)
+        mark = digest(dataset)
+        directories.check_held(self.directory, mark, self.config.dataset)
+        return dataset
 
     @functools.cached_property
     def task(self) -> Task:

@@ -28,6 +28,7 @@ import numpy as np
 from fedjax_muon import data
 from fedjax_muon.core import numbers_of
 from fedjax_muon.core.reading import named
+from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine.programs import cache_programs
 from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.planning.memory import check_memory
@@ -187,7 +188,9 @@ def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> Non
         option = f" --executor {shlex.quote(executor)}"
         again = directory.resume_command(run_dir) + option
     with refusing():
-        held_out = _held_out(job)
+        dataset = dataset_of(job.config)
+        directory.hold_to(run_dir, digest(dataset), job.config.dataset)
+        held_out = data.hold_out(dataset, job.validation)
     (run_dir / "cells").mkdir(exist_ok=True)
     total = sum(len(job.points(name)) for name in job.algorithms) * len(job.seeds)
     progress = Progress(total * job.config.rounds, "all")

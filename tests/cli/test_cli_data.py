@@ -21,6 +21,7 @@ from fedjax_muon.runs import build
 from fedjax_muon.runs.build import parts_of, simulation_of
 from fedjax_muon.runs.config import Config, Run, Sweep
 from fedjax_muon.runs.directory import read
+from fedjax_muon.runs.load import load_run
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.sweep import with_owners_counted
 
@@ -166,6 +167,31 @@ def test_owners_of_a_table_are_the_clients(table, tmp_path, monkeypatch, capsys)
     monkeypatch.chdir("/")
     run("resume", place)
     assert metrics_csv.read(place / "metrics.csv")["round"][-1] == 2
+
+
+QUICK = ("compare", "fedavg", "--seeds", "0", "--quick", "--rounds", "1", *SMALL)
+SWEEP = ("sweep", "--algorithms", "fedavg", "--grid", "lr=0.1", "--rounds", "1", *SMALL)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [TRAIN, *(pytest.param(each, marks=pytest.mark.slow) for each in (QUICK, SWEEP))],
+)
+def test_data_that_change_are_refused(command, table, tmp_path, capsys):
+    place = tmp_path / "run"
+    given = ("--dataset", table, "--exclude", "note", *COLUMNS, "--output", place)
+    run(*command, *given)
+    again = [place] if command[0] == "sweep" else [place, "--rounds", 3]
+    before = table.read_text()
+    table.write_text(before.replace("0.1257", "0.1258", 1))
+    assert before != table.read_text()
+    said = refused(capsys, "resume", *again)
+    assert said.startswith(f"the data of {table} have changed since {place}")
+    if command == TRAIN:
+        with pytest.raises(ValueError, match="have changed since"):
+            load_run(place).dataset  # noqa: B018
+    table.write_text(before)
+    run("resume", *again)
 
 
 def test_a_sweep_gives_methods_that_need_them_all_clients(table):

@@ -14,7 +14,7 @@ from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_
 
 from fedjax_muon import data
 from fedjax_muon.data import Dataset, loading, tables
-from fedjax_muon.data.dataset import summary
+from fedjax_muon.data.dataset import digest, summary
 from fedjax_muon.data.source import File, Layout, Source, located, verify
 
 pytestmark = pytest.mark.usefixtures("no_data_directory")
@@ -45,6 +45,17 @@ def test_a_dataset_says_what_it_has(shape, classes, more, said):
     assert summary(dataset, [9], members="agent").endswith("; 1 agent with 9 each")
     texts = dataset._replace(x_train=np.zeros((48, 3), np.int32))
     assert ", 3 tokens each, " in repr(texts)
+
+
+def test_every_array_is_in_the_digest():
+    x, y = np.zeros((4, 2), np.float32), np.zeros(4, np.int32)
+    dataset = Dataset(x, y, x, y, ("a", "b"), owners=y, test_owners=y)
+    whole = dataset._asdict() | {"classes": ("a", "c")}
+    for name in ("x_train", "y_train", "x_test", "y_test", "owners", "test_owners"):
+        whole[name] = whole[name].copy()
+        whole[name].flat[0] = 1
+    digests = {digest(dataset._replace(**{k: v})) for k, v in whole.items()}
+    assert len(digests) == 1 + 7  # tokens and standardization follow from the others
 
 
 # -------------------------------------------------------------- embedded sets

@@ -1,5 +1,7 @@
 """Splits of examples over clients, and their shares of positives."""
 
+import io
+
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -322,6 +324,10 @@ def test_the_areas_of_discs_are_the_numbers_of_examples():
         discs.get_sizes() / discs.get_sizes()[0], [1, 1 / 3, 2 / 3]
     )
     assert [text.get_text() for text in axis.get_yticklabels()] == ["a", "b", "c"]
+    odd = partition.plot(
+        parts, labels, ["$5_$10", "$1-$2", "c"], axis=Figure().subplots()
+    )
+    odd.figure.savefig(io.BytesIO())  # no dollar begins a formula
     axis = partition.plot(parts, labels)
     assert plt.gcf() is axis.figure
     assert [text.get_text() for text in axis.get_yticklabels()] == ["0", "1", "2"]

@@ -238,6 +238,27 @@ def test_the_same_figure_has_the_same_bytes(tmp_path, suffix, monkeypatch):
         assert "#ffffff" not in first.read_text()
 
 
+ODD = "$5_$10 to $x$"  # matplotlib takes dollars for formulas, and fails at the first
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda path: plots.curves({ODD: [random_run(0)]}, path, title=ODD),
+        lambda path: plots.ranking([summary(ODD, 0.8, 0.1, 5.0)], path, title=ODD),
+        lambda path: plots.label_counts(np.ones((2, 2), int), [ODD, ODD], path),
+        lambda path: plots.utility({ODD: {1.0: [0.5], 8.0: [0.7]}}, path, title=ODD),
+        lambda path: plots.grids({ODD: GRID["aligned"]}, path, title=ODD),
+        lambda path: plots.tail(np.arange(1.0, 99), 9, 2.0, path, title=ODD),
+    ],
+)
+def test_texts_of_users_are_no_formulas(draw, tmp_path):
+    draw(tmp_path / "a.svg")
+    drawn = (tmp_path / "a.svg").read_text()
+    assert f">{ODD}</text>" in drawn
+    assert ">$\\mathdefault" not in drawn  # powers of ten are formulas
+
+
 def test_a_band_does_not_stretch_a_logarithmic_axis(figures, tmp_path):
     low, high = random_run(0), random_run(0)
     low = low | {"train_loss": np.array([1.0, 1e-2, 1e-9, 1e-9])}
