@@ -167,7 +167,9 @@ def _show(name: str, data_dir: Path | None) -> None:
         state = f"comes with {source.package}"
     console.print(f"status:    {state}")
     if not source.package:
-        _files(console, source, data_directory(name, data_dir))
+        _files(console, source, data_dir)
+    if status.state == "missing":
+        console.print(f"to get it: {_ways(source)}")
     loaded = data.load(name, data_dir)
     shape = " x ".join(map(str, loaded.x_train.shape[1:]))
     console.print(
@@ -177,7 +179,11 @@ def _show(name: str, data_dir: Path | None) -> None:
     console.print(f"classes:   {', '.join(loaded.classes)}")
 
 
-def _files(console: Console, source: Source, directory: Path) -> None:
+def _files(console: Console, source: Source, data_dir: Path | None) -> None:
+    try:
+        directory = data_directory("", data_dir)
+    except ValueError:  # which `load` says too
+        directory = Path("DATA_DIR")
     for layout in source.layouts:
         folders = [directory / folder for folder in layout.folders]
         console.print(f"files:     in {' or '.join(map(str, folders))}")

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -142,10 +143,14 @@ def source_of(name: str) -> Source:
         unknown = Source("", None, 0, "see tensorflow-datasets", prepared=plain)
         return PREPARED.get(plain, unknown)
     if name not in NAMES:
-        nearest = difflib.get_close_matches(name, NAMES, n=len(NAMES), cutoff=0)
+        compact = {re.sub("[^a-z0-9]", "", known): known for known in sorted(NAMES)}
+        given = re.sub("[^a-z0-9]", "", name.lower())
+        near = [compact[x] for x in difflib.get_close_matches(given, compact, 1, 0.7)]
+        meant = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(
-            f"unknown dataset {name!r}; choose one of {', '.join(nearest)}, or "
-            f"{TFDS}<name> for a dataset prepared with tensorflow-datasets"
+            f"unknown dataset {name!r}{meant} Choose one of "
+            f"{', '.join(sorted(NAMES))}, or {TFDS}<name> for a dataset prepared with "
+            "tensorflow-datasets"
         )
     return NAMES[name]
 
@@ -168,7 +173,7 @@ def data_directory(name: str, data_dir: Directory) -> Path:
         raise ValueError(
             f"{name} is stored in files: give data_dir or set the environment variable "
             f"{DATA_DIR_VARIABLE} to the directory that holds them; how to get them: "
-            "fedjax-muon data --list"
+            f"fedjax-muon data {name}".rstrip()
         )
     return Path(chosen).expanduser()
 

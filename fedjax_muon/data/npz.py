@@ -73,9 +73,13 @@ def arrays_of(
         missing = [key for key in needed if f"{key}.npy" not in names]
         if missing:
             more = f" (and {', '.join(others)} if there are any)" if others else ""
+            there = [
+                name.removesuffix(".npy") for name in names if name.endswith(".npy")
+            ]
             raise ValueError(
                 f"{path}: expected the arrays {', '.join(needed)}{more}, found no "
-                f"{', '.join(missing)}; save them with numpy.savez"
+                f"{', '.join(missing)}, but {', '.join(there[:20]) or 'nothing'}; save "
+                "them under these names with numpy.savez"
             )
         keys = [key for key in (*needed, *others) if f"{key}.npy" in names]
         return {key: _array(archive, key) for key in keys}
@@ -98,7 +102,9 @@ def _array(archive: zipfile.ZipFile, key: str) -> np.ndarray:
             raise ValueError(f"{key} has the version {version}")
         shape, _, dtype = HEADERS[version](file)
         content = info.file_size - file.tell()
-    if dtype.hasobject or dtype.fields or not dtype.itemsize:
+    if dtype.hasobject:
+        raise ValueError(f"{key} has Python objects: save texts as {key}.astype(str)")
+    if dtype.fields or not dtype.itemsize:
         raise ValueError(f"{key} has the type {dtype}")
     if any(size < 0 for size in shape) or math.prod(shape) * dtype.itemsize != content:
         raise ValueError(f"{key} has {content} bytes for {dtype}{list(shape)}")

@@ -12,6 +12,7 @@ from jax.tree_util import Partial
 
 from fedjax_muon.core import Params
 from fedjax_muon.data import Dataset
+from fedjax_muon.data.dataset import check_axes
 from fedjax_muon.tasks.metrics import mcc
 from fedjax_muon.tasks.task import Batch, Scores, Task, as_partial
 
@@ -22,9 +23,10 @@ Examples = Dataset | tuple[int, ...]  # a dataset, or the shape of one example
 
 def example_shape_of(examples: Examples) -> tuple[int, ...]:
     """Returns the shape of one example."""
-    if isinstance(examples, Dataset):
-        return examples.x_train.shape[1:]
-    return tuple(examples)
+    shape = examples.x_train.shape[1:] if isinstance(examples, Dataset) else examples
+    if len(shape) == 3:
+        check_axes("x", (1, *shape))
+    return tuple(shape)
 
 
 def classification(model: nn.Module, examples: Examples) -> Task:

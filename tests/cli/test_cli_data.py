@@ -110,6 +110,13 @@ def failed(capsys, *arguments):
     return capsys.readouterr()
 
 
+def test_files_and_sources_are_named_without_a_directory(capsys):
+    said = failed(capsys, "cifar10")
+    assert "test_batch.bin: missing; as published: 30,730,000 bytes\n" in said.out
+    assert "to get it: write it with numpy.savez" in said.out
+    assert "cifar10 is stored in files: give data_dir or set the env" in said.err
+
+
 def test_what_cannot_be_loaded_ends_in_its_error(capsys, tmp_path):
     said = failed(capsys, "mnist", "--data-dir", tmp_path)
     assert "status:    missing\n" in said.out

@@ -336,7 +336,7 @@ QUICK = {
             "momentum must lie in [0, 1), got 1.0"
         ),
         "--algorithm fedmun": "unknown algorithm 'fedmun'; did you mean fedmuon",
-        "--dataset digit": "unknown dataset 'digit'; choose one of digits",
+        "--dataset digit": "unknown dataset 'digit'; did you mean 'digits'? Choose",
         "--algorithm fsgda": NOT_MINIMAX,
         "--problem auc --dataset digits": TWO_CLASSES,
         "--algorithm.lrr 0.1": "--algorithm.lr",
@@ -346,11 +346,11 @@ QUICK = {
     },
     "data": {
         "digits --list": "--list shows all datasets; leave out digits",
-        "digit": "unknown dataset 'digit'; choose one of digits",
+        "digit": "unknown dataset 'digit'; did you mean 'digits'? Choose",
         "mnist": (
             "mnist is stored in files: give data_dir or set the environment variable "
             "FEDJAX_MUON_DATA to the directory that holds them; how to get them: "
-            "fedjax-muon data --list"
+            "fedjax-muon data mnist"
         ),
     },
     LITTLE: {

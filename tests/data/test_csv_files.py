@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from error_lines import one_line
 
-from fedjax_muon import data
+from fedjax_muon import data, models, tasks
 from fedjax_muon.data import cleaning
 
 RNG = np.random.default_rng(0)
@@ -356,3 +356,9 @@ def test_images_without_channels_on_the_last_axis_are_refused(kind, reader, tmp_
         assert read(fine).x_train.shape[1:] == fine.shape[1:]
     series = RNG.normal(size=(60, 32, 9)).astype(np.float32)
     assert kind is np.uint8 or read(series).x_train.shape[1:] == (32, 9)
+
+
+def test_models_of_images_with_channels_first_are_refused():
+    for shape in ((3, 32, 32), [1, 28, 28]):
+        with one_line(r"channels come last: x.transpose\(0, 2, 3, 1\)"):
+            tasks.classification(models.MLP(10), shape)

@@ -237,12 +237,12 @@ def test_an_archive_is_its_arrays(tmp_path):
 def test_wrong_archives_are_refused(tmp_path):
     path = tmp_path / "a.npz"
     for arrays, said in (
-        ({"x": X}, "expected the arrays x, y .* found no y; save them with numpy.s"),
-        ({"z": X}, "found no x, y; save"),
+        ({"x": X}, "expected the arrays x, y .* found no y, but x; save them und"),
+        ({"z": X}, "found no x, y, but z; save them under these names"),
         ({"x": X, "y": Y, "x_test": X}, "x_test and y_test belong together"),
         ({"x": X, "y": Y, "classes": np.arange(2)}, "expected classes as strings"),
         ({"x": X, "y": Y[:4]}, "y must be 60 integers or strings"),
-        ({"x": X, "y": Y.astype(object)}, "a damaged or pickled one"),
+        ({"x": X, "y": Y.astype(object)}, "y has Python objects: save texts as y.ast"),
     ):
         np.savez(path, allow_pickle=True, **arrays)
         with one_line(said, path):
