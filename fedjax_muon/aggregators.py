@@ -11,6 +11,7 @@ rounded down. Distances are those of whole messages. Rules are as in ByzFL
 otherwise.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -288,9 +289,15 @@ def _number(
     Raises:
       ValueError: If a count exceeds what a cohort allows, of times * bad + more.
     """
-    if not isinstance(bad, int):
-        return jnp.floor(bad * (messages.weight > 0).sum() + 1e-4).astype(jnp.int32)
     size = len(messages.weight)
+    if not isinstance(bad, int):
+        if 0 < bad < 1 / size:
+            warnings.warn(
+                f"{name}({bad:g}) of {size} messages in a round rounds down to no bad "
+                f"message; give the count 1, or a share of at least 1/{size}",
+                stacklevel=2,
+            )
+        return jnp.floor(bad * (messages.weight > 0).sum() + 1e-4).astype(jnp.int32)
     if bad and size < times * bad + more:
         raise ValueError(
             f"{name} with {bad} bad messages needs at least {times * bad + more} "

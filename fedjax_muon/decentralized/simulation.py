@@ -29,6 +29,7 @@ from fedjax_muon.decentralized.topology import check_mixing
 from fedjax_muon.engine.round import Traffic
 from fedjax_muon.privacy.guarantees import Guarantee, check_left_out
 from fedjax_muon.simulation.arguments import (
+    Parts,
     check_algorithm,
     check_dataset,
     check_functions,
@@ -189,7 +190,7 @@ def decentralize(
     algorithm: Gossip,
     task: Task,
     dataset: Dataset,
-    parts: Sequence[np.ndarray],
+    parts: Parts,
     *,
     weights: np.ndarray,
     batch_size: int | None = None,

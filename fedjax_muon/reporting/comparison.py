@@ -177,6 +177,12 @@ def risen_loss(run: History) -> str:
     first, last = run[name][0], run[name][-1]
     if last <= first:
         return ""
+    if "answered" in run and run["answered"][-1] < run["round"][-1]:
+        few = run["answered"][-1] / run["round"][-1]
+        return (
+            f"only {few:.2g} clients answered per round; sample more clients, or let "
+            "fewer drop out"
+        )
     rose = f"loss rose from {first:.3g} to {last:.3g}"
     if name == "train_loss":
         return f"the training {rose}; try a lower learning rate"

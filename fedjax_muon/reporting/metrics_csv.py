@@ -81,4 +81,5 @@ def _kind(name: str) -> type:
     return int if name in INTEGERS else float
 
 
-INTEGERS = {"round", "bytes_down", "bytes_up", "dropped", "seed", "diverged"}
+INTEGERS = {"round", "bytes_down", "bytes_up", "answered", "dropped"}
+INTEGERS |= {"seed", "diverged"}

@@ -1,7 +1,7 @@
 """Checks of the arguments of simulations, before anything is compiled."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -16,6 +16,7 @@ from fedjax_muon.core.recipe import Recipe, recipe_of
 from fedjax_muon.data import Dataset
 from fedjax_muon.tasks.task import Task
 
+Parts = Iterable[Any] | Mapping[Any, Any]  # ids of examples for every client
 LARGEST_AXIS = 4  # of the arrays that update rules are tested on
 SMALL_UPDATE = 0.02  # relative to the gradient; probably scaled by a learning rate
 
@@ -83,15 +84,59 @@ def check_dataset(dataset: Any) -> Dataset:
     return checked
 
 
-def check_parts(parts: Any) -> Sequence[np.ndarray]:
-    """Raises `TypeError` unless there is an array of ids for every client."""
-    if isinstance(parts, np.ndarray | jax.Array) and parts.ndim < 2:
+def check_parts(parts: Any) -> list[np.ndarray]:
+    """Converts a partition to an array of ids for every client.
+
+    It may be a dictionary {client: ids}, whose clients are in the order of their
+    numbers if these are 0, 1, ..., and otherwise in its own.
+
+    Raises:
+      TypeError: If this is no partition.
+      ValueError: If a client has an example twice.
+    """
+    if isinstance(parts, Mapping):
+        numbered = parts.keys() == set(range(len(parts)))
+        parts = [parts[i] for i in (sorted(parts) if numbered else parts)]
+    elif isinstance(parts, np.ndarray | jax.Array):
+        if parts.ndim < 2 and parts.dtype != object:
+            raise TypeError(
+                "parts must be a list with an array of ids for every client, got one "
+                "array; if it names the owner of every example, use "
+                "[np.flatnonzero(owner == i) for i in np.unique(owner)]"
+            )
+        parts = np.asarray(parts)
+    elif isinstance(parts, str) or not isinstance(parts, Iterable):
         raise TypeError(
-            "parts must be a list with an array of ids for every client, got one "
-            "array; if it names the owner of every example, use "
-            "[np.flatnonzero(owner == i) for i in np.unique(owner)]"
+            "parts must be a list with an array of ids for every client, or a "
+            f"dictionary of them, got {parts!r:.60}"
         )
-    return list(parts)
+    return [_ids(client, ids) for client, ids in enumerate(parts)]
+
+
+def _ids(client: int, ids: Any) -> np.ndarray:
+    """The ids of a client's examples, which may be any collection of them."""
+    if isinstance(ids, set | frozenset):
+        ids = sorted(ids)
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # lists of different lengths
+        array = np.asarray(None)
+    if array.ndim == 1 and not array.size:
+        return array.astype(np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        mask = array.ndim == 1 and array.dtype == bool
+        advice = "; of a mask, give np.flatnonzero(mask)" if mask else ""
+        raise TypeError(
+            f"parts must have a list of ids of examples, whole numbers, for every "
+            f"client, got {ids!r:.60} for client {client}{advice}"
+        )
+    found, counts = np.unique(array, return_counts=True)
+    if counts.max() > 1:
+        raise ValueError(
+            f"client {client} has example {found[counts.argmax()]} "
+            f"{counts.max()} times; give each example once"
+        )
+    return array
 
 
 def check_key(key: Any) -> None:

@@ -35,6 +35,7 @@ from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.guarantees import check_left_out
 from fedjax_muon.simulation import own_accuracy
 from fedjax_muon.simulation.arguments import (
+    Parts,
     check_algorithm,
     check_dataset,
     check_functions,
@@ -80,7 +81,7 @@ def federate(
     algorithm: Algorithm,
     task: Task,
     dataset: Dataset,
-    parts: Sequence[np.ndarray],
+    parts: Parts,
     *,
     cohort_size: int | None = None,
     local_steps: int | Sequence[int] | None = None,
@@ -107,7 +108,8 @@ def federate(
       algorithm: The algorithm to run, such as `fedavg(lr=0.1)`.
       task: A model and its loss.
       dataset: Training and test examples.
-      parts: For every client, the ids of its training examples.
+      parts: For every client, the ids of its training examples: a list of them, or a
+        dictionary {client: ids}.
       cohort_size: S, the number of clients in a round, sampled without replacement;
         with `poisson_cohorts`, the expected number.
       local_steps: K, the number of batches that each of them trains on; or a number for

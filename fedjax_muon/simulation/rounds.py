@@ -332,6 +332,27 @@ def drawn_cohort(
     return cohort, joins, joins & stays
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def answers(
+    draw: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]],
+    key: jax.Array,
+    in_time: jax.Array,
+    rounds: int | jax.Array,
+) -> jax.Array:
+    """Counts the messages of the first rounds.
+
+    Args:
+      draw: `drawn_cohort` of a setup.
+      in_time: Whether each client makes the deadline, bool [N].
+    """
+
+    def body(index: jax.Array, count: jax.Array) -> jax.Array:
+        cohort, _, present = draw(key, index)
+        return count + (present & in_time[cohort]).sum(dtype=count.dtype)
+
+    return jax.lax.fori_loop(0, rounds, body, jnp.int32(0))
+
+
 class Members(NamedTuple):
     """The members of a round."""
 

@@ -20,12 +20,18 @@ from fedjax_muon.core.recipe import as_arrays, described, in_words
 from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
 from fedjax_muon.privacy.guarantees import Guarantee
-from fedjax_muon.simulation.arguments import check_key, check_not_donated, check_params
+from fedjax_muon.simulation.arguments import (
+    Parts,
+    check_key,
+    check_not_donated,
+    check_params,
+    check_parts,
+)
 from fedjax_muon.simulation.batching import Clients
 from fedjax_muon.simulation.checkpoint import digest
 from fedjax_muon.simulation.evaluation import OwnTests, own_tests_of
-from fedjax_muon.simulation.rounds import Inputs, Metrics
-from fedjax_muon.simulation.timing import Timing, durations_of, timing_of
+from fedjax_muon.simulation.rounds import Inputs, Metrics, answers, drawn_cohort
+from fedjax_muon.simulation.timing import Timing, durations_of, on_time, timing_of
 
 # settings that do not change what noise is added to, or that `Inputs` has
 UNBOUND = ("task", "plan", "mixing", "devices")
@@ -219,21 +225,47 @@ class Simulation:
         """Shapes of the parameters that the task makes."""
         return jax.eval_shape(self.setup.task.init, jax.random.key(0))
 
-    def bytes_after(self, rounds: int) -> Traffic:
+    def bytes_after(self, rounds: int, answered: int | None = None) -> Traffic:
         """Counts the bytes that all clients together received and sent.
 
-        Sampled clients count even if they dropped out. If cohorts vary in size, the
+        Sampled clients receive even if they do not answer. If cohorts vary in size, the
         expected number of clients counts.
 
         Args:
           rounds: Number of rounds since the beginning, the prologue included.
+          answered: Number of answers in these rounds, from `answered`; by default, all
+            that were sampled have sent theirs.
         """
         if rounds < 0:
             raise ValueError(f"rounds must be at least 0, got {rounds}")
         first, later = self._traffic
-        return Traffic(
-            *(round(a + rounds * b) for a, b in zip(first, later, strict=True))
-        )
+        down, up = (a + rounds * b for a, b in zip(first, later, strict=True))
+        if answered is not None:
+            up = first.up + answered * later.up / self.setup.cohort_size
+        return Traffic(round(down), round(up))
+
+    def answered(self, key: jax.Array, rounds: int) -> int | None:
+        """Counts the clients that answered in the first rounds, one for each message.
+
+        Args:
+          key: The key of the run's state.
+
+        Returns:
+          None where all that are sampled answer, and in a private simulation, which
+          keeps to itself who took part.
+        """
+        setup = self.setup
+        silent = getattr(setup, "dropout", 0) or getattr(setup, "deadline", None)
+        if not silent or self.guarantee is not None or setup.arrivals is not None:
+            return None
+        in_time = np.ones(setup.num_clients, bool)
+        if setup.deadline is not None:
+            in_time = np.asarray(on_time(setup, self.durations))
+        return int(answers(self._draw_cohort, key, jnp.asarray(in_time), rounds))
+
+    @functools.cached_property
+    def _draw_cohort(self) -> Callable[..., Any]:
+        return functools.partial(drawn_cohort, self.setup)
 
     def virtual_seconds(self, state: Any) -> float | None:
         """The time of a state by the simulation's clock; None without a clock."""
@@ -287,7 +319,7 @@ class Simulation:
     def vary(
         self,
         *,
-        parts: Sequence[np.ndarray] | None = None,
+        parts: Parts | None = None,
         test_parts: Sequence[np.ndarray] | None = None,
         hyper: Mapping[str, Any] | None = None,
         weights: np.ndarray | None = None,
@@ -308,6 +340,7 @@ class Simulation:
         """
         inputs, changes = self.inputs, dict[str, Any]()
         if parts is not None:
+            parts = check_parts(parts)
             if len(parts) != len(self.clients.size):
                 raise ValueError(
                     f"this simulation has {len(self.clients.size)} clients, got "

@@ -111,9 +111,12 @@ def steps(
     elapsed = lambda: time.perf_counter() - start
 
     def record(state: Any, index: int) -> Record:
-        down, up = simulation.bytes_after(index)
+        answered = simulation.answered(state.key, index)
+        down, up = simulation.bytes_after(index, answered)
         scores = simulation.evaluate(state)
         row = {"round": index, "bytes_down": down, "bytes_up": up}
+        if answered is not None:
+            row["answered"] = answered
         row |= {name: float(score) for name, score in scores.items()}
         virtual = simulation.virtual_seconds(state)
         if virtual is not None:

@@ -1,5 +1,6 @@
 """Groups of cells of a sweep, which share compiled programs."""
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -179,10 +180,10 @@ class Groups:
         shared, number = self.shared, len(cells)
         record = GroupRecord(self.simulation, number, self.drop_nonfinite)
         runs = [(cell, self.simulation.vary(parts=cell.parts)) for cell in cells]
-        states, stacked, timings = stack(
+        states, stacked, timings, answered = stack(
             [*runs, *runs[-1:] * (size - number)], self.rounds
         )
-        record.timings = timings[:number]
+        record.timings, record.answered = timings[:number], answered[:number]
         states, stacked = self._on_devices((states, stacked), SHARDED)
         kept = pause.restore(cells, states) if pause else None
         if kept is not None:
@@ -267,15 +268,19 @@ def _score(setup: Setup, state: Any, clients: Clients, shared: _Shared) -> Evalu
     return scores
 
 
+Answered = Callable[[int], int | None]  # rounds -> answers in them, see `Simulation`
+
+
 def stack(
     runs: Sequence[tuple[Cell, Simulation]], rounds: int
-) -> tuple[Any, _Stacked, list[Timing | None]]:
+) -> tuple[Any, _Stacked, list[Timing | None], list[Answered]]:
     """Stacks the states before the prologue, and the other inputs that differ.
 
     Returns:
-      Them, and the times of all runs.
+      Them, and the times and the numbers of answers of all runs.
     """
     states, rest, timings = [], [], []
+    answered: list[Answered] = []
     for (hyper, key, _), simulation in runs:
         setup, clients = simulation.setup, simulation.clients
         algorithm = with_numbers(setup.algorithm, hyper)
@@ -284,10 +289,11 @@ def stack(
         segments = (clients.order, clients.start, clients.size, clients.shares)
         timing = simulation.timing(states[-1].key)
         timings.append(timing)
+        answered.append(functools.partial(simulation.answered, states[-1].key))
         timed = None if timing is None else timing.inputs(0, rounds)
         rest.append(_Stacked(numbers, *segments, timed))
     stacked = lambda trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
-    return stacked(states), stacked(rest), timings
+    return stacked(states), stacked(rest), timings, answered
 
 
 class GroupRecord:
@@ -301,6 +307,7 @@ class GroupRecord:
         self.dropped = [0] * cells
         self.diverged: list[int | None] = [None] * cells
         self.timings: list[Timing | None] = [None] * cells
+        self.answered: list[Answered] = [lambda rounds: None] * cells
         self.round = 0
 
     def notes(self) -> dict[str, Any]:
@@ -330,12 +337,15 @@ class GroupRecord:
                 self.diverged[cell] = int(first[cell][first[cell] >= 0].min())
 
     def add_rows(self, index: int, scores: Mapping[str, jax.Array]) -> None:
-        down, up = self.bytes_after(index)
         seconds = (time.perf_counter() - self.began) / len(self.rows)
         columns = {name: np.asarray(values) for name, values in scores.items()}
         for cell, rows in enumerate(self.rows):
             if index == 0 or self.diverged[cell] is None:
+                answered = self.answered[cell](index)
+                down, up = self.bytes_after(index, answered)
                 row: Record = {"round": index, "bytes_down": down, "bytes_up": up}
+                if answered is not None:
+                    row["answered"] = answered
                 row |= {name: float(values[cell]) for name, values in columns.items()}
                 timing = self.timings[cell]
                 if timing is not None:

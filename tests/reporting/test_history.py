@@ -156,6 +156,9 @@ def test_a_loss_that_ends_above_its_start_is_said():
     assert comparison.risen_loss(losses(2.0, 1.0, 9.0)) == words
     private = comparison.risen_loss({"test_loss": np.array([1, 2])})
     assert private.startswith("the test loss rose from 1 to 2; the noise may be too la")
+    few = {"round": np.array([0, 10]), "answered": np.array([0, 3])}
+    words = "only 0.3 clients answered per round; sample more clients"
+    assert comparison.risen_loss(losses(1.0, 2.0) | few).startswith(words)
 
 
 def test_runs_of_different_lengths_have_no_mean():

@@ -172,6 +172,7 @@ def test_rules_are_those_of_loops(name):
         np.testing.assert_allclose(found, literal(kept), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore:.*rounds down to no bad")
 def test_a_share_is_of_the_messages_that_arrived():
     z = np.random.default_rng(1).normal(size=(10, 4))
     there = np.array([1, 1, 0, 1, 1, 1, 0, 0, 1, 1])  # seven: 0.3 of them are two
@@ -299,6 +300,21 @@ def federated(algorithm, **changes):
 def test_cohorts_that_are_too_small_are_refused_at_once(aggregator, said):
     with pytest.raises(ValueError, match=said):
         federated(fm.robust(fm.fedavg(lr=0.1), aggregator))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        aggregators.trimmed_mean,
+        aggregators.krum,
+        aggregators.nearest_neighbor_mixing,
+        aggregators.shorten_longest,
+    ],
+)
+def test_a_share_that_rounds_to_nobody_warns_before_the_first_round(rule):
+    with pytest.warns(UserWarning, match=r"\(0.2\) of 4 messages .* rounds down to no"):
+        federated(fm.robust(fm.fedavg(lr=0.1), rule(0.2)))
+    federated(fm.robust(fm.fedavg(lr=0.1), rule(0.25)))
 
 
 def test_other_weights_and_privacy_are_refused():

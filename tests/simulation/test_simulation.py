@@ -11,12 +11,14 @@ import numpy as np
 import optax
 import pytest
 from federation import DATA, PARTS, TASK, Linear, assert_same_bits, cut, trained
+from literal_batches import answers
 
 import fedjax_muon as fm
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.core import Algorithm, Exchange, mean_gradient, no_client_state, tree
 from fedjax_muon.simulation import training
+from fedjax_muon.simulation.arguments import check_parts
 from fedjax_muon.simulation.rounds import init_state
 from fedjax_muon.simulation.training import early_stopping
 
@@ -439,6 +441,64 @@ def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
         assert (row["bytes_down"], row["bytes_up"]) == plain.bytes_after(row["round"])
         assert row["dropped"] == 0
         assert all(type(value) in (int, float) for value in row.values())
+
+
+WHO = [[0, 2, 4], [1, 3, 5]]
+PARTITIONS = {
+    "lists": WHO,
+    "tuples": tuple(map(tuple, WHO)),
+    "sets": list(map(set, WHO)),
+    "ranges": [range(0, 6, 2), range(1, 6, 2)],
+    "rows": np.array(WHO),
+    "arrays": [jnp.array(ids) for ids in WHO],
+    "objects": np.array([*map(np.array, WHO), None], object)[:2],
+    "numbers": {1: WHO[1], 0: WHO[0]},
+    "names": {"zoe": WHO[0], "adam": set(WHO[1])},
+    "a generator": (ids for ids in WHO),
+}
+
+
+@pytest.mark.parametrize("form", PARTITIONS)
+def test_a_partition_may_have_any_form(form):
+    found = check_parts(PARTITIONS[form])
+    assert [ids.tolist() for ids in found] == WHO
+    assert all(ids.dtype.kind == "i" for ids in found)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (7, "parts must be a list .* or a dictionary"),
+        ("train", "parts must be a list"),
+        (np.arange(4), "got one array; if it names the owner"),
+        ([0, 1], "whole numbers, for every client, got 0 for client 0"),
+        ([[0], [0.5]], r"got \[0.5\] for client 1"),
+        ([[True, False]], r"for client 0; of a mask, give np.flatnonzero\(mask\)"),
+        ([["a"]], r"got \['a'\] for client 0"),
+        ([[0], [[1], [2, 3]]], r"got \[\[1\], \[2, 3\]\] for client 1"),
+        ([[0], [3, 1, 3]], "client 1 has example 3 2 times"),
+        ([[0], []], "client 1 has no examples"),
+        ([[0], {-1}], "names example -1, but there are only 0 to"),
+        ([[0], {9999}], "names example 9999, but there are only 0 to"),
+        ([], "at least one client"),
+    ],
+)
+def test_what_is_no_partition_is_refused(parts, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        federation.federation(parts=parts, cohort_size=1)
+
+
+def test_only_answers_are_counted_as_sent():
+    prepared = federation.federation(dropout=0.7)
+    begun = start(prepared)
+    key, size = jax.random.clone(begun.key), prepared.setup.cohort_size
+    down, up = prepared.bytes_after(1)
+    for _, row in evaluations(prepared, begun, rounds=7, evaluate_every=3):
+        draws = [answers(key, index, size, 0.7) for index in range(row["round"])]
+        assert row["answered"] == np.sum(draws)
+        assert row["bytes_up"] * size == row["answered"] * up
+        assert row["bytes_down"] == row["round"] * down
+    assert 0 < row["answered"] < 7 * size
 
 
 def test_training_is_of_one_round_or_more_and_needs_a_cadence(plain):
