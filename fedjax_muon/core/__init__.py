@@ -40,6 +40,7 @@ from fedjax_muon.core.messages import (
     Reconstructed,
     exchange_shapes,
     message_shapes,
+    returned,
     sent_bytes,
 )
 from fedjax_muon.core.recipe import numbers_of, recorded, with_numbers
@@ -78,6 +79,7 @@ __all__ = [
     "no_client_state",
     "numbers_of",
     "recorded",
+    "returned",
     "sent_bytes",
     "unconstrained",
     "value_at",

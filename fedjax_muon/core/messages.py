@@ -39,6 +39,16 @@ def sent_bytes(message: Any) -> int:
     return sum(x.nbytes if is_known(x) else tree.nbytes(x) for x in parts)
 
 
+def returned(pair: Any) -> tuple[Any, Any]:
+    """What a client has returned, if it is a message and a state."""
+    if type(pair) is tuple and len(pair) == 2:
+        return pair
+    raise TypeError(
+        "client must return a tuple (message, client state), got "
+        f"{type(pair).__name__}; without a state, return the state that it was given"
+    )
+
+
 def exchange_shapes(
     exchanges: Iterable[Exchange],
     algorithm: Algorithm,
@@ -57,7 +67,9 @@ def exchange_shapes(
     ) -> MessageShapes:
         round = Round(jnp.int32(0), key, steps, 1, 1.0)
         broadcast = exchange.broadcast(state, round)
-        up, _ = exchange.client(objective, broadcast, client_state, batches, round)
+        up, _ = returned(
+            exchange.client(objective, broadcast, client_state, batches, round)
+        )
         return MessageShapes(broadcast, up)
 
     return [

@@ -22,6 +22,7 @@ from fedjax_muon.core import (
     Round,
     check_count,
     exchange_shapes,
+    returned,
     sent_bytes,
     streams,
     tree,
@@ -97,7 +98,9 @@ def _client(
             round = round._replace(steps=member.steps)
         if member.start is not None:
             round = round._replace(index=member.start)
-        sent, after = exchange.client(objective, broadcast, before, batches, round)
+        sent, after = returned(
+            exchange.client(objective, broadcast, before, batches, round)
+        )
         tree.check_alike("the client's state that client returns", before, after)
         message = exchange.decode(sent)
         received = (member.weight > 0) & tree.all_finite((message, after))

@@ -215,13 +215,30 @@ def _check_rule(name: str, rule: optax.GradientTransformation, params: Any) -> N
     gradient = jax.tree.map(_alternating, params)
     gradient = optax.tree.scale(1 / optax.tree.norm(gradient), gradient)
     try:
-        updates, _ = rule.update(gradient, rule.init(params), params)
-    except ValueError as error:  # optax.contrib.scale_by_muon, without its partition
+        state = rule.init(params)
+        updates, _ = rule.update(gradient, state, params)
+    except (ValueError, TypeError, AttributeError) as error:
+        if isinstance(rule, optax.GradientTransformationExtraArgs):
+            raise ValueError(
+                f"{name} needs more than gradients and parameters, and a local step "
+                f"has nothing else ({error}); give a rule without extra arguments"
+            ) from error
+        if not isinstance(error, ValueError):  # optax.lookahead, of other parameters
+            raise ValueError(
+                f"{name} can't be applied to parameters: {error}"
+            ) from error
+        # optax.contrib.scale_by_muon, without its partition
         raise ValueError(
             f"{name} can't be applied to parameters of shapes "
             f"{', '.join(str(x.shape) for x in jax.tree.leaves(params))}; for Muon use "
             "transforms.muon(), whose vectors have a rule of their own"
         ) from error
+    is_sam = lambda node: isinstance(node, optax.contrib.SAMState)
+    if any(map(is_sam, jax.tree.leaves(state, is_leaf=is_sam))):
+        raise ValueError(
+            f"{name} is SAM, which needs a second gradient at a point that it chooses, "
+            "and a local step has one; write an algorithm whose client takes both"
+        )
     along = float(optax.tree.vdot(updates, gradient))
     if along < 0:
         raise ValueError(

@@ -256,6 +256,10 @@ def missing(name):
     raise ValueError(str(error.value))
 
 
+(EXCHANGE,) = fm.fedavg().exchanges
+ONE_VALUE = fm.fedavg()._replace(
+    exchanges=(EXCHANGE._replace(client=lambda *given: {"params": given[1]}),)
+)
 SIMULATION, DSGD = federate(), fm.decentralized.dsgd(lr=0.1)
 # what the message says: the arguments of `federate`, or another call
 MISTAKES = {
@@ -310,6 +314,23 @@ MISTAKES = {
     "for Muon use transforms.muon()": {
         "algorithm": fm.fedavg(rule=optax.contrib.scale_by_muon())
     },
+    "needs more than gradients and parameters, and a local step has nothing else (": {
+        "algorithm": fm.fedavg(rule=optax.contrib.sophia(1e-3))
+    },
+    "missing 1 required keyword-only argument: 'value'); give a rule without extra": {
+        "algorithm": fm.fedavg(
+            rule=optax.chain(optax.scale_by_adam(), optax.scale_by_polyak())
+        )
+    },
+    "rule is SAM, which needs a second gradient": {
+        "algorithm": fm.fedavg(rule=optax.contrib.sam(optax.sgd(-1.0), optax.sgd(-1.0)))
+    },
+    "rule can't be applied to parameters: 'dict' object has no attribute 'fast'": {
+        "algorithm": fm.fedavg(rule=optax.lookahead(optax.sgd(-1.0), 5, 0.5))
+    },
+    "client must return a tuple (message, client state), got dict": (
+        lambda: federate(ONE_VALUE).train_round(start(federate(ONE_VALUE)))
+    ),
     "has no 'velocity'; it has": {
         "algorithm": fm.fedavg(rule=optax.trace(0.9), averaged_state=("velocity",))
     },
