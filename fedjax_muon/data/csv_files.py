@@ -33,7 +33,7 @@ SEPARATORS = {
 }
 HEAD = 2**18  # bytes in which the names of columns lie
 ABOVE = 20  # lines above them at most, such as a title
-BLOCK = 2**20  # bytes that are parsed at a time, or some rows
+BLOCK = 2**16  # bytes that are parsed at a time, or some rows
 SEPARATOR_LINE = re.compile(r'"?sep=(.)"?', re.IGNORECASE)  # of Excel
 UNNAMED = re.compile(r"|Unnamed: \d+")  # the second by pandas
 THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.' ]\d{3})+([.,]\d+)?")
@@ -309,7 +309,7 @@ def _parse(
                     values = [BOOLEANS[v.strip().lower()] for v in column.to_pylist()]
                     x[rows, j] = values
                 else:
-                    x[rows, j] = column.to_numpy(zero_copy_only=False)
+                    x[rows, j] = _numbers(column)
             for i in texts:
                 columns[i].append(batch.column(str(i)))
     if n < lines:  # an unclosed quote is an error, and blank lines are none
@@ -324,6 +324,14 @@ def _parse(
             f"{layout.path}: expected rows below the names of columns, found none"
         )
     return x, {i: column.combine_chunks() for i, column in joined.items()}
+
+
+def _numbers(column: Any) -> np.ndarray:
+    """A column of doubles; pyarrow's own conversion imports pandas where it is."""
+    if column.null_count:
+        return column.to_numpy(zero_copy_only=False)
+    first, memory = column.offset, column.buffers()[1]
+    return np.frombuffer(memory, np.float64, first + len(column))[first:]
 
 
 def _filled(x: np.ndarray, columns: Iterable[Any]) -> np.ndarray:

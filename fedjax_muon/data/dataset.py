@@ -421,6 +421,9 @@ def stratified(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Divides examples into two parts with the same shares of all classes.
 
+    The parts are those of scikit-learn's `train_test_split`, whose import takes a
+    second and 110 MB.
+
     Args:
       classes: Names of the labels in errors; by default, their numbers.
     """
@@ -444,11 +447,27 @@ def stratified(
         if name == TEST:
             remedy += ", or say which examples are for testing (split or test)"
         raise RareClassError(words + remedy)
-    # Imported here, since importing scikit-learn takes a second.
-    from sklearn.model_selection import train_test_split
+    held = math.ceil(share * len(labels))
+    rng = np.random.RandomState(0)
+    of_class = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+    first = _shares(counts, len(labels) - held, rng)
+    second = _shares(counts - first, held, rng)
+    orders = [one[rng.permutation(len(one))] for one in of_class]
+    parts = zip(orders, first, second, strict=True)
+    pairs = [(order[:n], order[n : n + m]) for order, n, m in parts]
+    kept, rest = map(np.concatenate, zip(*pairs, strict=True))
+    return rng.permutation(kept), rng.permutation(rest)
 
-    numbers = np.arange(len(labels))
-    kept, held = train_test_split(
-        numbers, test_size=share, stratify=labels, random_state=0
-    )
-    return kept, held
+
+def _shares(counts: np.ndarray, number: int, rng: np.random.RandomState) -> np.ndarray:
+    """How many of each class are among `number` examples, as near to proportional as
+    whole numbers can be."""
+    exact = counts / counts.sum() * number
+    shares = np.floor(exact)
+    for remainder in np.unique(exact - shares)[::-1]:
+        missing = int(number - shares.sum())
+        (places,) = np.nonzero(exact - np.floor(exact) == remainder)
+        if missing:
+            chosen = min(len(places), missing)
+            shares[rng.choice(places, chosen, replace=False)] += 1
+    return shares.astype(int)

@@ -475,7 +475,8 @@ def _classes(
 def _numbered(name: str, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     """Labels as numbers of classes; integers are numbers if they are no names."""
     numbers = {name: i for i, name in enumerate(classes)}
-    texts = labels.astype(str).tolist()
+    values, rows = np.unique(labels, return_inverse=True)
+    texts = values.astype(str).tolist()
     if labels.dtype.kind in "iu" and not set(texts) <= set(numbers):
         return labels
     unknown = [text for text in texts if text not in numbers]
@@ -484,4 +485,4 @@ def _numbered(name: str, labels: np.ndarray, classes: Sequence[str]) -> np.ndarr
             f"{name} has the label {unknown[0]!r}, which is not one of the classes "
             f"{', '.join(classes)}"
         )
-    return np.array([numbers[text] for text in texts], np.int32)
+    return np.array([numbers[text] for text in texts], np.int32)[rows]

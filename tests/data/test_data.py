@@ -8,13 +8,14 @@ import lzma
 import numpy as np
 import pytest
 from error_lines import one_line
+from sklearn import model_selection
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.preprocessing import StandardScaler
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
 from fedjax_muon.data import Dataset, loading, tables
-from fedjax_muon.data.dataset import digest, summary
+from fedjax_muon.data.dataset import digest, stratified, summary
 from fedjax_muon.data.source import File, Layout, Source, located, verify
 
 pytestmark = pytest.mark.usefixtures("no_data_directory")
@@ -392,3 +393,15 @@ def test_status(tmp_path, monkeypatch):
     damaged = data.status("toy", tmp_path)
     assert damaged[:2] == ("damaged", tmp_path / "inner")
     assert "expected 13 bytes" in damaged.problem
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_examples_are_divided_as_by_scikit_learn(seed):
+    rng = np.random.default_rng(seed)
+    counts, share = rng.integers(5, 60, size=seed + 2), (0.2, 0.25, 1 / 3)[seed % 3]
+    labels = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+    parts = model_selection.train_test_split(
+        np.arange(len(labels)), test_size=share, stratify=labels, random_state=0
+    )
+    for found, expected in zip(stratified(labels, share), parts, strict=True):
+        np.testing.assert_array_equal(found, expected)
