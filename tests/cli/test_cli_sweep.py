@@ -224,7 +224,8 @@ def test_an_interrupted_sweep_goes_on(tmp_path, swept, heard, monkeypatch, capsy
         run(*command, "--seeds", "3,4", *TINY, "--output", place)
     assert stop.value.code == 130
     assert f"fedjax-muon resume {place}" in capsys.readouterr().out.replace("\n", "")
-    assert sorted(os.listdir(place)) == ["cells", "config.json", "versions.json"]
+    files = ["cells", "config.json", "data.sha256", "versions.json"]
+    assert sorted(os.listdir(place)) == files
     finished = (place / "cells" / "fedavg.csv").read_bytes()
     assert finished.count(b"\n") == 1 + 2 * 4
     said = refused(capsys, "plot", place, "--output", tmp_path / "a.png")
