@@ -26,6 +26,7 @@ from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import Mixer, dense
 from fedjax_muon.decentralized.topology import check_mixing
+from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.round import Traffic
 from fedjax_muon.privacy.guarantees import Guarantee, check_left_out
 from fedjax_muon.simulation.arguments import (
@@ -186,6 +187,7 @@ def score_mean(task: Task, params: Params, clients: Clients, test: Any) -> Evalu
     return {**evaluate(task, mean, clients, test), "consensus": consensus}
 
 
+@promoting
 def decentralize(
     algorithm: Gossip,
     task: Task,

@@ -1,10 +1,31 @@
-"""Compiled programs, kept on disk between processes."""
+"""Compiled programs: how they are traced, and kept on disk between processes."""
 
+import functools
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import jax
 import platformdirs
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def promoting(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator: numbers of different types may meet in what the function traces.
+
+    Rules of optax, such as Adam, need it where `jax_numpy_dtype_promotion` is "strict".
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        with jax.numpy_dtype_promotion("standard"):
+            return function(*args, **kwargs)
+
+    return run
+
 
 _LEAST, _DEFAULT = "jax_persistent_cache_min_compile_time_secs", 1.0
 

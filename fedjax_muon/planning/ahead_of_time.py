@@ -24,6 +24,7 @@ from rich.table import Table
 
 from fedjax_muon import no_tpu
 from fedjax_muon.engine.plans import Plan, vmapped
+from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import SHARDED
 from fedjax_muon.planning.memory import EXHAUSTED, bytes_text, plans_of
 from fedjax_muon.simulation.rounds import Setup
@@ -115,6 +116,7 @@ class Compiled(NamedTuple):
         return max(flops / self.chip.flops, nbytes / self.chip.bandwidth)
 
 
+@promoting
 def compile_for(
     simulation: Simulation, topology: str, *, plan: Plan | None = None
 ) -> Compiled:

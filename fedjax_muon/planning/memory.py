@@ -10,6 +10,7 @@ import psutil
 
 from fedjax_muon.core import tree
 from fedjax_muon.engine.plans import Plan, smaller_plans, vmapped
+from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import Devices
 from fedjax_muon.simulation.federated import with_plan
 from fedjax_muon.simulation.rounds import Setup
@@ -56,6 +57,7 @@ def _begin(simulation: Simulation) -> jax.stages.Traced:
     )
 
 
+@promoting
 def memory_of(simulation: Simulation) -> Memory | None:
     """Computes the memory that a simulation needs.
 

@@ -22,6 +22,7 @@ from fedjax_muon.core import Algorithm, Exchange, check_count
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.plans import Plan
+from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import (
     REPLICATED,
     SHARDED,
@@ -77,6 +78,7 @@ from fedjax_muon.simulation.timing import away_of, blank_inputs, on_time, timed
 from fedjax_muon.tasks.task import Task, as_argument
 
 
+@promoting
 def federate(
     algorithm: Algorithm,
     task: Task,

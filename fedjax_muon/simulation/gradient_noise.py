@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_muon.core import Params, check_count, tree
+from fedjax_muon.engine.programs import promoting
 from fedjax_muon.simulation.batching import Clients, draw_rows, gradient_of_indices
 from fedjax_muon.simulation.rounds import Setup, with_inputs
 from fedjax_muon.simulation.simulation import Simulation
 
 
+@promoting
 def noise_norms(
     simulation: Simulation, params: Params, key: jax.Array, *, batches: int
 ) -> jax.Array:

@@ -19,6 +19,7 @@ from fedjax_muon.core import check_count, numbers_of, with_numbers
 from fedjax_muon.core.recipe import as_arrays, described, in_words
 from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
+from fedjax_muon.engine.programs import promoting
 from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.simulation.arguments import (
     Parts,
@@ -120,6 +121,7 @@ class Simulation:
             f"examples, batches of {setup.batch_size}, {len(self.test[1])} for testing"
         )
 
+    @promoting
     def init(self, key: jax.Array, *, drop_nonfinite: bool = False) -> Any:
         """Makes the state before round 0, which has `params` and `round`.
 
@@ -146,6 +148,7 @@ class Simulation:
         """Runs one round, as `train_rounds`."""
         return self.train_rounds(state, 1)
 
+    @promoting
     def train_rounds(self, state: Any, count: int) -> tuple[Any, Metrics]:
         """Runs `count` rounds in one call; all counts share one compiled program.
 
@@ -162,6 +165,7 @@ class Simulation:
         inputs = self._timed(state, count)._replace(mark=self._mark)
         return self.programs.rounds(inputs, state, self.clients, count)
 
+    @promoting
     def cohort_loss(self, state: Any) -> jax.Array:
         """Computes the training loss of the clients that the next round samples.
 
@@ -198,6 +202,7 @@ class Simulation:
             )
         return self.programs.loss(self._timed(state, 1), state, self.clients)
 
+    @promoting
     def evaluate(self, state: Any) -> Any:
         """Evaluates the parameters of a state, which is not donated.
 
@@ -225,6 +230,7 @@ class Simulation:
         """Shapes of the parameters that the task makes."""
         return jax.eval_shape(self.setup.task.init, jax.random.key(0))
 
+    @promoting
     def bytes_after(self, rounds: int, answered: int | None = None) -> Traffic:
         """Counts the bytes that all clients together received and sent.
 
@@ -244,6 +250,7 @@ class Simulation:
             up = first.up + answered * later.up / self.setup.cohort_size
         return Traffic(round(down), round(up))
 
+    @promoting
     def answered(self, key: jax.Array, rounds: int) -> int | None:
         """Counts the clients that answered in the first rounds, one for each message.
 
@@ -279,6 +286,7 @@ class Simulation:
             return self.inputs
         return self.inputs._replace(timing=timing.inputs(state.round, count))
 
+    @promoting
     def timing(self, key: jax.Array) -> Timing | None:
         """The times of a run by the key of its state; None without a clock."""
         if getattr(self.setup, "clock", None) is None:
@@ -316,6 +324,7 @@ class Simulation:
         """Bytes before round 0, and in a round; messages are traced only once."""
         return self.runner.traffic(self)
 
+    @promoting
     def vary(
         self,
         *,

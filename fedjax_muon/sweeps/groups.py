@@ -14,6 +14,7 @@ from jax import lax
 from fedjax_muon.core import numbers_of, with_numbers
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import sharding
+from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import REPLICATED, SHARDED
 from fedjax_muon.simulation.batching import Clients
 from fedjax_muon.simulation.evaluation import Evaluation, Examples, evaluate, measure
@@ -164,6 +165,7 @@ class Groups:
         self.programs = make_programs(simulation.setup, over, max_client_size, devices)
         self.rounds, self.evaluate_every = rounds, evaluate_every
 
+    @promoting
     def run(
         self,
         cells: Sequence[Cell],

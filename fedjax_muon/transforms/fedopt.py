@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_muon.core import check_range
+from fedjax_muon.transforms.layout import widened
 
 
 class MomentsState(NamedTuple):
@@ -100,7 +101,8 @@ def scale_by_fadas(
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
         nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g**2, state.nu, updates)
         largest = jax.tree.map(jnp.maximum, state.largest, nu)
-        step = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, largest)
+        divide = lambda m, v: (m / (jnp.sqrt(widened(v)) + eps)).astype(m.dtype)
+        step = jax.tree.map(divide, mu, largest)
         return step, LargestState(mu, nu, largest)
 
     return optax.GradientTransformation(init, update)

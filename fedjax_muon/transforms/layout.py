@@ -164,6 +164,24 @@ def map_matrices(
     return jax.tree.map(one, numbers, updates, is_leaf=is_numbers)
 
 
+def widened(x: jax.Array) -> jax.Array:
+    """In float32 or wider: in float16, an eps of 1e-8 is 0."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def in_float32(rule: optax.GradientTransformation) -> optax.GradientTransformation:
+    """A rule that computes, and keeps its state, in float32 or wider."""
+    wide = lambda tree: jax.tree.map(widened, tree)
+
+    def update(
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[Any, Any]:
+        steps, state = rule.update(wide(updates), state, wide(params))
+        return jax.tree.map(lambda u, g: u.astype(g.dtype), steps, updates), state
+
+    return optax.GradientTransformation(lambda params: rule.init(wide(params)), update)
+
+
 def of_matrices(
     function: Callable[[jax.Array], jax.Array], layout: Layout
 ) -> optax.GradientTransformation:
@@ -179,8 +197,7 @@ def of_matrices(
         del params
 
         def one(numbers: MuonDimensionNumbers, leaf: jax.Array) -> jax.Array:
-            wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-            return as_matrices(function, numbers, wide).astype(leaf.dtype)
+            return as_matrices(function, numbers, widened(leaf)).astype(leaf.dtype)
 
         return map_matrices(one, layout(updates), updates)
 

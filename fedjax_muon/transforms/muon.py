@@ -19,6 +19,7 @@ from fedjax_muon.transforms.directions import sign_scalars
 from fedjax_muon.transforms.layout import (
     Layout,
     fans,
+    in_float32,
     map_matrices,
     map_stacks,
     muon_dimension_numbers,
@@ -201,7 +202,8 @@ def muon(
     matrices = scale_by_muon(
         momentum, nesterov=nesterov, polar=polar, shape_scale=shape_scale, layout=layout
     )
-    rest = optax.scale_by_adam(0.9, 0.95, 1e-10) if rest is None else rest
+    if rest is None:
+        rest = in_float32(optax.scale_by_adam(0.9, 0.95, 1e-10))
     return by_rank(matrices, rest, layout=layout)
 
 

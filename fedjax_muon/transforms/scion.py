@@ -25,6 +25,7 @@ from fedjax_muon.transforms.layout import (
     muon_dimension_numbers,
     of_matrices,
     squared_norms,
+    widened,
 )
 from fedjax_muon.transforms.muon import (
     Polar,
@@ -83,7 +84,8 @@ def rms_direction() -> optax.GradientTransformation:
     """Divides every leaf by its root mean square."""
 
     def one(x: jax.Array, _: Any) -> jax.Array:
-        return (x / (jnp.sqrt(jnp.mean(x * x)) + EPS)).astype(x.dtype)
+        wide = widened(x)
+        return (wide / (jnp.sqrt(jnp.mean(wide * wide)) + EPS)).astype(x.dtype)
 
     return optax.stateless_with_tree_map(one)
 

@@ -18,11 +18,13 @@ from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms.layout import (
     Layout,
     as_matrices,
+    in_float32,
     map_leaves,
     muon_dimension_numbers,
     of_matrices,
     squared_norms,
     to_matrices,
+    widened,
 )
 from fedjax_muon.transforms.muon import (
     Polar,
@@ -208,10 +210,12 @@ def _divide_by_rms(
 
         def divide(n: Any, x: jax.Array, v: jax.Array) -> jax.Array:
             def one(x: jax.Array) -> jax.Array:
-                scaled = x / (jnp.sqrt(v) + eps[0])
+                scaled = x / (jnp.sqrt(widened(v)) + eps[0])
                 return (length(x) / (_frobenius(scaled) + eps[1])) * scaled
 
-            return x if n is None else as_matrices(one, n, x).astype(x.dtype)
+            if n is None:
+                return x
+            return as_matrices(one, n, widened(x)).astype(x.dtype)
 
         state = map_leaves(average, numbers, updates, state)
         return map_leaves(divide, numbers, updates, state), state
@@ -321,7 +325,7 @@ def scale_by_muon2(
         steps, _ = polar_of.update(steps, polar_of.init(steps))
         return steps, Muon2State(held, squares)
 
-    return optax.GradientTransformation(init, update)
+    return in_float32(optax.GradientTransformation(init, update))
 
 
 # ---------------------------------------------------------------- variance reduction

@@ -464,6 +464,28 @@ def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
         assert all(type(value) in (int, float) for value in row.values())
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": fm.robust(fedavg(), fm.aggregators.trimmed_mean(1))},
+        {"algorithm": fm.fedmuon_align(), "dropout": 0.3, "local_steps": [1, 2] * 3},
+        pytest.param(
+            {
+                "arrivals": fm.buffered(3, 2),
+                "clock": fm.clocks.lognormal(1.0, key=jax.random.key(0)),
+                "cohort_size": None,
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_strict_promotion_of_dtypes_works_in_rounds(changes):
+    with jax.numpy_dtype_promotion("strict"):
+        prepared = federation.federation(**changes)
+        _, rows = fm.train(prepared, start(prepared), rounds=2)
+    assert np.isfinite(rows[-1]["train_loss"])
+
+
 WHO = [[0, 2, 4], [1, 3, 5]]
 PARTITIONS = {
     "lists": WHO,

@@ -10,6 +10,7 @@ import optax
 import pytest
 from scipy import optimize
 
+from fedjax_muon import transforms
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.core import Objective, Round
 from fedjax_muon.linalg import newton_schulz as kernel
@@ -282,3 +283,33 @@ def test_bad_arguments_are_refused():
         given = {"params": PARAMS, "lr": LR, "steps": STEPS, **changes}
         with pytest.raises(ValueError, match=message):
             muon_bound(**given)
+
+
+HALF = {
+    "biclip": lambda: biclip(1e-5, 0.1),
+    "normalize_axes": lambda: transforms.normalize_axes("out", "in"),
+}
+RULES = [
+    *HALF,
+    *("equilibrate", "input_direction", "muon", "normalize", "orthogonalize"),
+    *("output_direction", "rms_direction", "scale_by_adamuon", "scale_by_fadas"),
+    *("scale_by_fedadam", "scale_by_mars", "scale_by_muon", "scale_by_muon2"),
+    *("scale_by_normuon", "scale_by_scion", "scale_by_soap", "unit_directions"),
+]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_16_bit_parameters_get_finite_steps_of_any_gradient(name):
+    """A zero gradient is one of a client without a class, or of a head of zeros."""
+    rule = HALF.get(name, getattr(transforms, name))()
+    for dtype in (jnp.bfloat16, jnp.float16):
+        params = {"k": jnp.full((8, 4), 0.1, dtype), "b": jnp.ones(4, dtype)}
+        for size in (0.0, 1e-4, 1.0):
+            g = jax.tree.map(lambda x, s=size: s * jnp.cos(jnp.arange(x.size)), params)
+            g = jax.tree.map(lambda g, x: g.reshape(x.shape).astype(x.dtype), g, params)
+            state = rule.init(params)
+            for _ in range(2):
+                u, state = rule.update(g, state, params)
+            for x in jax.tree.leaves(u):
+                assert x.dtype == dtype
+                assert bool(jnp.isfinite(x.astype(jnp.float32)).all()), (dtype, size)
