@@ -38,6 +38,7 @@ SEPARATOR_LINE = re.compile(r'"?sep=(.)"?', re.IGNORECASE)  # of Excel
 UNNAMED = re.compile(r"|Unnamed: \d+")  # the second by pandas
 THOUSANDS = re.compile(r"[+-]?\d{1,3}([,.' ]\d{3})+([.,]\d+)?")
 OPENED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
+CODECS: dict[type, str] = {gzip.GzipFile: "gzip", bz2.BZ2File: "bz2"}  # of pyarrow
 OTHERS = {b"PK": "a zip archive or an Excel file", b"PAR1": "a Parquet file"}
 DECIMAL = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?")
 ROWS = 16
@@ -279,13 +280,12 @@ def _parse(
     kinds |= {str(i): pyarrow.string() for i in (*texts, *booleans)}
     x, n = np.empty((max(lines, 0) + 1, len(numbers))), 0
     columns: dict[int, list[Any]] = {i: [] for i in texts}
-    with opened(layout.path) as file:
+    with _bytes_of(layout) as file:
         for batch in arrow.open_csv(
             file,
             arrow.ReadOptions(
                 column_names=[*map(str, range(len(layout.names)))],
                 skip_rows=layout.above,
-                encoding=layout.encoding.removesuffix("-sig"),
                 block_size=max(BLOCK, ROWS * layout.width),
                 use_threads=False,  # as fast, and with less memory
             ),
@@ -324,6 +324,19 @@ def _parse(
             f"{layout.path}: expected rows below the names of columns, found none"
         )
     return x, {i: column.combine_chunks() for i, column in joined.items()}
+
+
+def _bytes_of(layout: Layout) -> Any:
+    """The file as UTF-8, in an object of pyarrow: its threads read from it, and one
+    that still holds an object of Python when the program ends would abort it."""
+    import pyarrow
+
+    with opened(layout.path) as file:
+        if layout.encoding.startswith("utf-8"):
+            how = CODECS.get(type(file))
+            return pyarrow.input_stream(str(layout.path), compression=how)
+        content = file.read().decode(layout.encoding)
+    return pyarrow.BufferReader(content.encode())
 
 
 def _numbers(column: Any) -> np.ndarray:
