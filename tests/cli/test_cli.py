@@ -297,7 +297,7 @@ def test_list_breaks_no_word(columns, monkeypatch, capsys):
     for name, method in METHODS.items():
         options = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
         assert {name, *method.label.split(), *options} <= set(words), name
-    assert max(map(len, lines)) <= max(80, columns)
+    assert columns < 80 or max(map(len, lines)) <= columns  # else it is no terminal
     assert sum(line.split() == ["name", "algorithm", "options"] for line in lines) == 4
 
 
