@@ -248,8 +248,8 @@ def early_stopping(
       min_change: Smallest change of the best value that is an improvement.
 
     Returns:
-      A callback for one call of `train`. It raises `ValueError` if there is no such
-      metric.
+      A callback, which starts anew with every call of `train`. It raises `ValueError`
+      if there is no such metric.
     """
     check_count("patience", patience)
     if mode not in ("min", "max"):
@@ -257,11 +257,14 @@ def early_stopping(
     if not min_change >= 0:
         raise ValueError(f"min_change must be at least 0, got {min_change}")
     sign = 1.0 if mode == "max" else -1.0
-    best, waited = -math.inf, 0
+    best, waited, last = -math.inf, 0, -1
 
     def callback(state: Any, record: Record) -> bool:
-        nonlocal best, waited
+        nonlocal best, waited, last
         del state
+        if record.get("round", math.inf) <= last:  # the first one of another call
+            best, waited = -math.inf, 0
+        last = record.get("round", last)
         if column not in record:
             raise ValueError(
                 f"there is no metric {column!r}; there are {', '.join(record)}"

@@ -1,9 +1,11 @@
 """Classification with softmax cross-entropy."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -34,7 +36,9 @@ def classification(model: nn.Module, examples: Examples) -> Task:
 
     The mean loss over a batch is sum(w l) / sum(w), and 0 for a batch of padding alone.
     `grad` passes its key to the model as the stream "dropout"; `init` and `evaluate`
-    have no such stream. A model whose dropout is active only in training calls
+    have no such stream. A model whose `__call__` has an argument `train`, `training`,
+    `is_training`, `deterministic` or `use_running_average` is told which it is. One
+    without calls
 
         nn.Dropout(rate, deterministic=not self.has_rng("dropout"))(x)
 
@@ -47,7 +51,9 @@ def classification(model: nn.Module, examples: Examples) -> Task:
     shape = example_shape_of(examples)
 
     def init(key: jax.Array) -> Params:
-        return model.init(key, jnp.zeros((1, *shape)))["params"]
+        x = jnp.zeros((1, *shape))
+        begin: Callable[..., Any] = model.init
+        return begin(key, x, **flags_of(model, training=False))["params"]
 
     return from_logits(init, partial(logits_of, model))
 
@@ -169,7 +175,8 @@ def logits_of(
     """
     apply: Callable[..., Any] = model.apply
     streams = {} if key is None else {"dropout": key}
-    logits = apply({"params": params}, x, rngs=streams)
+    flags = flags_of(model, training=key is not None)
+    logits = apply({"params": params}, x, rngs=streams, **flags)
     # Half precision is enough for logits, but not for their log-softmax.
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
@@ -189,6 +196,14 @@ def _cross_entropies(logits: jax.Array, y: jax.Array) -> jax.Array:
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
+def flags_of(model: nn.Module, *, training: bool) -> dict[str, bool]:
+    """The arguments by which a model is told whether it trains, as Flax names them."""
+    given = inspect.signature(type(model).__call__).parameters
+    yes = dict.fromkeys(("train", "training", "is_training"), training)
+    no = dict.fromkeys(("deterministic", "use_running_average"), not training)
+    return {name: value for name, value in (yes | no).items() if name in given}
+
+
 def check_model(model: nn.Module, examples: Examples) -> None:
     """Checks that a model can be trained by `classification`."""
     if not isinstance(model, nn.Module):
@@ -201,7 +216,28 @@ def check_model(model: nn.Module, examples: Examples) -> None:
         )
     batch = 3  # not 1, which would hide a model that drops or adds a dimension
     x = jax.ShapeDtypeStruct((batch, *example_shape_of(examples)), jnp.float32)
-    logits, variables = jax.eval_shape(model.init_with_output, jax.random.key(0), x)
+    key = jax.random.key(0)
+    try:
+        flags = flags_of(model, training=False)
+        begin: Callable[..., Any] = model.init_with_output
+        run = partial(begin, **flags)
+        logits, variables = jax.eval_shape(run, key, x)
+        if set(variables) == {"params"}:
+            apply: Callable[..., Any] = model.apply
+            jax.eval_shape(partial(apply, **flags), variables, x)
+    except (flax.errors.InvalidRngError, ValueError) as error:
+        if isinstance(error, ValueError) and '"deterministic" must' not in str(error):
+            raise
+        raise ValueError(
+            "a model must drop nothing without training; give its __call__ an argument "
+            "train, and write nn.Dropout(rate, deterministic=not train)(x)"
+        ) from error
+    except TypeError as error:
+        if "missing" not in str(error):
+            raise
+        raise TypeError(
+            f"a model must need x alone, and possibly train or deterministic: {error}"
+        ) from error
     if set(variables) != {"params"}:
         raise ValueError(
             "a model must have the variables 'params' and no others, got "

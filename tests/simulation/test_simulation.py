@@ -486,6 +486,13 @@ def test_strict_promotion_of_dtypes_works_in_rounds(changes):
     assert np.isfinite(rows[-1]["train_loss"])
 
 
+def test_a_second_run_with_the_same_callback_stops_as_the_first():
+    stop = early_stopping("loss", patience=1, mode="min")
+    rows = [{"round": r, "loss": loss} for r, loss in ((0, 3.0), (1, 2.0), (2, 2.5))]
+    for _ in range(2):
+        assert [stop(None, row) for row in rows] == [False, False, True]
+
+
 WHO = [[0, 2, 4], [1, 3, 5]]
 PARTITIONS = {
     "lists": WHO,

@@ -17,7 +17,9 @@ from fedjax_muon.data import Dataset
 from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation import evaluation
+from fedjax_muon.tasks import classification
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip, draw as draw_crops
+from fedjax_muon.tasks.classification import logits_of
 
 KEY = jax.random.key(0)
 
@@ -338,3 +340,57 @@ def test_the_config_is_refused_for_other_data(x, model):
     said = r"crop_and_flip does not fit mine: images \[B, H, W, C\].*got examples \(1,"
     with pytest.raises(ValueError, match=said):
         simulation_of(Run("fedavg", {}, 0, config), dataset)
+
+
+class Drops(nn.Module):
+    """Dropout by one of the names that Flax has for it."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+class Deterministic(nn.Module):
+    @nn.compact
+    def __call__(self, x, deterministic=True):
+        return nn.Dense(3)(nn.Dropout(0.5)(x, deterministic=deterministic))
+
+
+@pytest.mark.parametrize("model", [Drops(), Deterministic()])
+def test_a_model_is_told_whether_it_trains(model):
+    x = jnp.ones((5, 8))
+    params = classification(model, (8,)).init(jax.random.key(0))
+    plain = logits_of(model, params, x)
+    np.testing.assert_array_equal(plain, logits_of(model, params, x))
+    assert not np.array_equal(plain, logits_of(model, params, x, jax.random.key(1)))
+
+
+class Always(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=False)(x))
+
+
+class Undecided(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.Dropout(0.5)(x))
+
+
+class Masked(nn.Module):
+    @nn.compact
+    def __call__(self, x, mask):
+        return nn.Dense(3)(x * mask)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Always(), "write nn.Dropout"),
+        (Undecided(), "write nn.Dropout"),
+        (Masked(), "must need x alone.*'mask'"),
+    ],
+)
+def test_models_that_can_not_be_told_are_refused(model, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        classification(model, (8,))
