@@ -75,6 +75,30 @@ def follow(
     end("finished")
 
 
+def _of_one_run(
+    name: str,
+    on_start: Callable[[Mapping[str, Any]], None],
+    on_record: Callable[[Record], None],
+    on_end: Callable[[Status], None],
+) -> Tracker:
+    """A tracker that takes a further call of `train` of its run, and no other run."""
+    last, begins = -1, True
+
+    def start(config: Mapping[str, Any]) -> None:
+        nonlocal begins
+        begins = True
+        on_start(config)
+
+    def record(row: Record) -> None:
+        nonlocal last, begins
+        if begins and row["round"] < last:
+            raise ValueError("it has another run; give every run a tracker of its own")
+        last, begins = row["round"], False
+        on_record(row)
+
+    return Tracker(name, start, record, on_end)
+
+
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Joins the names of nested values by dots, after a prefix."""
     values: dict[str, Any] = {}
@@ -130,7 +154,7 @@ def json_lines(path: str | Path, *, resume: bool = False) -> Tracker:
                 file.write(line + "\n")
             rounds.add(record["round"])
 
-    return Tracker(str(path), on_start, on_record, lambda status: None)
+    return _of_one_run(str(path), on_start, on_record, lambda status: None)
 
 
 def _finite(value: Any) -> Any:
@@ -205,7 +229,7 @@ def tensorboard(directory: str | Path, *, resume: bool = False) -> Tracker:
         last, is_empty = step, False
 
     close = lambda status: writer.close()
-    return Tracker(f"TensorBoard in {directory}", on_start, on_record, close)
+    return _of_one_run(f"TensorBoard in {directory}", on_start, on_record, close)
 
 
 # -------------------------------------------------------------- Weights & Biases
@@ -243,7 +267,7 @@ def wandb(
             run.log(metrics_of(record), step=record["round"])
 
     end = lambda status: run.finish(exit_code=int(status != "finished"))
-    return Tracker("Weights & Biases", on_start, on_record, end)
+    return _of_one_run("Weights & Biases", on_start, on_record, end)
 
 
 # ----------------------------------------------------------------------- Trackio
@@ -279,7 +303,7 @@ def trackio(
         with contextlib.redirect_stdout(io.StringIO()):
             optional("trackio", user).finish()
 
-    return Tracker("Trackio", on_start, on_record, on_end)
+    return _of_one_run("Trackio", on_start, on_record, on_end)
 
 
 # ------------------------------------------------------------------------ MLflow
@@ -333,7 +357,7 @@ def mlflow(
             rounds.add(step)
 
     end = lambda status: client.set_terminated(run, ENDS[status])
-    return Tracker("MLflow", on_start, on_record, end)
+    return _of_one_run("MLflow", on_start, on_record, end)
 
 
 def _entities(kind: str, values: Mapping[str, Any], *others: int) -> list[Any]:

@@ -126,6 +126,15 @@ def test_numbers_that_are_not_finite_are_null(path):
     assert path.read_text() == '{"round": 0, "loss": null, "seconds": null}\n'
 
 
+def test_a_tracker_takes_no_second_run(path):
+    tracker = json_lines(path)
+    logged(tracker, ROWS[:2])
+    logged(tracker, ROWS[1:])  # another call of `train`, of the same run
+    with pytest.warns(UserWarning, match="it has another run; give every run a tr"):
+        logged(tracker, ROWS)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == ROWS
+
+
 @pytest.mark.parametrize("cut", [0, 1, 30])
 def test_a_log_that_is_continued_has_every_round_once(path, cut):
     logged(json_lines(path), ROWS)
