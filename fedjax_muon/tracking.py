@@ -75,13 +75,19 @@ def follow(
     end("finished")
 
 
-def _of_one_run(
+def _tracker(
     name: str,
     on_start: Callable[[Mapping[str, Any]], None],
     on_record: Callable[[Record], None],
     on_end: Callable[[Status], None],
+    resumes: bool,
 ) -> Tracker:
-    """A tracker that takes a further call of `train` of its run, and no other run."""
+    """A tracker that takes a further call of `train` of its run, and no other run.
+
+    Args:
+      resumes: Whether the log is one of a run that may be resumed, whose records are
+        then given from the first one on.
+    """
     last, begins = -1, True
 
     def start(config: Mapping[str, Any]) -> None:
@@ -91,7 +97,7 @@ def _of_one_run(
 
     def record(row: Record) -> None:
         nonlocal last, begins
-        if begins and row["round"] < last:
+        if begins and not resumes and row["round"] < last:
             raise ValueError("it has another run; give every run a tracker of its own")
         last, begins = row["round"], False
         on_record(row)
@@ -154,7 +160,7 @@ def json_lines(path: str | Path, *, resume: bool = False) -> Tracker:
                 file.write(line + "\n")
             rounds.add(record["round"])
 
-    return _of_one_run(str(path), on_start, on_record, lambda status: None)
+    return _tracker(str(path), on_start, on_record, lambda status: None, resume)
 
 
 def _finite(value: Any) -> Any:
@@ -229,7 +235,7 @@ def tensorboard(directory: str | Path, *, resume: bool = False) -> Tracker:
         last, is_empty = step, False
 
     close = lambda status: writer.close()
-    return _of_one_run(f"TensorBoard in {directory}", on_start, on_record, close)
+    return _tracker(f"TensorBoard in {directory}", on_start, on_record, close, resume)
 
 
 # -------------------------------------------------------------- Weights & Biases
@@ -267,7 +273,7 @@ def wandb(
             run.log(metrics_of(record), step=record["round"])
 
     end = lambda status: run.finish(exit_code=int(status != "finished"))
-    return _of_one_run("Weights & Biases", on_start, on_record, end)
+    return _tracker("Weights & Biases", on_start, on_record, end, bool(run_id))
 
 
 # ----------------------------------------------------------------------- Trackio
@@ -303,7 +309,7 @@ def trackio(
         with contextlib.redirect_stdout(io.StringIO()):
             optional("trackio", user).finish()
 
-    return _of_one_run("Trackio", on_start, on_record, on_end)
+    return _tracker("Trackio", on_start, on_record, on_end, bool(name))
 
 
 # ------------------------------------------------------------------------ MLflow
@@ -357,7 +363,7 @@ def mlflow(
             rounds.add(step)
 
     end = lambda status: client.set_terminated(run, ENDS[status])
-    return _of_one_run("MLflow", on_start, on_record, end)
+    return _tracker("MLflow", on_start, on_record, end, bool(run_id))
 
 
 def _entities(kind: str, values: Mapping[str, Any], *others: int) -> list[Any]:
