@@ -305,11 +305,13 @@ def test_files_of_wandb_have_every_record(tmp_path, monkeypatch):
     tracker = tracking.wandb("p", run_id="x", directory=tmp_path)
     interrupted(tracker)
     logged(tracker, [*FIRST, LATER])
-    files = sorted((tmp_path / "wandb").glob("offline-run-*-x/run-x.wandb"))
+    # names have seconds only, and two runs may begin in one
+    files = (tmp_path / "wandb").glob("offline-run-*/run-x.wandb")
+    last = max(files, key=lambda file: file.stat().st_mtime_ns)
     read = wandb_internal_pb2.Record.FromString
     deadline = time.monotonic() + 60
     while True:  # wandb's own process may write after the end of `finish`
-        records = [read(data) for data in stored(files[-1].read_bytes())]
+        records = [read(data) for data in stored(last.read_bytes())]
         kinds = [record.WhichOneof("record_type") for record in records]
         if "exit" in kinds:
             break
