@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fedjax_muon.core.training_flags import flags_of
+
 
 def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> nn.Module:
     """Converts a module of flax.nnx to one of flax.linen.
@@ -15,7 +17,7 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> nn.Module:
     The parameters of the nnx module become nested dictionaries, keyed by the names of
     its attributes; entries of lists have their numbers as names. With a stream
     "dropout", as in training, the module is in the mode of `train()`, otherwise of
-    `eval()`.
+    `eval()`, and so are the arguments of its call that say so, such as `deterministic`.
 
     Args:
       make: Function of the random streams that returns the module, such as
@@ -67,7 +69,7 @@ class _Converted(nn.Module):
         key = self.make_rng("dropout") if training else jax.random.key(0)
         module: Any = nnx.merge(graph, params, _drawn(streams, key))
         module.train() if training else module.eval()
-        return module(x)
+        return module(x, **flags_of(module, training=training))
 
 
 def _by_name(tree: Any) -> Any:

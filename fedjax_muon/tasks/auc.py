@@ -11,6 +11,7 @@ label 1 and 0. The mean over examples of
 is minimized over the model, w1 and w2, and maximized over w3.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -60,7 +61,8 @@ def auc(model: nn.Module, examples: Examples, *, share: float | None = None) -> 
         )
     plain = classification(model, examples)
     example = jax.ShapeDtypeStruct((1, *example_shape_of(examples)), jnp.float32)
-    logits, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), example)
+    drawn = jax.eval_shape(plain.init, jax.random.key(0))
+    logits = jax.eval_shape(partial(logits_of, model), drawn, example)
     if logits.shape != (1, 2):
         raise ValueError(
             f"AUC is defined for two classes; the model gives {logits.shape[-1]} logits"

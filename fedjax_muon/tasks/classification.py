@@ -1,6 +1,5 @@
 """Classification with softmax cross-entropy."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ import optax
 from jax.tree_util import Partial
 
 from fedjax_muon.core import Params
+from fedjax_muon.core.training_flags import flags_of
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import check_axes
 from fedjax_muon.tasks.metrics import mcc
@@ -194,14 +194,6 @@ def weighted_mean(values: jax.Array, weight: jax.Array) -> jax.Array:
 
 def _cross_entropies(logits: jax.Array, y: jax.Array) -> jax.Array:
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
-
-
-def flags_of(model: nn.Module, *, training: bool) -> dict[str, bool]:
-    """The arguments by which a model is told whether it trains, as Flax names them."""
-    given = inspect.signature(type(model).__call__).parameters
-    yes = dict.fromkeys(("train", "training", "is_training"), training)
-    no = dict.fromkeys(("deterministic", "use_running_average"), not training)
-    return {name: value for name, value in (yes | no).items() if name in given}
 
 
 def check_model(model: nn.Module, examples: Examples) -> None:

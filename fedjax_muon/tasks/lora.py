@@ -32,6 +32,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import Partial
 
 from fedjax_muon.core import Params, check_count, check_range
+from fedjax_muon.core.training_flags import flags_of
 from fedjax_muon.tasks.classification import check_model, from_logits, logits_of
 from fedjax_muon.tasks.task import Task
 
@@ -87,7 +88,9 @@ def lora_classification(
     check_range("alpha", alpha, open_low=True, schedules=False)
     if folded and fixed_a is not None:
         raise ValueError("with fixed_a there is nothing to fold; leave out folded")
-    whole = lambda key: model.init(key, jnp.zeros((1, *example_shape)))["params"]
+    x, flags = jnp.zeros((1, *example_shape)), flags_of(model, training=False)
+    begin: Callable[..., Any] = model.init
+    whole = lambda key: begin(key, x, **flags)["params"]
     shapes = jax.eval_shape(whole, jax.random.key(0))
     _check_frozen(frozen, shapes, head)
     places = _places(shapes, layers, head)

@@ -74,9 +74,20 @@ def test_each_key_draws_other_parameters_as_nnx_does(tasks):
     assert abs(kernel(first).std() - 6**-0.5) < 0.2
 
 
+class Flagged(Dropped):
+    def __call__(self, x, train: bool):
+        return self.head(self.drop(x, deterministic=not train))
+
+
+class Silenced(Dropped):
+    def __call__(self, x, *, deterministic=True):
+        return self.head(self.drop(x, deterministic=deterministic))
+
+
 @pytest.mark.slow
-def test_dropout_is_active_in_training_alone():
-    model = from_nnx(Dropped)
+@pytest.mark.parametrize("kind", [Dropped, Flagged, Silenced])
+def test_dropout_is_active_in_training_alone(kind):
+    model = from_nnx(kind)
     x = jnp.ones((1, 400))
     params = model.init(jax.random.key(0), x)["params"]
     params["head"]["bias"] = jnp.zeros(3)
