@@ -79,7 +79,7 @@ def test_numbers_are_what_was_given_or_the_defaults():
     assert numbers_of(scaffold(server_lr=2, lr=0.5)) == {"lr": 0.5, "server_lr": 2}
     assert numbers_of(fedmuon(momentum=jnp.float32(0.5)))["momentum"] == 0.5
     muloco = algorithms.muloco(momentum=0.8)  # the preset's own, not DiLoCo's
-    rates = {"lr": 0.0224, "server_lr": 0.8, "decay": 0.0}
+    rates = {"lr": 0.0224, "server_lr": 0.8, "decay": 0.0, "b2": 0.99}
     assert numbers_of(muloco) == rates | {"momentum": 0.8, "server_momentum": 0.9}
 
 
