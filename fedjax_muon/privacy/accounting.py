@@ -22,6 +22,7 @@ from fedjax_muon.versions import optional
 LEAST, MOST = 1e-4, 1e7
 # Points of the distribution of losses in one step, and in all of them: memory.
 STEP_POINTS, POINTS = 1.5e5, 1e6
+USUAL_STEP, USUAL_TOTAL = 100.0, 400.0  # losses up to which the usual interval fits
 # The error of the probability of large losses that Fourier transforms add per step. It
 # is below 1e-16 in comparisons with an accountant whose probabilities are tilted.
 ROUNDING = 1e-15
@@ -197,12 +198,15 @@ def interval_of(interval: float, turns: Sequence[Turns]) -> float:
     finest, step, total = 1e-4, 0.0, 0.0
     for probability, ratio, steps, cut in turns:
         spread = probability * math.sqrt(math.expm1(min(ratio**2, 100.0)))
-        finest = min(finest, spread / 20)
+        if spread / 20 < 5e-5:  # else the usual interval is near enough
+            finest = min(finest, spread / 20)
         mean = steps * probability  # of the number of turns; then almost their largest
         most = min(steps, mean + 8 * math.sqrt(mean) + 15)
         total += most * ratio**2 / 2 + 10 * ratio * math.sqrt(most)
         wide = 4 * ratio if cut else ratio  # what `_step` composes with a small weight
         step = max(step, wide**2 / 2 + 10 * wide)
+    if step <= USUAL_STEP and total <= USUAL_TOTAL:
+        return interval / 1e-4 * finest
     return interval / 1e-4 * max(finest, step / STEP_POINTS, total / POINTS)
 
 

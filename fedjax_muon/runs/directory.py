@@ -233,7 +233,8 @@ def hold_to(place: Path, digest: str, name: str) -> None:
 
     def note() -> None:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files.claim(place / DATA, digest + "\n")
+        if files.claim(place / DATA, digest + "\n"):
+            (place / DATA).chmod(place.stat().st_mode & 0o666)  # as secret as the place
 
     run_on_first(note)
     check_held(place, digest, name)

@@ -130,12 +130,6 @@ def _ids(client: int, ids: Any) -> np.ndarray:
             f"parts must have a list of ids of examples, whole numbers, for every "
             f"client, got {ids!r:.60} for client {client}{advice}"
         )
-    found, counts = np.unique(array, return_counts=True)
-    if counts.max() > 1:
-        raise ValueError(
-            f"client {client} has example {found[counts.argmax()]} "
-            f"{counts.max()} times; give each example once"
-        )
     return array
 
 

@@ -89,8 +89,8 @@ def lora_classification(
     if folded and fixed_a is not None:
         raise ValueError("with fixed_a there is nothing to fold; leave out folded")
     x, flags = jnp.zeros((1, *example_shape)), flags_of(model, training=False)
-    begin: Callable[..., Any] = model.init
-    whole = lambda key: begin(key, x, **flags)["params"]
+    parameters: Callable[..., Any] = model.init
+    whole = lambda key: parameters(key, x, **flags)["params"]
     shapes = jax.eval_shape(whole, jax.random.key(0))
     _check_frozen(frozen, shapes, head)
     places = _places(shapes, layers, head)

@@ -454,7 +454,7 @@ SLOW = {
         "--seeds=-1": "a seed must lie in [0, 2^32), got -1",
         "--validation 0": "share must be in (0, 1), got 0.0",
         "--validation 1": "share must be in (0, 1), got 1.0",
-        "--validation 0.001": "a class that has 139 of 1437 examples",
+        "--validation 0.001": "the class '8', which has 139 of 1437 examples",
         "--cells-at-once 0": "cells_at_once must be at least 1, got 0",
         "--compressor top_k --compressor-share 0": "share must lie in (0, 1], got 0",
         "--compressor top_k --error-feedback 2": "feedback must lie in [0, 1], got 2",

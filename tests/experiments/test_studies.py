@@ -234,7 +234,7 @@ def delta_of(z, epsilon, releases):
     return below(mu / 2 - epsilon / mu) - other
 
 
-@pytest.mark.filterwarnings("ignore:messages have params")
+@pytest.mark.filterwarnings("ignore:messages have params", "ignore:the noise in the")
 def test_noise_is_that_of_the_level():
     exchanges = {"dp_fedavg": ROUNDS, "fedmuon": ROUNDS + 1}  # of a prologue
     for method, level in itertools.product(exchanges, ("10", "1")):

@@ -192,10 +192,10 @@ def test_what_no_compiler_accepts_does_not_fit(limit, monkeypatch):
 @pytest.mark.slow
 def test_what_does_not_fit_at_all_is_named(limit):
     limit(9000)
-    large = np.zeros((4000, 28, 28), np.float32)
+    large = np.zeros((4000, 28, 28, 1), np.float32)
     y = np.arange(4000, dtype=np.int32) % 3
     images = Dataset(large, y, large[:20], y[:20], ("a", "b", "c"))
-    task = tasks.classification(federation.Linear(3), (28, 28))
+    task = tasks.classification(federation.Linear(3), (28, 28, 1))
     about = {"task": task, "data": images}
     said = refusal(prepared("fedavg", plans.mapped, 8, 4, **about))
     assert "of 9 kB; even mapped needs " in said

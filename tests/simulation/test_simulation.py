@@ -526,7 +526,6 @@ def test_a_partition_may_have_any_form(form):
         ([[True, False]], r"for client 0; of a mask, give np.flatnonzero\(mask\)"),
         ([["a"]], r"got \['a'\] for client 0"),
         ([[0], [[1], [2, 3]]], r"got \[\[1\], \[2, 3\]\] for client 1"),
-        ([[0], [3, 1, 3]], "client 1 has example 3 2 times"),
         ([[0], []], "client 1 has no examples"),
         ([[0], {-1}], "names example -1, but there are only 0 to"),
         ([[0], {9999}], "names example 9999, but there are only 0 to"),

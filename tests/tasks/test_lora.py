@@ -245,7 +245,7 @@ def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
     setup, clients = federated.setup, federated.clients
     cells = [(groups.Cell({"lr": lr}, KEY, PARTS), federated) for lr in (0.1, 0.2)]
     data = groups._Shared(clients.x, clients.y, federated.test, None, setup.task)
-    states, stacked, _ = groups.stack(cells, 1)
+    states, stacked, *_ = groups.stack(cells, 1)
     over = groups.sequential
     swept = groups.make_programs(setup, over, clients.max_size)
     sizes = {"weights": np.full((2, 2), 0.5), "batch_size": 3}
