@@ -202,7 +202,7 @@ def test_what_does_not_fit_at_all_is_named(limit):
     fewer = " MB are examples: take fewer, or more devices and split_examples"
     assert said.endswith(fewer)
     about |= {"devices": FOUR, "split_examples": True}
-    more = np.zeros((40_000, 28, 28), np.float32), np.resize(y, 40_000)
+    more = np.zeros((40_000, 28, 28, 1), np.float32), np.resize(y, 40_000)
     about["data"] = Dataset(*more, large[:20], y[:20], ("a", "b", "c"))
     said = refusal(prepared("fedavg", plans.mapped, 8, 4, **about))
     assert "of memory on each device, of " in said
