@@ -205,8 +205,8 @@ def interval_of(interval: float, turns: Sequence[Turns]) -> float:
         total += most * ratio**2 / 2 + 10 * ratio * math.sqrt(most)
         wide = 4 * ratio if cut else ratio  # what `_step` composes with a small weight
         step = max(step, wide**2 / 2 + 10 * wide)
-    if step <= USUAL_STEP and total <= USUAL_TOTAL:
-        return interval / 1e-4 * finest
+    if finest == 1e-4 and step <= USUAL_STEP and total <= USUAL_TOTAL:
+        return interval
     return interval / 1e-4 * max(finest, step / STEP_POINTS, total / POINTS)
 
 
