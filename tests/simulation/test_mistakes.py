@@ -1,0 +1,240 @@
+"""Mistakes in the arguments of simulations, as a user makes them."""
+
+import federation
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from federation import DATA, PARTS, TASK, Linear
+
+import fedjax_muon as fm
+from fedjax_muon import simulation
+from fedjax_muon.algorithms import fedmuon_correct
+from fedjax_muon.simulation.arguments import check_parts
+
+
+def start(prepared):
+    return prepared.init(jax.random.key(8))
+
+
+SIZES = {"cohort_size": 2, "local_steps": 1, "batch_size": 4}
+OWNER = np.arange(len(DATA.x_train)) % 3
+WEIGHTS = np.full((6, 6), 1 / 6)
+
+
+def federate(algorithm=None, task=TASK, data=DATA, parts=PARTS, **changes):
+    algorithm = fm.fedavg(lr=0.1) if algorithm is None else algorithm
+    return fm.federate(algorithm, task, data, parts, **(SIZES | changes))
+
+
+def decentralize(algorithm, **changes):
+    given = TASK, DATA, PARTS
+    return fm.decentralize(algorithm, *given, weights=WEIGHTS, batch_size=4, **changes)
+
+
+def changed(**parts):
+    return {"data": DATA._replace(**parts)}
+
+
+WITH_NAN = changed(x_train=np.array(DATA.x_train))
+WITH_NAN["data"].x_train[7, 0] = np.nan
+DEEPER = fm.tasks.classification(fm.models.MLP(3, (4,)), DATA)
+
+
+def missing(name):
+    """The message of an attribute that `fm` does not have."""
+    with pytest.raises(AttributeError) as error:
+        getattr(fm, name)
+    raise ValueError(str(error.value))
+
+
+(EXCHANGE,) = fm.fedavg().exchanges
+ONE_VALUE = fm.fedavg()._replace(
+    exchanges=(EXCHANGE._replace(client=lambda *given: {"params": given[1]}),)
+)
+SIMULATION, DSGD = federate(), fm.decentralized.dsgd(lr=0.1)
+# what the message says: the arguments of `federate`, or another call
+MISTAKES = {
+    "call it first: fedavg": {"algorithm": fm.fedavg},
+    "simulate it with decentralize": {"algorithm": DSGD},
+    "the algorithm comes first, then the task": {"algorithm": "fedavg"},
+    "task must be a Task, got Linear; make one of the model": {"task": Linear(3)},
+    "task must be a Task, got Algorithm; see": {"task": fm.fedavg()},
+    "dataset must be a data.Dataset, got tuple": {"data": (DATA.x_train, DATA.y_train)},
+    "if it names the owner of every example, use": {"parts": OWNER},
+    "plan must be a function, got 'vmapped'": {"plan": "vmapped"},
+    "sampler must be a function, got 'full_batch'": {"sampler": "full_batch"},
+    "weighting must be a function, got 'examples'": {"weighting": "examples"},
+    "cohort_size must be at least 1, got 0": {"cohort_size": 0},
+    "between 1 and the 6 clients there are, got 7": {"cohort_size": 7},
+    "local_steps must be at least 1, got 0": {"local_steps": 0},
+    "batch_size must be at least 1, got 0": {"batch_size": 0},
+    "dropout must lie in [0, 1), got 1": {"dropout": 1.0},
+    "dropout must lie in [0, 1), got -0.1": {"dropout": -0.1},
+    "dropout must lie in [0, 1), got nan": {"dropout": np.nan},
+    "control variates or bounds each client's part": {
+        "algorithm": fedmuon_correct(lr=0.2, rule=optax.identity()),
+        "weighting": simulation.by_examples,
+    },
+    "at least one client": {"parts": []},
+    "client 1 has no examples": {"parts": [PARTS[0], PARTS[1][:0]]},
+    "cohort_size must be a whole number, got 2.5": {"cohort_size": 2.5},
+    "batch_size must be a whole number, got '4'": {"batch_size": "4"},
+    "y_test must be 20 integers": changed(y_test=DATA.y_test[:5]),
+    "y_test must be in 0..2": changed(y_test=DATA.y_test + 1),
+    "y_train must be 80 integers": changed(y_train=np.append(DATA.y_train, 0)),
+    "x_train has NaN or infinity in 1 of 80 examples, first in example 7": WITH_NAN,
+    "x_test must be non-empty": changed(x_test=DATA.x_test[:0], y_test=DATA.y_test[:0]),
+    "simulate it with federate": lambda: decentralize(fm.fedavg()),
+    "mixer must be a function, got 'dense'": lambda: decentralize(DSGD, mixer="dense"),
+    "a model must be made first, as Linear": (
+        lambda: fm.tasks.classification(Linear, DATA)
+    ),
+    "keyword argument 'learning_rate'; it takes lr, rule": (
+        lambda: fm.fedavg(learning_rate=0.1)
+    ),
+    "key must be a typed key": lambda: SIMULATION.init(0),
+    "rounds must be a whole number, got '30'": (
+        lambda: fm.train(SIMULATION, start(SIMULATION), rounds="30")
+    ),
+    "count must be at least 0, got -1": (
+        lambda: SIMULATION.train_rounds(start(SIMULATION), -1)
+    ),
+    "rounds must be at least 0, got -1": lambda: SIMULATION.bytes_after(-1),
+    "has 6 clients, got 5 parts": lambda: SIMULATION.vary(parts=PARTS[:5]),
+    "must be an optax transformation, such as transforms.muon(), got 'muon'": {
+        "algorithm": fm.fedavg(rule="muon")
+    },
+    "call it first: muon(...)": {"algorithm": fm.fedavg(rule=fm.transforms.muon)},
+    "for Muon use transforms.muon()": {
+        "algorithm": fm.fedavg(rule=optax.contrib.scale_by_muon())
+    },
+    "needs more than gradients and parameters, and a local step has nothing else (": {
+        "algorithm": fm.fedavg(rule=optax.contrib.sophia(1e-3))
+    },
+    "missing 1 required keyword-only argument: 'value'); give a rule without extra": {
+        "algorithm": fm.fedavg(
+            rule=optax.chain(optax.scale_by_adam(), optax.scale_by_polyak())
+        )
+    },
+    "rule is SAM, which needs a second gradient": {
+        "algorithm": fm.fedavg(rule=optax.contrib.sam(optax.sgd(-1.0), optax.sgd(-1.0)))
+    },
+    "rule can't be applied to parameters: 'dict' object has no attribute 'fast'": {
+        "algorithm": fm.fedavg(rule=optax.lookahead(optax.sgd(-1.0), 5, 0.5))
+    },
+    "client must return a tuple (message, client state), got dict": (
+        lambda: federate(ONE_VALUE).train_round(start(federate(ONE_VALUE)))
+    ),
+    "has no 'velocity'; it has": {
+        "algorithm": fm.fedavg(rule=optax.trace(0.9), averaged_state=("velocity",))
+    },
+    "names must be a tuple, such as ('trace',)": {
+        "algorithm": fm.fedavg(rule=optax.trace(0.9), averaged_state="trace")
+    },
+    "write (main,) with a comma": {
+        "algorithm": fm.fedavg()._replace(exchanges=fm.fedavg().exchanges[0])
+    },
+    "from an earlier round of a simulation, got dict": (
+        lambda: SIMULATION.train_round({"params": 0})
+    ),
+    "the state is of another model: its parameter": (
+        lambda: SIMULATION.train_round(start(federate(task=DEEPER)))
+    ),
+    "did you mean 'fedmuon'": lambda: missing("fedmoun"),
+    "'dsgd' is in fedjax_muon.decentralized": lambda: missing("dsgd"),
+    "'fedmuon_da' is in fedjax_muon.minimax": lambda: missing("fedmuon_da"),
+    "algorithms.ALL['fedcm'].function(...)": lambda: missing("fedcm"),
+    "give AgentPrivacy": lambda: missing("dpmixsgd"),
+    "names example 80": lambda: SIMULATION.vary(parts=[*PARTS[:5], np.array([80])]),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_a_mistake_is_refused_by_name(message):
+    given = MISTAKES[message]
+    with pytest.raises((TypeError, ValueError)) as error:
+        given() if callable(given) else federate(**given)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_printed_fits_two_lines():
+    assert str(fm.fedmuon()) == "fedmuon(lr=0.01, momentum=0.9, synced=True)"
+    assert str(DSGD).startswith("dsgd(lr=0.1, rule=identity")
+    first, second = str(SIMULATION).splitlines()
+    assert first.startswith("Simulation of fedavg(lr=0.1")
+    assert second.split()[:2] == ["6", "clients"]
+    assert max(len(first), len(second)) < 100
+
+
+@pytest.mark.slow
+def test_examples_in_float64_are_those_in_float32():
+    wide = DATA._replace(x_train=DATA.x_train.astype(float), x_test=np.float64(DATA[2]))
+    ends = []
+    for data in (DATA, wide):
+        simulation = federate(fm.fedavg(rule=optax.identity()), data=data)
+        state, _ = simulation.train_round(simulation.init(jax.random.key(1)))
+        ends.append(state.params)
+    jax.tree.map(np.testing.assert_array_equal, *ends)
+
+
+POSTPONED = """
+from __future__ import annotations
+import fedjax_muon as fm
+from fedjax_muon.core import Hyper, recorded
+@recorded
+def mine(lr: Hyper = 0.1, *, other: fm.Hyper = 0.5, steps: int = 3):
+    return fm.fedavg(lr=lr)
+"""
+
+
+def test_hyper_parameters_of_postponed_annotations_are_found():
+    names: dict = {}
+    exec(POSTPONED, names)
+    assert fm.core.numbers_of(names["mine"](lr=0.3)) == {"lr": 0.3, "other": 0.5}
+
+
+WHO = [[0, 2, 4], [1, 3, 5]]
+PARTITIONS = {
+    "lists": WHO,
+    "tuples": tuple(map(tuple, WHO)),
+    "sets": list(map(set, WHO)),
+    "ranges": [range(0, 6, 2), range(1, 6, 2)],
+    "rows": np.array(WHO),
+    "arrays": [jnp.array(ids) for ids in WHO],
+    "objects": np.array([*map(np.array, WHO), None], object)[:2],
+    "numbers": {1: WHO[1], 0: WHO[0]},
+    "names": {"zoe": WHO[0], "adam": set(WHO[1])},
+    "a generator": (ids for ids in WHO),
+}
+
+
+@pytest.mark.parametrize("form", PARTITIONS)
+def test_a_partition_may_have_any_form(form):
+    found = check_parts(PARTITIONS[form])
+    assert [ids.tolist() for ids in found] == WHO
+    assert all(ids.dtype.kind == "i" for ids in found)
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (7, "parts must be a list .* or a dictionary"),
+        ("train", "parts must be a list"),
+        (np.arange(4), "got one array; if it names the owner"),
+        ([0, 1], "whole numbers, for every client, got 0 for client 0"),
+        ([[0], [0.5]], r"got \[0.5\] for client 1"),
+        ([[True, False]], r"for client 0; of a mask, give np.flatnonzero\(mask\)"),
+        ([["a"]], r"got \['a'\] for client 0"),
+        ([[0], [[1], [2, 3]]], r"got \[\[1\], \[2, 3\]\] for client 1"),
+        ([[0], []], "client 1 has no examples"),
+        ([[0], {-1}], "names example -1, but there are only 0 to"),
+        ([[0], {9999}], "names example 9999, but there are only 0 to"),
+        ([], "at least one client"),
+    ],
+)
+def test_what_is_no_partition_is_refused(parts, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        federation.federation(parts=parts, cohort_size=1)
