@@ -34,7 +34,7 @@ def read_prepared(folder: Path) -> Dataset:
     """
     # Imported here, since the import is slow and no other dataset needs it.
     import tensorflow_datasets as tfds
-    from google.protobuf import json_format  # type: ignore[import-untyped] # no stubs
+    from google.protobuf import json_format  # type: ignore[import-untyped]  # has no stubs
 
     with _reading(folder, json_format.ParseError):
         _check_files(folder)
@@ -185,7 +185,7 @@ def _features(features: dict[str, Any], folder: Path, tfds: Any) -> tuple[str, s
 
 
 def _read_split(builder: Any, split: str, x: str, y: str) -> tuple[list, list]:
-    from array_record.python import (  # type: ignore[import-untyped] # no stubs
+    from array_record.python import (  # type: ignore[import-untyped]  # has no stubs
         array_record_module,
     )
 

@@ -43,7 +43,7 @@ def cache_programs(directory: Path | None = None) -> None:
       directory: Directory of the programs; by default in the user's cache directory.
         Nobody else may be able to write to it, since JAX runs what it finds there.
     """
-    given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # dynamic
+    given = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # JAX adds its options at run time
     if given is not None:
         return
     try:

@@ -50,7 +50,7 @@ def begin(launch: Launch, devices: int) -> None:
         )
     cores = min(devices, os.cpu_count() or 1)
     forced = FORCED in os.environ.get("XLA_FLAGS", "")  # the option would undo it
-    present: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # dynamic
+    present: int = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]  # added at run time
     if cores > max(1, present) and not forced:
         jax.config.update("jax_num_cpu_devices", cores)
     if launch.distributed or launch.coordinator is not None:

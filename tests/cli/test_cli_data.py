@@ -196,7 +196,7 @@ def test_data_that_change_are_refused(command, table, tmp_path, capsys):
     assert said.startswith(f"the data of {table} have changed since {place}")
     if command == TRAIN:
         with pytest.raises(ValueError, match="have changed since"):
-            load_run(place).dataset  # noqa: B018
+            load_run(place).dataset  # noqa: B018 - reading it is what may raise
     table.write_text(before)
     run("resume", *again)
 

@@ -298,7 +298,7 @@ def test_names_in_all_types_of_arrays(labels, classes):
     ("labels", "said"),
     [
         (GAPS, "example 0: y is empty .10 of 60 are missing.; fill it in, or leave"),
-        (np.where(GAPS == None, np.nan, GAPS), "example 0: y is empty"),  # noqa: E711
+        (np.where(GAPS == None, np.nan, GAPS), "example 0: y is empty"),  # noqa: E711 - by element
         (GAPS.astype("U").astype("U3") != "dog", None),
         (np.array([np.nan, 1, 2] * 20), "example 0: y is empty .20 of 60 are missing"),
         (np.array(["nan", "a", "b"] * 20), "example 0: y is 'nan', which stands for a"),
