@@ -16,7 +16,7 @@ the worlds too. The attack sees what agents send, or the state of the server.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ import numpy as np
 
 from fedjax_muon.privacy.guarantees import PrivacySpec
 from fedjax_muon.privacy.sampling import Poisson
-from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.simulation.simulation import Simulation, fresh_key
 
 CHUNK = 4000  # worlds that run together
 
@@ -98,22 +98,12 @@ def _room(count: int) -> int:
 
 
 def run_keys(simulation: Simulation, count: int) -> jax.Array | None:
-    """Draws the run keys of some worlds, as `Simulation.init` draws one.
+    """Draws the run keys of some worlds, as a private simulation draws them.
 
     Returns:
       Typed keys [count]; None if the noise is fixed, and follows from the seed.
     """
-    drawn: list[jax.Array | None] = []
-
-    def create(key: jax.Array, run_key: jax.Array | None = None) -> None:
-        drawn.append(run_key)
-
-    begin = lambda *arguments: (None, np.ones(1, bool))
-    programs = simulation.programs._replace(create=create, begin=cast(Any, begin))
-    idle = dataclasses.replace(simulation, programs=programs)
-    key = jax.random.key(0)
-    for _ in range(count):
-        idle.init(key)
+    drawn = [fresh_key(simulation.guarantee) for _ in range(count)]
     keys = [key for key in drawn if key is not None]
     return jnp.stack(keys) if keys else None
 

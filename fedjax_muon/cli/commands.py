@@ -132,7 +132,7 @@ def _train(
             private = {run_dir: privacy.Private(run, simulation.guarantee)}
             for statement in privacy.state(private, dataset, run_dir):
                 console.print(statement, highlight=False, soft_wrap=True)
-        place = privacy.secret_of(run, run_dir) or run_dir
+        place = privacy.place_of_secrets(run, run_dir)
         directory.hold_to(place, digest(dataset), run.config.dataset)
         try:
             trackers = log.of_run(run_dir)

@@ -92,6 +92,18 @@ def nbytes(a: Tree) -> int:
 MOMENTUM = {"momentum", "trace", "mu"}  # names of it in states of optax and of ours
 
 
+def shapes(a: Tree) -> dict[str, str]:
+    """The dtypes and shapes of all leaves, in words, by their paths.
+
+    Example:
+      >>> shapes({"w": jnp.zeros((2, 3))})
+      {"['w']": 'float32[2, 3]'}
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(a)
+    keystr = jax.tree_util.keystr
+    return {keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
+
+
 def _names(path: Iterable[Any]) -> set[str]:
     """Names of the attributes in the path of a leaf, and "momentum" for all of its."""
     found = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}

@@ -49,7 +49,7 @@ from fedjax_muon.simulation.batching import (
     shuffled_epochs,
 )
 from fedjax_muon.simulation.evaluation import Evaluation, evaluate
-from fedjax_muon.simulation.rounds import Inputs, Metrics, bound_key
+from fedjax_muon.simulation.rounds import Inputs, Metrics
 from fedjax_muon.simulation.simulation import Programs, Runner, Simulation, inputs_of
 from fedjax_muon.tasks.task import Task, as_argument
 
@@ -134,31 +134,44 @@ def keys_of(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     return fold(streams.BATCHES), fold(streams.ITERATIONS)
 
 
-def created(key: jax.Array, run_key: jax.Array | None = None) -> Any:
-    """Makes the keys of the initial parameters, and of the run, for `begin_run`."""
+def created(
+    key: jax.Array, run_key: jax.Array | None = None, params: Params | None = None
+) -> Any:
+    """Makes what `begin_run` starts from: the key of the initial parameters, or these,
+    and the key of the run."""
     init_key, rest = jax.random.split(key)
-    return init_key, rest if run_key is None else run_key
+    start = init_key if params is None else params
+    return start, rest if run_key is None else run_key
 
 
 def begin_run(
     setup: GossipSetup,
     inputs: Inputs,
-    keys: tuple[jax.Array, jax.Array],
+    created: tuple[Any, jax.Array],
     clients: Clients,
 ) -> State:
-    """Runs iteration 0, with keys from `created`."""
-    init_key, key = keys
+    """Runs iteration 0; see `created`."""
+    params, key = created
+    if _is_key(params):
+        params = inputs.task.init(params)
     batch_key, agent_key = keys_of(key)
     start, _ = step_functions(setup, inputs, clients)
     drawn = batches(setup, clients, True, batch_key, 0)
-    return State(start(inputs.task.init(init_key), drawn, agent_key), key)
+    return State(start(params, drawn, agent_key), key)
+
+
+def _is_key(value: Any) -> bool:
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def run_rounds(
     setup: GossipSetup, inputs: Inputs, state: State, clients: Clients, count: jax.Array
 ) -> tuple[State, Metrics]:
     """Runs `count` iterations, a number that may be traced."""
-    batch_key, agent_key = keys_of(bound_key(state.key, inputs.mark))
+    batch_key, agent_key = keys_of(
+        state.key if inputs.run_key is None else inputs.run_key
+    )
     _, step = step_functions(setup, inputs, clients)
 
     def body(_, carry):

@@ -44,11 +44,10 @@ from fedjax_muon.simulation.batching import objective_of
 from fedjax_muon.simulation.rounds import (
     Inputs,
     State,
-    bound_key,
     cohort_of,
     init_state,
 )
-from fedjax_muon.simulation.simulation import inputs_of, run_key_of
+from fedjax_muon.simulation.simulation import fresh_key, inputs_of
 
 # Sends requests by client id, and yields (client id, answer) as answers arrive, until
 # all have arrived or the deadline in seconds is over. With asynchronous rounds, several
@@ -154,7 +153,7 @@ def _begin(
 ) -> tuple[Progress, np.ndarray | None]:
     """Restores the newest checkpoint, or runs the prologue."""
     # as a simulation's, not compiled
-    state = init_state(server.shared.setup, key, run_key_of(server.shared.guarantee))
+    state = init_state(server.shared.setup, key, fresh_key(server.shared.guarantee))
     bare = state._replace(training=state.training._replace(client_states=()))
     accepted = np.full(server.shared.setup.num_clients, INITIAL, np.int32)
     if stored:
@@ -181,10 +180,8 @@ def _with_fresh_noise(state: State, guarantee: Guarantee | None) -> State:
     answers of other clients, and the difference of two broadcasts with the same noise
     is a client's message. The memory of correlated noise stays.
     """
-    words = None if guarantee is None else guarantee.run_words()
-    if words is None:
-        return state
-    return state._replace(key=bound_key(state.key, words))
+    key = fresh_key(guarantee)
+    return state if key is None else state._replace(key=key)
 
 
 class _Server:

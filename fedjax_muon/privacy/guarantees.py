@@ -406,11 +406,11 @@ class Guarantee:
         return {name: x for name, x in scores.items() if name.startswith(PUBLIC)}
 
     def run_words(self) -> np.ndarray | None:
-        """Draws the key of a run's noise and coins from the operating system.
+        """Draws the key of some rounds' noise and coins from the operating system.
 
         Returns:
-          uint32 [2], 64 bits of entropy, which are stored in the state alone; None if
-          the noise is fixed, which leaves it to the seed.
+          uint32 [2], 64 bits of entropy, which are kept nowhere; None if the noise is
+          fixed, which leaves it to the seed.
         """
         if self.fixed_noise:
             return None

@@ -240,7 +240,8 @@ def pld_accountant(costs: Sequence[Cost], interval: float) -> Any:
 
 
 FORMAT = "fedjax_muon privacy ledger"
-VERSION = 1  # of the format
+VERSION = 2  # of the format; 1 had no rounds of runs
+AGAIN = "start again in another directory, which the ledger charges again"
 PATIENCE = 600  # seconds to wait for another process; an accountant takes a few
 
 
@@ -253,11 +254,14 @@ class Entry:
     cost: Cost
     time: str  # when it was charged, in UTC, ISO 8601
     void: str = ""  # why the run has no guarantee, if it has none
+    round: int = -1  # the last one whose state may have been released; -1: none
 
     def __post_init__(self) -> None:
         for name in ("run", "label", "time", "void"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a string, got {getattr(self, name)!r}")
+        if type(self.round) is not int:
+            raise TypeError(f"round must be an integer, got {self.round!r}")
 
     @classmethod
     def now(cls, run: str, label: str, cost: Cost, void: str = "") -> "Entry":
@@ -293,18 +297,20 @@ class Ledger:
     which is made when something is first charged.
     """
 
-    def __init__(self, path: str | os.PathLike[str], data: str):
+    def __init__(self, path: str | os.PathLike[str], data: str | None = None):
+        """Opens a ledger.
+
+        Args:
+          data: The `fingerprint` of the dataset, which is needed to charge something.
+        """
         # a link would be replaced by a file, and its target locked by another name
         self.path = Path(path).expanduser().resolve()
         self.data = data
 
     def entries(self) -> tuple[Entry, ...]:
         """Reads what was charged, oldest first; nothing if there is no file."""
-        try:
-            content = self.path.read_bytes()
-        except FileNotFoundError:
-            return ()
-        return tuple(self._checked(content))
+        record = self._record()
+        return () if record is None else tuple(self._entries(record))
 
     def check(
         self, entries: Sequence[Entry], delta: float, budget: float | None = None
@@ -327,8 +333,44 @@ class Ledger:
         with self._locked():  # which makes the folders
             new, epsilon = self._added(entries, delta, budget)
             if new:
-                self._write((*self.entries(), *new))
+                fields = [vars(e) | {"cost": e.cost.to_record()} for e in new]
+                before = self._record() or {"data": self.data, "entries": []}
+                self._write(before | {"entries": [*before["entries"], *fields]})
         return epsilon
+
+    def round_of(self, run: str) -> int:
+        """The last round of a run whose state may have been released; -1 if none."""
+        return self._entry(run).round
+
+    def reach(self, run: str, round: int) -> None:
+        """Records, before a run releases the state of a round, that it does so.
+
+        Raises:
+          ValueError: If the run has released a later round already. Its state is an old
+            one, and its next rounds would be released again with other noise.
+        """
+        with self._locked():
+            entry = self._entry(run)
+            if round < entry.round:
+                raise ValueError(
+                    f"the state is of round {round}, but {self.path} says that the run "
+                    f"may have released round {entry.round}: it is an older copy; "
+                    f"{AGAIN}"
+                )
+            if round == entry.round:
+                return
+            record = self._record()
+            assert record is not None  # it has the run
+            for fields in record["entries"]:
+                if fields["run"] == run:
+                    fields["round"] = round
+            self._write(record)
+
+    def _entry(self, run: str) -> Entry:
+        found = [entry for entry in self.entries() if entry.run == run]
+        if not found:
+            raise ValueError(f"{self.path} has no run {run!r}; {AGAIN}")
+        return found[0]
 
     def _added(
         self, entries: Sequence[Entry], delta: float, budget: float | None
@@ -386,7 +428,12 @@ class Ledger:
         finally:
             lock.release()  # the file stays: others may wait for it
 
-    def _checked(self, content: bytes) -> Iterator[Entry]:
+    def _record(self) -> dict[str, Any] | None:
+        """The content of the file; None if there is none."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
         try:
             record = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -395,20 +442,23 @@ class Ledger:
             raise ValueError(
                 f"{self.path} is not a privacy ledger; choose another path for it"
             )
-        if record.get("version") != VERSION:
+        if record.get("version") not in (1, VERSION):
             raise ValueError(
                 f"{self.path} has version {record.get('version')!r} of the ledger's "
-                f"format, and this fedjax_muon reads version {VERSION}; update "
+                f"format, and this fedjax_muon reads versions up to {VERSION}; update "
                 "fedjax_muon"
             )
         if record.get("sha256") != _digest(record):
             raise self._damaged("its content does not match its SHA-256")
-        if record["data"] != self.data:
+        if self.data not in (None, record["data"]):
             raise ValueError(
                 f"{self.path} is the ledger of another dataset, with the fingerprint "
                 f"{record['data'][:12]}... and not {self.data[:12]}...; keep one for "
                 "each"
             )
+        return record
+
+    def _entries(self, record: Mapping[str, Any]) -> Iterator[Entry]:
         for fields in record["entries"]:
             try:
                 cost = Cost.from_record(fields["cost"])
@@ -422,13 +472,8 @@ class Ledger:
             "says what was spent"
         )
 
-    def _write(self, entries: Sequence[Entry]) -> None:
-        record: dict[str, Any] = {
-            "format": FORMAT,
-            "version": VERSION,
-            "data": self.data,
-            "entries": [vars(e) | {"cost": e.cost.to_record()} for e in entries],
-        }
+    def _write(self, record: Mapping[str, Any]) -> None:
+        record = {**record, "format": FORMAT, "version": VERSION}
         record["sha256"] = _digest(record)
         text = json.dumps(record, indent=1) + "\n"
         atomic_files.write(self.path, text, mode=0o600)

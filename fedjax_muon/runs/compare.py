@@ -230,7 +230,7 @@ def run(
             statements = privacy.state(cells, dataset, run_dir)
         mark = digest(dataset)
         for cell, one in directory.cells(run_dir, job).items():
-            place = privacy.secret_of(one, cell) or cell
+            place = privacy.place_of_secrets(one, cell)
             directory.hold_to(place, mark, job.config.dataset)
         for row in job.rows:
             simulation = simulation_of(row[0], dataset)

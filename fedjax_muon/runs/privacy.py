@@ -6,11 +6,12 @@ ledger.json    in the directory of each run: the name under which it is charged
 All runs of a job are charged before the first one starts. The ledger of a dataset is a
 file of the user, apart from all run directories. Beside it, only for its owner, lie
 
-LEDGER.secret/NAME/checkpoints   of a run that is not finished, with its noise key
-LEDGER.secret/NAME/released      says that the run may have released something
+LEDGER.secret/NAME/checkpoints   of a run that is not finished
 
-So everything in a run directory may be published, and a copy of it can't release more
-than was charged.
+So everything in a run directory may be published. The noise is drawn anew in every
+call, and no file has it. A state is saved, and the ledger is told its round, before
+anything of it is released. So no round is released twice, whatever is copied, restored
+or deleted: an older state is refused by the round in the ledger.
 """
 
 import collections
@@ -31,8 +32,9 @@ from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.privacy.ledger import Entry, Ledger, cost_of, fingerprint
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.runs.files import claim, write
+from fedjax_muon.simulation.checkpoint import check_path
 
-STATEMENT, CHARGED, RELEASED = "privacy.txt", "ledger.json", "released"
+STATEMENT, CHARGED, SECRET = "privacy.txt", "ledger.json", ".secret"
 ASSUMED = (
     "  assumed:    test examples, and the scaling and the share of positives of the\n"
     "              training examples, are public\n"
@@ -76,9 +78,17 @@ def check_budget(
         return
     config, ledger = _ledger_of(runs, dataset)
     ledger.check(_entries(runs), config.delta, config.budget)
-    folder = ledger.path.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in (folder, ledger.path):
+    secret = ledger.path.with_suffix(SECRET)
+    check_path(secret)
+    if secret == ledger.path:
+        raise ValueError(f"{secret} is where secrets are kept; choose another --ledger")
+    try:
+        secret.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"{secret} can't be made ({error.strerror}); choose another --ledger"
+        ) from error
+    for path in (secret.parent, secret, ledger.path):
         if path.exists() and not os.access(path, os.W_OK):
             raise ValueError(f"{path} can't be written; choose another --ledger")
 
@@ -160,17 +170,30 @@ def state(runs: Mapping[Path, Private], dataset: Dataset, directory: Path) -> li
     return [*shown.values(), total]
 
 
-def secret_of(run: Run, directory: Path) -> Path | None:
-    """Where the secrets of a private run lie, which all copies of it share.
+class Secret(NamedTuple):
+    """What a private run keeps from its directory, and all copies of it share."""
 
-    None: in its own directory, since there is nothing to hide.
-    """
+    folder: Path
+    ledger: Ledger
+    name: str  # of the run in the ledger
+
+
+def secret_of(run: Run, directory: Path) -> Secret | None:
+    """The secrets of a private run; None if there is nothing to hide."""
     if not run.config.private or run.config.insecure_fixed_noise:
         return None
     record = _record(directory)
     if not record:
         raise ValueError(f"{directory} is not charged yet; its job charges it")
-    return Path(record["ledger"]).with_suffix(".secret") / record["name"]
+    ledger = Ledger(record["ledger"])
+    folder = ledger.path.with_suffix(SECRET) / record["name"]
+    return Secret(folder, ledger, record["name"])
+
+
+def place_of_secrets(run: Run, directory: Path) -> Path:
+    """Where a run keeps what may be secret: in its own directory, or elsewhere."""
+    secret = secret_of(run, directory)
+    return directory if secret is None else secret.folder
 
 
 def published(state: Any) -> Any:

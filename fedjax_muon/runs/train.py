@@ -7,6 +7,7 @@ directory has the last one, without what must stay secret.
 """
 
 import contextlib
+import functools
 import json
 import shutil
 import time
@@ -19,6 +20,7 @@ import jax
 
 from fedjax_muon.engine.processes import broadcast_from_first, is_first, run_on_first
 from fedjax_muon.engine.terminal import Progress
+from fedjax_muon.privacy.ledger import AGAIN
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import files, privacy
 from fedjax_muon.runs.build import start_key
@@ -50,8 +52,9 @@ def train(
 ) -> None:
     """Trains a run in its directory, from its newest checkpoint if there is one.
 
-    Rows are on disk before the checkpoint that covers them. Of several processes, which
-    all see the directory, the first writes the rows.
+    Rows are on disk before the checkpoint that covers them, and those of a private run
+    after it, since the rounds after a checkpoint are run again with other noise. Of
+    several processes, which all see the directory, the first writes the rows.
 
     Args:
       progress: Counts the rounds, at once those that were run before.
@@ -66,16 +69,21 @@ def train(
     progress = progress or Progress(run.config.rounds)
     secret = privacy.secret_of(run, directory)
     about = json.loads(to_json(run))
-    saved = (secret or directory) / CHECKPOINTS
+    saved = privacy.place_of_secrets(run, directory) / CHECKPOINTS
     if secret is not None:
         if is_complete(run, simulation, directory):
             shutil.rmtree(saved, ignore_errors=True)
             progress.skip(run.config.rounds)
             return
-        secret.mkdir(mode=0o700, parents=True, exist_ok=True)
+        secret.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     record = _Recorder(run, simulation, directory, secret)
+
+    def show(row: dict[str, Any]) -> None:
+        progress.advance(0, row)
+        log(row)
+
     with (
-        held(secret) if secret else contextlib.nullcontext(),  # copies share it
+        held(secret.folder) if secret else contextlib.nullcontext(),  # copies share it
         checkpoint.open_checkpoints(saved, secret=secret is not None) as checkpoints,
         follow(trackers if is_first() else (), about) as log,
     ):
@@ -93,11 +101,9 @@ def train(
             dropped=record.dropped,
             seconds=record.seconds,
         ):
-            progress.advance(step.rounds, step.record)
             stopped = bool(broadcast_from_first(stop()))
-            if step.record is not None:
-                log(step.record)  # before the checkpoint: none is left out by a kill
-            record.add(checkpoints, step, stopped)
+            progress.advance(step.rounds)
+            record.add(checkpoints, step, stopped, show)
             if stopped and record.last_round < run.config.rounds:
                 raise KeyboardInterrupt
             state = step.state
@@ -111,10 +117,15 @@ class _Recorder:
     """The rows and checkpoints of a run, kept in step with each other."""
 
     def __init__(
-        self, run: Run, simulation: Simulation, directory: Path, secret: Path | None
+        self,
+        run: Run,
+        simulation: Simulation,
+        directory: Path,
+        secret: privacy.Secret | None,
     ):
         self.run, self.simulation, self.directory = run, simulation, directory
-        self.released = None if secret is None else secret / privacy.RELEASED
+        self.secret = secret
+        self.held_back: list[dict[str, Any]] = []  # rows of a private run
         self.metrics = directory / METRICS
         self.rows = self.clients = ""  # the text of metrics.csv, and of clients.csv
         self.last_round, self.dropped, self.seconds = -1, 0, 0.0
@@ -138,17 +149,18 @@ class _Recorder:
             self.clients = notes["clients"]
             self.verified = True
             self._check_rounds(state)
-        elif self.released is not None:
-            if self.metrics.exists() or self.released.exists():
+            self.saved_round = state.round
+        elif self.secret is not None:
+            if self.secret.ledger.round_of(self.secret.name) >= 0:
                 raise ValueError(
-                    f"the secret state of {self.directory}, with the key of its noise, "
-                    "is missing, or a copy of the run was finished; train in another "
-                    "directory, which the ledger charges again"
+                    f"the secret state of {self.directory} is missing, or a copy of "
+                    f"the run was finished; {AGAIN}"
                 )
             self.save(checkpoints, state)  # before anything is released
-        if self.released is not None:
-            self.released.touch(0o600)
-        run_on_first(lambda: restore_rows(self.metrics, self.rows))
+        self._release(state.round)
+        state = self.simulation.owned(state)
+        behind = self.secret is not None
+        run_on_first(lambda: restore_rows(self.metrics, self.rows, behind=behind))
         run_on_first(lambda: write_clients(self.directory, self.clients))
         return state
 
@@ -174,20 +186,47 @@ class _Recorder:
         """The records of rounds that the checkpoint has."""
         return metrics_csv.parsed(self.rows) if self.rows else []
 
-    def add(self, checkpoints, step: Step, stopped: bool) -> None:
-        """Writes the row of a step, if it has one, and a checkpoint, if one is due."""
+    def add(
+        self,
+        checkpoints,
+        step: Step,
+        stopped: bool,
+        show: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Writes the row of a step, if it has one, and a checkpoint, if one is due.
+
+        Args:
+          show: Called with each row that is written: before the checkpoint that covers
+            it, so that a kill leaves none out, or in a private run after it.
+        """
         self.dropped, self.seconds = step.dropped, step.seconds
         row = step.record
         if row is not None:
             self.last_round = row["round"]
             self.rows += metrics_csv.text_of([row], header=not self.rows)
-            run_on_first(lambda: metrics_csv.append(self.metrics, row))
+            self.held_back.append(row)
+        if self.secret is None:
+            self._write_rows(show)
         due = row is not None and self._is_due()
         if due:
             self.clients = clients_of(self.simulation, step.state)
             run_on_first(lambda: write_clients(self.directory, self.clients))
         if (stopped or due) and step.state.round > self.saved_round:
             self.save(checkpoints, step.state)
+            self._release(step.state.round)
+        if self.last_round <= self.saved_round:
+            self._write_rows(show)
+
+    def _write_rows(self, show: Callable[[dict[str, Any]], None]) -> None:
+        rows, self.held_back = self.held_back, []
+        for row in rows:
+            show(row)
+            run_on_first(functools.partial(metrics_csv.append, self.metrics, row))
+
+    def _release(self, round: int) -> None:
+        """Tells the ledger, if there is one, before a saved state is released."""
+        if self.secret is not None:
+            self.secret.ledger.reach(self.secret.name, round)
 
     def _is_due(self) -> bool:
         waited = broadcast_from_first(time.monotonic() - self.saved)
@@ -217,14 +256,8 @@ def is_complete(run: Run, simulation: Simulation, directory: Path) -> bool:
     saved = directory / CHECKPOINTS
     if not (saved / str(run.config.rounds)).is_dir():
         return False
-    state = jax.eval_shape(
-        lambda key: simulation.programs.begin(
-            simulation.inputs, simulation.programs.create(key, None), simulation.clients
-        )[0],
-        start_key(run.seed),
-    )
     with checkpoint.open_checkpoints(saved) as checkpoints:
-        notes = checkpoint.notes_of(checkpoints, mark_of(run, state))
+        notes = checkpoint.notes_of(checkpoints, mark_of(run, simulation.like))
     if notes is None or notes["last_round"] < run.config.rounds:
         return False
     restore_rows(directory / METRICS, notes["rows"])
@@ -241,13 +274,16 @@ def mark_of(run: Run, state) -> str:
     return checkpoint.fingerprint(about, state)
 
 
-def restore_rows(metrics: Path, rows: str) -> None:
+def restore_rows(metrics: Path, rows: str, *, behind: bool = False) -> None:
     """Makes metrics.csv what a checkpoint says, and warns if rows were not as it does.
 
     Rows after it are dropped: they are computed again.
+
+    Args:
+      behind: Whether the last rows may be missing, since checkpoints are saved first.
     """
     text = metrics.read_bytes().decode("utf-8", "replace") if metrics.exists() else ""
-    if not text.startswith(rows):
+    if not (text.startswith(rows) or (behind and rows.startswith(text))):
         warnings.warn(
             f"{metrics} is not what the checkpoint says, and is restored from there",
             stacklevel=2,
@@ -283,7 +319,7 @@ def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
     """The state in the newest checkpoint of a run."""
     saved = directory / CHECKPOINTS
     if not saved.exists():  # of a private run that is not finished
-        saved = (privacy.secret_of(run, directory) or directory) / CHECKPOINTS
+        saved = privacy.place_of_secrets(run, directory) / CHECKPOINTS
     restored = None
     if saved.is_dir() and any(saved.iterdir()):
         state = simulation.init(start_key(run.seed), drop_nonfinite=run.config.drops)

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from fedjax_muon import data
-from fedjax_muon.core import Exchange
+from fedjax_muon.core import Exchange, tree
 from fedjax_muon.core.recipe import Recipe, recipe_of
 from fedjax_muon.data import Dataset
 from fedjax_muon.tasks.task import Task
@@ -152,21 +152,48 @@ def check_not_donated(state: Any) -> None:
         )
 
 
-def check_params(params: Any, expected: Any) -> None:
-    """Raises `ValueError` unless parameters, also stacked for agents, have shapes."""
-    shapes = {jax.tree_util.keystr(p): x.shape for p, x in _leaves(expected)}
-    actual = {jax.tree_util.keystr(p): x.shape for p, x in _leaves(params)}
-    for name in {**shapes, **actual}:
-        want, have = shapes.get(name), actual.get(name)
-        if want is None or have is None or have[len(have) - len(want) :] != want:
-            raise ValueError(
-                f"the state is of another model: its parameter {name} has shape "
-                f"{have}, and the task's has {want}; use a state of this simulation"
-            )
+def check_state(state: Any, like: Any) -> None:
+    """Raises `ValueError` unless a state has the structure, shapes and dtypes of a
+    simulation's; it names the first difference.
+
+    A program would be compiled anew for other shapes, and read client states past the
+    end.
+    """
+    if difference := _difference(state, like):
+        raise ValueError(
+            "this state is of another simulation, or of another number of clients: "
+            f"state{difference}; use a state of this simulation, or start from its "
+            "parameters with init(key, params=state.params)"
+        )
 
 
-def _leaves(tree: Any) -> list[tuple[Any, Any]]:
-    return jax.tree_util.tree_leaves_with_path(tree)
+def check_params(params: Any, like: Any) -> Any:
+    """Converts parameters to arrays; raises `ValueError` unless they have the
+    structure, shapes and dtypes of the task's."""
+    params = jax.tree.map(jnp.asarray, params)
+    if difference := _difference(params, like):
+        raise ValueError(
+            f"params must be as the task makes them, but params{difference}; use "
+            "parameters of the same model"
+        )
+    return params
+
+
+def _difference(pytree: Any, like: Any) -> str:
+    """Where two pytrees differ, and how; empty if they do not."""
+    if _form(pytree) == _form(like):
+        return ""
+    here, there = tree.shapes(pytree), tree.shapes(like)
+    for path in {**there, **here}:
+        have, want = here.get(path, "missing"), there.get(path, "missing")
+        if have != want:
+            return f"{path} is {have} and must be {want}"
+    return ""  # static parts alone
+
+
+def _form(pytree: Any) -> tuple[Any, list[Any]]:
+    leaves, structure = jax.tree.flatten(pytree)
+    return structure, [(x.shape, x.dtype) for x in leaves]
 
 
 def check_rules(algorithm: Any, params: Any) -> None:

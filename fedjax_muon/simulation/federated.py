@@ -18,7 +18,7 @@ import numpy as np
 
 from fedjax_muon import engine
 from fedjax_muon.clocks import Clock
-from fedjax_muon.core import Algorithm, Exchange, check_count
+from fedjax_muon.core import Algorithm, Exchange, Params, check_count
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.plans import Plan
@@ -64,7 +64,6 @@ from fedjax_muon.simulation.rounds import (
     Setup,
     State,
     Weighting,
-    bound_key,
     check_setup,
     cohort_loss,
     init_state,
@@ -255,9 +254,9 @@ def _programs(setup: Setup) -> Programs:
         inputs: Inputs, state: State, clients: Clients, count: int
     ) -> tuple[State, Metrics]:
         run = _on_devices(setup, with_inputs(run_rounds, setup), clients, REPLICATED)
-        bound = state._replace(key=bound_key(state.key, inputs.mark))
-        trained, metrics = run(inputs, bound, clients, count)
-        return trained._replace(key=state.key), metrics
+        if inputs.run_key is not None:
+            state = state._replace(key=inputs.run_key)
+        return run(inputs, state, clients, count)
 
     def loss(inputs: Inputs, state: State, clients: Clients) -> jax.Array:
         run = with_inputs(cohort_loss, setup)
@@ -351,11 +350,16 @@ def _on_devices(
     return across(setup.devices, run, specs, (STATE, REPLICATED))
 
 
-def _create(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -> State:
+def _create(
+    setup: Setup,
+    key: jax.Array,
+    run_key: jax.Array | None = None,
+    params: Params | None = None,
+) -> State:
     """Makes the state before the prologue on its devices."""
     if not setup.devices:
-        return init_state(setup, key, run_key)
+        return init_state(setup, key, run_key, params)
     where = shardings(setup.devices, STATE)
     return jax.jit(with_inputs(init_state, setup), out_shardings=where)(
-        inputs_of(setup.algorithm, setup.task), key, run_key
+        inputs_of(setup.algorithm, setup.task), key, run_key, params
     )

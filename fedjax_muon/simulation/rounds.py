@@ -108,23 +108,9 @@ class Inputs(NamedTuple):
     task: Task
     numbers: dict[str, Any]  # hyperparameters by name
     mixer: Any = None  # of agents' messages, in a decentralized simulation
-    mark: Any = None  # of a private simulation, uint32 [2]; see `bound_key`
+    # typed key of the next rounds of a private run, in place of the state's
+    run_key: Any = None
     timing: Any = None  # who arrives in time, or when
-
-
-def bound_key(key: jax.Array, mark: Any) -> jax.Array:
-    """The key of a private run's rounds, which differs between simulations.
-
-    The difference of two releases with the same noise and other gradients has no noise
-    at all. So a state that is copied to a simulation with other data, another clip or
-    other hyperparameters draws other noise there.
-
-    Args:
-      mark: Identifies the simulation, uint32 [2]; None leaves the key as it is.
-    """
-    if mark is None:
-        return key
-    return jax.random.fold_in(jax.random.fold_in(key, mark[0]), mark[1])
 
 
 def check_setup(setup: Setup) -> None:
@@ -251,17 +237,23 @@ _call = jax.jit(_called)
 _call_quickly = jax.jit(_called, compiler_options=_QUICKLY)
 
 
-def init_state(setup: Setup, key: jax.Array, run_key: jax.Array | None = None) -> State:
+def init_state(
+    setup: Setup,
+    key: jax.Array,
+    run_key: jax.Array | None = None,
+    params: Params | None = None,
+) -> State:
     """Makes the state before the prologue.
 
     Args:
       run_key: Typed key of everything but the initial parameters, by default from
         `key`; a private run has its own.
+      params: Initial parameters; by default, the task draws them.
     """
     init_key, key = jax.random.split(key)
     training = engine.init(
         _executed(setup),
-        _drawn_params(setup.task.init, init_key),
+        _drawn_params(setup.task.init, init_key) if params is None else params,
         setup.num_clients,
         max(1, len(setup.devices)),
         project=objective_of(setup.task).project,

@@ -7,7 +7,6 @@ simulation with a server has an execution plan, which is part of its `rounds.Set
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import check_count, numbers_of, with_numbers
-from fedjax_muon.core.recipe import as_arrays, described, in_words
+from fedjax_muon.core import Params, check_count, numbers_of, with_numbers
+from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
 from fedjax_muon.engine.programs import promoting
@@ -27,15 +26,14 @@ from fedjax_muon.simulation.arguments import (
     check_not_donated,
     check_params,
     check_parts,
+    check_state,
 )
 from fedjax_muon.simulation.batching import Clients
-from fedjax_muon.simulation.checkpoint import digest
 from fedjax_muon.simulation.evaluation import OwnTests, own_tests_of
+from fedjax_muon.simulation.last_state import LastState
 from fedjax_muon.simulation.rounds import Inputs, Metrics, answers, drawn_cohort
 from fedjax_muon.simulation.timing import Timing, durations_of, on_time, timing_of
 
-# settings that do not change what noise is added to, or that `Inputs` has
-UNBOUND = ("task", "plan", "mixing", "devices")
 NOISE = ("noise_scale", "noise_multiplier")  # hyperparameters that privacy decides
 
 
@@ -64,7 +62,7 @@ class NonFiniteLossError(NonFiniteError):
 class Programs(NamedTuple):
     """Programs, which are compiled when they are first used; `inputs` are `Inputs`."""
 
-    # (key, key of the run or None) -> state before `begin`
+    # (key, key of the run or None, parameters or None) -> state before `begin`
     create: Callable[..., Any]
     begin: jax.stages.Wrapped  # (inputs, state, clients)
     # -> (state before round 0, whether each client's message was received)
@@ -111,6 +109,10 @@ class Simulation:
     links: float = 0.0  # number of directed links in a decentralized iteration
     guarantee: Guarantee | None = None  # of a private simulation
     own_tests: OwnTests | None = None  # if clients have test examples of their own
+    # that a private simulation goes on from; every variation has its own
+    last_state: LastState = dataclasses.field(
+        default_factory=LastState, init=False, repr=False, compare=False
+    )
 
     def __repr__(self) -> str:
         sizes, setup = np.asarray(self.clients.size), self.setup
@@ -122,27 +124,60 @@ class Simulation:
         )
 
     @promoting
-    def init(self, key: jax.Array, *, drop_nonfinite: bool = False) -> Any:
+    def init(
+        self,
+        key: jax.Array,
+        *,
+        params: Params | None = None,
+        drop_nonfinite: bool = False,
+    ) -> Any:
         """Makes the state before round 0, which has `params` and `round`.
 
+        In a private simulation it begins a run. Its noise, batches and cohorts come
+        from the operating system, anew in every call. The guarantee holds for each run
+        alone, so the costs of several add up.
+
         Args:
-          key: Typed key, from which all random numbers of a run are derived. In a
-            private simulation these are only the initial parameters: noise, batches
-            and cohorts come from the operating system, anew in every call.
+          key: Typed key, from which all random numbers of a run are derived; in a
+            private simulation, the initial parameters alone.
+          params: Parameters to start from, such as those of another run; by default,
+            the task draws them.
           drop_nonfinite: Whether messages of the prologue that are not finite are left
             out of the mean, instead of raising an error.
 
         Raises:
           NonFiniteError: If a message of the prologue is not finite.
+
+        Example:
+          >>> state = simulation.init(jax.random.key(0))
+          >>> warm = other.init(jax.random.key(0), params=state.params)
         """
         check_key(key)
-        run_key = run_key_of(self.guarantee)
+        if params is not None:
+            params = check_params(params, self._params)
+        run_key = fresh_key(self.guarantee)
         state, received = self.programs.begin(
-            self.inputs, self.programs.create(key, run_key), self.clients
+            self.inputs, self.programs.create(key, run_key, params), self.clients
         )
         if not drop_nonfinite and not np.all(received):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(received)).tolist())
+        return state if run_key is None else self.owned(state)
+
+    def owned(self, state: Any) -> Any:
+        """Marks a state as the one that a private simulation goes on from.
+
+        The noise that it was made with is left out: nothing that you hold has it.
+        Resuming a run directory needs this; elsewhere, `init` and `train_rounds` do it.
+        """
+        if not self._has_secret_noise:
+            return state
+        state = state._replace(key=fresh_key(self.guarantee))
+        self.last_state.keep(state)
         return state
+
+    @property
+    def _has_secret_noise(self) -> bool:
+        return self.guarantee is not None and not self.guarantee.fixed_noise
 
     def train_round(self, state: Any) -> tuple[Any, Metrics]:
         """Runs one round, as `train_rounds`."""
@@ -152,6 +187,10 @@ class Simulation:
     def train_rounds(self, state: Any, count: int) -> tuple[Any, Metrics]:
         """Runs `count` rounds in one call; all counts share one compiled program.
 
+        A private simulation takes only the state that it made last, and only once: the
+        noise of every call is new, so a second call from the same state would be a
+        second release.
+
         Args:
           state: From `init` or a previous round; it is donated.
 
@@ -160,10 +199,15 @@ class Simulation:
         """
         check_count("count", count, 0)
         self._check_state(state)
+        inputs = self._timed(state, count)
         if self.guarantee is not None:
             self.guarantee.check_rounds(state.round, count)
-        inputs = self._timed(state, count)._replace(mark=self._mark)
-        return self.programs.rounds(inputs, state, self.clients, count)
+        if not self._has_secret_noise:
+            return self.programs.rounds(inputs, state, self.clients, count)
+        self.last_state.take(state)
+        inputs = inputs._replace(run_key=fresh_key(self.guarantee))
+        state, metrics = self.programs.rounds(inputs, state, self.clients, count)
+        return self.owned(state), metrics
 
     @promoting
     def cohort_loss(self, state: Any) -> jax.Array:
@@ -216,14 +260,19 @@ class Simulation:
         return scores if self.guarantee is None else self.guarantee.published(scores)
 
     def _check_state(self, state: Any) -> None:
-        params = getattr(state, "params", None)
         if not hasattr(state, "training"):
             raise TypeError(
                 "state must come from init or from an earlier round of a simulation, "
                 f"got {type(state).__name__}"
             )
         check_not_donated(state)
-        check_params(params, self._params)
+        check_state(state, self.like)
+
+    @functools.cached_property
+    def like(self) -> Any:
+        """The shapes and dtypes of its states, in their structure."""
+        keys = jax.eval_shape(self.programs.create, jax.random.key(0))
+        return self.programs.begin.trace(self.inputs, keys, self.clients).out_info[0]
 
     @functools.cached_property
     def _params(self) -> Any:
@@ -309,17 +358,6 @@ class Simulation:
         return durations_of(self.setup.clock, self.setup, self.clients, nbytes)
 
     @functools.cached_property
-    def _mark(self) -> np.ndarray | None:
-        """Identifies what the noise of a private simulation is added to; see
-        `bound_key`. It is the same after a restart."""
-        if self.guarantee is None or self.guarantee.fixed_noise:
-            return None
-        setup = self.setup._asdict() | dict.fromkeys(UNBOUND)
-        text = in_words((described(setup.pop("algorithm")), setup, self.guarantee))
-        text += digest((self.inputs, self.clients))
-        return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
-
-    @functools.cached_property
     def _traffic(self) -> tuple[Traffic, Traffic]:
         """Bytes before round 0, and in a round; messages are traced only once."""
         return self.runner.traffic(self)
@@ -396,8 +434,9 @@ class Simulation:
                 )
 
 
-def run_key_of(guarantee: Guarantee | None) -> jax.Array | None:
-    """The key of a private run, the same in all processes; None: from the seed."""
+def fresh_key(guarantee: Guarantee | None) -> jax.Array | None:
+    """A key from the operating system, the same in all processes; None without secret
+    noise."""
     words = None if guarantee is None else guarantee.run_words()
     if words is None:
         return None

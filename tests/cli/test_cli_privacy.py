@@ -89,7 +89,7 @@ def test_statements_are_printed_and_kept(finished):
 def test_what_is_left_of_a_finished_run_has_no_secrets(finished):
     place, _ = finished
     cell = place / "dpmixsgd" / "epsilon1" / "seed3"
-    assert left_of(place.parent) == {"data.sha256", "released"}
+    assert left_of(place.parent) == {"data.sha256"}
     state = load_run(cell).state
     assert not np.any(jax.random.key_data(state.key))
     assert np.all(np.isfinite(jax.tree.leaves(state.params)[0]))
@@ -124,7 +124,7 @@ def test_a_run_without_its_secret_state_does_not_draw_other_noise(tmp_path, caps
     shutil.rmtree(place / "checkpoints")
     said = refused(capsys, "resume", place)
     assert "the secret state of" in said
-    assert "train in another directory, which the ledger charges again" in said
+    assert "start again in another directory, which the ledger charges again" in said
 
 
 def test_a_copy_of_a_run_does_not_release_what_is_not_charged(
@@ -171,7 +171,7 @@ def test_a_run_that_ends_before_it_is_published_is_published_later(
     monkeypatch.undo()
     run("resume", place)
     assert load_run(place).state.round == 2
-    assert left_of(tmp_path) == {"data.sha256", "released"}
+    assert left_of(tmp_path) == {"data.sha256"}
 
 
 def test_the_mechanism_is_the_one_of_the_options():

@@ -217,11 +217,35 @@ def test_a_foreign_file_is_not_overwritten(ledger):
     ledger.charge([entry("a")], DELTA)
     all_fail(Ledger(ledger.path, OTHER), "of another dataset.*aaaaaaaaaaaa.*bbbbbbbb")
     record = json.loads(ledger.path.read_bytes())
-    for change in ({"version": 2}, {"version": None}, {"version": 2, "entries": {}}):
+    for change in ({"version": 3}, {"version": None}, {"version": 3, "entries": {}}):
         ledger.path.write_text(json.dumps(record | change))
-        all_fail(
-            ledger, f"version {change['version']}.*reads version 1; update fedjax_muon"
-        )
+        version = f"version {change['version']}.*reads versions up to 2; update"
+        all_fail(ledger, version)
+
+
+def test_the_last_round_of_a_run_never_falls(ledger):
+    ledger.charge([entry("a"), entry("b")], DELTA)
+    assert ledger.round_of("a") == -1
+    ledger.reach("a", 0)
+    Ledger(ledger.path).reach("a", 3)
+    ledger.reach("a", 3)
+    assert [each.round for each in ledger.entries()] == [3, -1]
+    refused("is an older copy; start again in another", ledger.reach, "a", 2)
+    refused("has no run 'c'; start again", ledger.reach, "c", 0)
+    refused("has no run 'c'; start again", ledger.round_of, "c")
+    ledger.charge([entry("a")], DELTA)  # is there, and keeps its round
+    assert ledger.round_of("a") == 3
+
+
+def test_a_ledger_of_the_first_version_is_read(ledger):
+    ledger.charge([entry("a")], DELTA)
+    record = json.loads(ledger.path.read_bytes()) | {"version": 1}
+    del record["entries"][0]["round"]
+    record["sha256"] = module._digest(record)
+    ledger.path.write_text(json.dumps(record))
+    assert ledger.round_of("a") == -1
+    ledger.reach("a", 1)
+    assert ledger.round_of("a") == 1
 
 
 @pytest.mark.parametrize("broken", ["replace", "fsync", "open"])

@@ -139,7 +139,7 @@ MISTAKES = {
     "from an earlier round of a simulation, got dict": (
         lambda: SIMULATION.train_round({"params": 0})
     ),
-    "the state is of another model: its parameter": (
+    "another number of clients: state.training.server.params": (
         lambda: SIMULATION.train_round(start(federate(task=DEEPER)))
     ),
     "did you mean 'fedmuon'": lambda: missing("fedmoun"),

@@ -1,0 +1,49 @@
+"""Which state a private simulation goes on from: the one that it made last.
+
+The noise of every call is drawn anew, and is not in the state. So training twice from
+one state would be two releases, and the guarantee covers one. The state is recognized
+by its arrays themselves. A copy has others, and so has a state of another simulation,
+of another process, or with other parameters.
+"""
+
+import os
+import threading
+import weakref
+from typing import Any
+
+import jax
+
+
+class LastState:
+    """Remembers the arrays of a state, and keeps none of them in memory."""
+
+    def __init__(self) -> None:
+        self._arrays: list[weakref.ref[Any]] | None = None
+        self._process = -1
+        self._lock = threading.Lock()
+
+    def keep(self, state: Any) -> None:
+        """Remembers a state in place of the one before."""
+        with self._lock:
+            self._arrays = list(map(weakref.ref, jax.tree.leaves(state)))
+            self._process = os.getpid()
+
+    def take(self, state: Any) -> None:
+        """Forgets a state, so that it is used once; raises if it is another one."""
+        with self._lock:
+            if not self._holds(jax.tree.leaves(state)):
+                raise ValueError(
+                    "a private simulation goes on only from the state that it made "
+                    "last, once, since its guarantee covers one release of every "
+                    "round; got another state, or a copy; begin a new run, whose cost "
+                    "adds, with init(key, params=state.params), or continue a run "
+                    "directory with fedjax-muon resume"
+                )
+            self._arrays = None
+
+    def _holds(self, leaves: list[Any]) -> bool:
+        if self._arrays is None or self._process != os.getpid():
+            return False
+        return len(leaves) == len(self._arrays) and all(
+            kept() is leaf for kept, leaf in zip(self._arrays, leaves, strict=True)
+        )
