@@ -6,7 +6,7 @@ tracers of any float type: leaves keep their dtype, so that a schedule in float3
 widens bfloat16 state.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import chex
@@ -102,6 +102,20 @@ def shapes(a: Tree) -> dict[str, str]:
     leaves = jax.tree_util.tree_leaves_with_path(a)
     keystr = jax.tree_util.keystr
     return {keystr(path): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
+
+
+def difference(have: Mapping[str, str], want: Mapping[str, str]) -> str:
+    """Where two results of `shapes` differ first, and how; empty if they do not.
+
+    Example:
+      >>> difference({"['w']": "float32[2]"}, {"['w']": "float32[3]"})
+      "['w'] is float32[2] and must be float32[3]"
+    """
+    for path in {**want, **have}:
+        has, wants = have.get(path, "missing"), want.get(path, "missing")
+        if has != wants:
+            return f"{path} is {has} and must be {wants}"
+    return ""
 
 
 def _names(path: Iterable[Any]) -> set[str]:

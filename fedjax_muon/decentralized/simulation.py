@@ -33,6 +33,7 @@ from fedjax_muon.simulation.arguments import (
     Parts,
     check_algorithm,
     check_dataset,
+    check_distinct,
     check_functions,
     check_parts,
     check_rule_kinds,
@@ -328,6 +329,8 @@ def _mix(setup: GossipSetup, weights: Any) -> tuple[Mixer, float]:
 def _place(setup: GossipSetup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
     if len(parts) != setup.agents:
         raise ValueError(f"there are {setup.agents} agents, got {len(parts)} parts")
+    if setup.privacy is not None:
+        check_distinct(parts)
     clients = clients_of(x, y, parts)
     least = min(map(len, parts))
     sizes = {"batch_size": setup.batch_size, "first_size": setup.first_size}

@@ -1,7 +1,7 @@
 """Checks of the arguments of simulations, before anything is compiled."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -133,6 +133,23 @@ def _ids(client: int, ids: Any) -> np.ndarray:
     return array
 
 
+def check_distinct(parts: Sequence[np.ndarray]) -> None:
+    """Raises `ValueError` if an example is twice in a part, or in two.
+
+    Where privacy protects an example, its copies would count together.
+    """
+    ids = np.concatenate([np.zeros(0, int), *parts])
+    unique, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        example = unique[counts.argmax()]
+        owners = [i for i, part in enumerate(parts) if (part == example).any()]
+        where = f"part {owners[0]}" if len(owners) == 1 else f"{len(owners)} parts"
+        raise ValueError(
+            f"example {example} is {counts.max()} times in {where}, but privacy "
+            "protects an example that one agent has once; remove the copies"
+        )
+
+
 def check_key(key: Any) -> None:
     """Raises `TypeError` unless this is a typed key."""
     dtype = getattr(key, "dtype", None)
@@ -183,12 +200,7 @@ def _difference(pytree: Any, like: Any) -> str:
     """Where two pytrees differ, and how; empty if they do not."""
     if _form(pytree) == _form(like):
         return ""
-    here, there = tree.shapes(pytree), tree.shapes(like)
-    for path in {**there, **here}:
-        have, want = here.get(path, "missing"), there.get(path, "missing")
-        if have != want:
-            return f"{path} is {have} and must be {want}"
-    return ""  # static parts alone
+    return tree.difference(tree.shapes(pytree), tree.shapes(like))
 
 
 def _form(pytree: Any) -> tuple[Any, list[Any]]:

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_muon.core import tree
 from fedjax_muon.engine.processes import full_array
 
 KEPT = 2
@@ -34,9 +35,7 @@ class CheckpointError(ValueError):
 
 def fingerprint(config: Mapping[str, Any], state: Any) -> str:
     """Identifies a configuration and the structure, shapes and dtypes of its state."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    shapes = [f"{jax.tree_util.keystr(p)} {x.shape} {x.dtype}" for p, x in leaves]
-    text = json.dumps([config, shapes], sort_keys=True)
+    text = json.dumps([config, list(tree.shapes(state).items())], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -157,6 +156,7 @@ def save(
     """
     text = json.dumps(dict(notes or {}))
     about = {"fingerprint": mark, "digest": digest(state)}
+    about |= {"shapes": tree.shapes(state)}
     about |= {"notes": text, "notes_digest": _digest_of_text(text)}
     reason = "orbax skipped it"
     with _silence():
@@ -173,9 +173,8 @@ def save(
             f"{checkpoints.directory}: {reason}; free some space, or use another "
             "directory"
         )
-    place = Path(checkpoints.directory)
-    if not place.stat().st_mode & 0o077:  # secret
-        for path in place.rglob("*"):
+    if _is_secret(checkpoints):
+        for path in Path(checkpoints.directory).rglob("*"):
             path.chmod(0o700 if path.is_dir() else 0o600)
 
 
@@ -183,7 +182,7 @@ def restore(
     checkpoints: Any, template: Any, mark: str
 ) -> tuple[Any, dict[str, Any]] | None:
     """Reads the state and the notes of the newest checkpoint; None if there is none."""
-    about = _newest(checkpoints, mark)
+    about = _newest(checkpoints, mark, template)
     if about is None:
         return None
     damaged = lambda _: _damaged(checkpoints)
@@ -201,8 +200,12 @@ def notes_of(checkpoints: Any, mark: str) -> dict[str, Any] | None:
     return None if about is None else json.loads(about["notes"])
 
 
-def _newest(checkpoints: Any, mark: str) -> dict[str, Any] | None:
-    """What is stored beside the newest state, checked; None if there is none."""
+def _newest(checkpoints: Any, mark: str, template: Any = None) -> dict[str, Any] | None:
+    """What is stored beside the newest state, checked; None if there is none.
+
+    Args:
+      template: A state that the stored one must be like, to say where it is not.
+    """
     if checkpoints.latest is None:
         return None
     about = _attempt(
@@ -212,10 +215,13 @@ def _newest(checkpoints: Any, mark: str) -> dict[str, Any] | None:
     if about.get("fingerprint") is None:
         raise _damaged(checkpoints)
     if about["fingerprint"] != mark:
+        stored, where = about.get("shapes"), ""
+        if isinstance(stored, Mapping) and template is not None:
+            where = tree.difference(stored, tree.shapes(template))
         raise CheckpointError(
             f"the checkpoint {_path(checkpoints)} was written by another configuration "
-            "or version; resume it with its own config.json, or start again in another "
-            "directory"
+            f"or version{where and f', its state{where}'}; resume it with its own "
+            "config.json, or start again in another directory"
         )
     if _digest_of_text(str(about.get("notes"))) != about.get("notes_digest"):
         raise _damaged(checkpoints)
@@ -226,8 +232,15 @@ def _path(checkpoints: Any) -> Path:
     return Path(checkpoints.directory) / str(checkpoints.latest.step)
 
 
+def _is_secret(checkpoints: Any) -> bool:
+    return not Path(checkpoints.directory).stat().st_mode & 0o077
+
+
 def _damaged(checkpoints: Any) -> CheckpointError:
+    # private rounds after an older one would be released again, with other noise
+    before = "" if _is_secret(checkpoints) else "delete it to continue from the one "
+    before += before and "before, or "
     return CheckpointError(
-        f"the checkpoint {_path(checkpoints)} is damaged; delete it to continue from "
-        "the one before, or start anew in another directory"
+        f"the checkpoint {_path(checkpoints)} is damaged; {before}start anew in "
+        "another directory"
     )

@@ -61,10 +61,10 @@ def clients(given=CLIENT, algorithm=None):
     return federate(algorithm or fedavg(lr=0.1), TASK, DATASET, PARTS, **sizes)
 
 
-def agents(given=AGENT):
+def agents(given=AGENT, parts=PARTS):
     weights = topology.metropolis(topology.ring(6))
     method = gradient_tracking(lr=0.1)
-    return decentralize(method, TASK, DATASET, PARTS, weights=weights, privacy=given)
+    return decentralize(method, TASK, DATASET, parts, weights=weights, privacy=given)
 
 
 KINDS = {
@@ -348,3 +348,16 @@ def test_what_can_not_hold_secrets_is_refused_before_the_charge(tmp_path):
         run = privacy.Private(Run("fedavg", {}, 0, config), one.guarantee)
         refused(said, privacy.check_budget, [run], dataset)
         assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([np.zeros(8, int), *PARTS[1:]], "example 0 is 8 times in part 0"),
+        ([PARTS[0]] * 6, "example 0 is 6 times in 6 parts"),
+        ([PARTS[1][::-1], *PARTS[1:]], "example 8 is 2 times in 2 parts"),
+    ],
+)
+def test_an_example_that_counts_several_times_is_refused(parts, said):
+    refused(said, agents, AGENT, parts)
+    refused(f"{said}.*remove the copies", simulation("agents").vary, parts=parts)
