@@ -54,6 +54,7 @@ ONE_VALUE = fm.fedavg()._replace(
     exchanges=(EXCHANGE._replace(client=lambda *given: {"params": given[1]}),)
 )
 SIMULATION, DSGD = federate(), fm.decentralized.dsgd(lr=0.1)
+FOUR = federate(fm.scaffold(), parts=PARTS[:4])
 # what the message says: the arguments of `federate`, or another call
 MISTAKES = {
     "call it first: fedavg": {"algorithm": fm.fedavg},
@@ -138,6 +139,18 @@ MISTAKES = {
     },
     "from an earlier round of a simulation, got dict": (
         lambda: SIMULATION.train_round({"params": 0})
+    ),
+    "client_states['Dense_0']['bias'] is float32[4, 3] and must be float32[6, 3]": (
+        lambda: federate(fm.scaffold()).train_round(start(FOUR))
+    ),
+    "client_states['Dense_0']['bias'] is float32[6, 3] and must be float32[4, 3]": (
+        lambda: FOUR.evaluate(start(federate(fm.scaffold())))
+    ),
+    "state.training.server.control['Dense_0']['bias'] is missing and must be": (
+        lambda: FOUR.train_round(start(SIMULATION))
+    ),
+    "but params['Dense_0']['bias'] is missing and must be float32[3]": (
+        lambda: SIMULATION.init(jax.random.key(0), params={"w": jnp.zeros((4, 3))})
     ),
     "another number of clients: state.training.server.params": (
         lambda: SIMULATION.train_round(start(federate(task=DEEPER)))

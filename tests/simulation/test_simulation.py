@@ -47,6 +47,16 @@ def test_one_program_for_any_number_of_rounds():
     assert prepared.programs.score._cache_size() == scored
 
 
+def test_a_run_may_start_from_parameters(plain):
+    state = plain.init(jax.random.key(4))
+    given = jax.tree.map(lambda x: np.asarray(x, float), state.params)
+    other = plain.init(jax.random.key(9), params=state.params)
+    assert_same_bits(other.params, state.params)  # which are not donated with it
+    other = plain.init(jax.random.key(4), params=given)
+    both = [plain.train_round(each)[0] for each in (state, other)]
+    assert_same_bits(*both)
+
+
 @pytest.mark.slow
 def test_repartition_is_the_simulation_of_these_parts(plain):
     parts = cut([5, 5, 30, 5, 15, 15], seed=3)
