@@ -25,6 +25,7 @@ from fedjax_muon.core import (
     check_count,
     check_range,
     map_exchanges,
+    only_finite,
     recorded,
 )
 
@@ -54,12 +55,12 @@ def robust(algorithm: Algorithm, aggregator: Aggregator) -> Algorithm:
         raise TypeError(
             f"aggregator must be a function such as median(), got {aggregator!r}"
         )
-    return with_stack(algorithm, lambda stack: (*stack, aggregator))
+    add = lambda exchange: exchange._replace(stack=(*exchange.stack, aggregator))
+    return with_all_messages(algorithm, add)
 
 
-def with_stack(
-    algorithm: Algorithm,
-    change: Callable[[tuple[Aggregator, ...]], tuple[Aggregator, ...]],
+def with_all_messages(
+    algorithm: Algorithm, change: Callable[[Exchange], Exchange]
 ) -> Algorithm:
     """Changes the functions of all messages, in all exchanges."""
 
@@ -70,7 +71,7 @@ def with_stack(
                 "a private algorithm sums its messages, and can't aggregate or attack "
                 "them in another way: leave out privacy"
             )
-        return exchange._replace(stack=change(exchange.stack))
+        return change(exchange)
 
     return map_exchanges(one, algorithm)._replace(uniform_weights=True)
 
@@ -80,7 +81,7 @@ def chain(*aggregators: Aggregator) -> Aggregator:
 
     def apply(messages: Messages) -> Messages:
         for aggregator in aggregators:
-            messages = aggregator(messages)
+            messages = only_finite(aggregator(messages))
         return messages
 
     return apply

@@ -4,7 +4,8 @@
     algorithm = fm.robust(attacked, fm.aggregators.median())
 
 An attacker knows all messages of an exchange. Attackers act on messages as the server
-receives them, before any robust aggregation, whichever wrapper comes first. Attacks are
+receives them, before any robust aggregation, whichever wrapper comes first. What is not
+finite is then lost, like any client's message. Attacks are
 as in ByzFL (https://github.com/LPD-EPFL/byzfl; compared with its code), unless said
 otherwise. ALIE goes to the other side of the mean, as in its paper. `flip_labels`
 changes a dataset instead.
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.aggregators import with_stack
+from fedjax_muon.aggregators import with_all_messages
 from fedjax_muon.core import Algorithm, Messages, check_range, recorded
 from fedjax_muon.data import Dataset
 
@@ -50,7 +51,8 @@ def attack(algorithm: Algorithm, attack: Attack, clients: Sequence[int]) -> Algo
         replaced = (is_attacker & honest.any())[:, None]
         return messages._replace(values=jnp.where(replaced, sent, messages.values))
 
-    return with_stack(algorithm, lambda stack: (apply, *stack))
+    add = lambda exchange: exchange._replace(attacks=(apply, *exchange.attacks))
+    return with_all_messages(algorithm, add)
 
 
 def sign_flip() -> Attack:

@@ -142,7 +142,9 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
             own = _only(state.params, _paths(state.params, names))
             return after._replace(params=merged(after.params, own))
 
-        return Exchange(send, client, server, stack=exchange.stack)
+        return Exchange(
+            send, client, server, attacks=exchange.attacks, stack=exchange.stack
+        )
 
     changed = map_exchanges(change, algorithm)
     return changed._replace(init=init, init_client=init_client)

@@ -40,6 +40,7 @@ from fedjax_muon.core.messages import (
     Reconstructed,
     exchange_shapes,
     message_shapes,
+    only_finite,
     returned,
     sent_bytes,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "move",
     "no_client_state",
     "numbers_of",
+    "only_finite",
     "recorded",
     "returned",
     "sent_bytes",

@@ -91,8 +91,11 @@ class Exchange(NamedTuple):
     # whether the server receives the plain sum of all messages, even if there are none
     local_params: Callable[[Any, Any], Params] | None = None
     # (broadcast, message) -> the client's last parameters, if they follow from it
+    attacks: tuple[Callable[[Messages], Messages], ...] = ()
+    # functions of all messages, which replace those of clients that attack
     stack: tuple[Callable[[Messages], Messages], ...] = ()
-    # functions of all messages, applied in this order before the mean is taken
+    # functions of all messages that arrived and are finite, applied in this order
+    # before the mean is taken
     prepare: Callable[[Any, Round], Any] = unprepared
     # (server state, round) -> state that is broadcast, and kept without any message
 

@@ -8,7 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_muon.core import tree
-from fedjax_muon.core.algorithm import Algorithm, Exchange, Objective, Params, Round
+from fedjax_muon.core.algorithm import (
+    Algorithm,
+    Exchange,
+    Messages,
+    Objective,
+    Params,
+    Round,
+)
 
 
 class MessageShapes(NamedTuple):
@@ -37,6 +44,15 @@ def sent_bytes(message: Any) -> int:
     is_known = lambda node: isinstance(node, Reconstructed)
     parts = jax.tree.leaves(message, is_leaf=is_known)
     return sum(x.nbytes if is_known(x) else tree.nbytes(x) for x in parts)
+
+
+def only_finite(messages: Messages) -> Messages:
+    """Leaves out messages that are not finite, as if they had not arrived."""
+    finite = jnp.isfinite(messages.values).all(1)
+    values = jnp.where(finite[:, None], messages.values, 0)
+    return messages._replace(
+        values=values, weight=jnp.where(finite, messages.weight, 0)
+    )
 
 
 def returned(pair: Any) -> tuple[Any, Any]:

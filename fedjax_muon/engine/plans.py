@@ -8,8 +8,8 @@ where `members` is a `CohortMember` whose leaves have the leading axis [S] of th
 cohort, `client_states` stacks the states of all N clients, and `client(broadcast,
 client_state, member) -> (contribution, client_state, aux)` runs one client. The plan
 returns the sum of all contributions, the client states with those of the cohort
-replaced, and `aux` stacked: whether messages arrived, and for an exchange with a
-`stack`, the messages. All plans give the same numbers up to rounding,
+replaced, and `aux` stacked: whether messages arrived, and for an exchange with
+`attacks` or a `stack`, the messages. All plans give the same numbers up to rounding,
 from the same random streams: a client's keys depend on the round and its id, never on
 its position.
 """

@@ -22,6 +22,7 @@ from fedjax_muon.core import (
     Round,
     check_count,
     exchange_shapes,
+    only_finite,
     returned,
     sent_bytes,
     streams,
@@ -107,7 +108,7 @@ def _client(
         factor = 1 if exchange.reduce_sum else member.weight
         weigh = lambda m: jnp.where(received, jnp.asarray(factor, m.dtype) * m, 0)
         weight = jnp.where(received, member.weight, 0)
-        if exchange.stack:
+        if _takes_all(exchange):
             message = tree.where(received, message, tree.zeros_like(message))
             state = tree.where(received, after, before)
             return ((), weight), state, (received, message)
@@ -171,26 +172,34 @@ def server_round(
     return Round(index, key, steps, size, size / num_clients)
 
 
-def _stacked(
-    stack: Sequence[Callable[[Messages], Messages]],
-    messages: Any,
-    weight: jax.Array,
-    ids: jax.Array,
-    key: jax.Array,
-) -> tuple[Any, jax.Array]:
-    """The weighted sum of all messages, and the sum of the weights, after `stack`."""
+def _takes_all(exchange: Exchange) -> bool:
+    """Whether a function takes all messages of the exchange together."""
+    return bool(exchange.attacks or exchange.stack)
+
+
+def _together(
+    exchange: Exchange, messages: Any, weight: jax.Array, ids: jax.Array, key: jax.Array
+) -> tuple[tuple[Any, jax.Array], jax.Array]:
+    """Attacks and aggregates all messages.
+
+    Returns:
+      Their weighted sum and the sum of their weights; and which were received, [S].
+    """
     one = jax.tree.map(lambda x: x[0], messages)
     _, unravel = ravel_pytree(one)
     values = jax.vmap(lambda message: ravel_pytree(message)[0])(messages)
     rows = Messages(values, weight, ids, key)
-    for function in stack:
-        rows = function(rows)
+    for function in exchange.attacks:
+        rows = only_finite(function(rows))
+    received = rows.weight > 0
+    for function in exchange.stack:
+        rows = only_finite(function(rows))
     total = jnp.tensordot(rows.weight.astype(values.dtype), rows.values, 1)
-    return unravel(total), rows.weight.sum()
+    return (unravel(total), rows.weight.sum()), received
 
 
 def check_stacks(algorithm: Algorithm, num_clients: int, cohort_size: int) -> None:
-    """Raises `ValueError` if a function in a `stack` needs more messages.
+    """Raises `ValueError` if a function of all messages needs more of them.
 
     Prologues have those of all clients.
     """
@@ -202,7 +211,7 @@ def check_stacks(algorithm: Algorithm, num_clients: int, cohort_size: int) -> No
         messages = Messages(values, weight, jnp.arange(size), jax.random.key(0))
         for exchange in exchanges:
             rows = messages
-            for function in exchange.stack:
+            for function in (*exchange.attacks, *exchange.stack):
                 rows = jax.eval_shape(function, rows)
 
 
@@ -229,11 +238,13 @@ def make_exchange(
         client = _client(exchange, objective, draw, round_info)
         result = plan(client, broadcast, client_states, members)
         (total, weight), client_states, received = result
-        if exchange.stack:
+        if _takes_all(exchange):
             received, messages = received
             key = jax.random.fold_in(round_info.key, streams.STACK)
             there = jnp.where(received, members.weight, 0)
-            total, weight = _stacked(exchange.stack, messages, there, members.id, key)
+            (total, weight), received = _together(
+                exchange, messages, there, members.id, key
+            )
         round_after = round_of(received)
         if exchange.reduce_sum:
             after = exchange.server(server, total, round_after)
@@ -331,7 +342,8 @@ def make_round(
       [S] are the weights of the mean, not necessarily normalized, and 0 for a client
       that dropped out. `key` is the same typed key in every round. `received` [S] is
       False for clients that dropped out, and for those whose message or new state is
-      not finite: they are excluded from the mean, and their states stay unchanged.
+      not finite: they are excluded from the mean, and their states stay unchanged (but
+      those of clients whose attack is not finite are those of their training).
       Without any message the server's state stays unchanged, unless an exchange has
       `reduce_sum`. The optional last argument `starts`, int32 [S], are the rounds that
       members started in, by which their random streams and `Round.index` are chosen.

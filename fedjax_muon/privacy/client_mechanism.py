@@ -224,7 +224,7 @@ def private_clients(
       `PrivateServer`.
     """
     _check(clip_norm, noise_multiplier, prologue_noise_multiplier, clients, cohort)
-    if any(e.stack for e in (*algorithm.prologue, *algorithm.exchanges)):
+    if any(e.attacks or e.stack for e in (*algorithm.prologue, *algorithm.exchanges)):
         raise ValueError(
             "privacy adds noise to the sum of the messages, which robust aggregation "
             "and attacks replace: leave out one of them"

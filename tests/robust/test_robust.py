@@ -354,7 +354,7 @@ def test_attackers_send_what_loops_say():
     z = np.random.default_rng(4).normal(size=(11, 5))
     for name, (attack, expected) in literal_attacks(z, BAD).items():
         algorithm = fm.attack(fm.fedavg(lr=0.1), attack, BAD)
-        (change,) = algorithm.exchanges[0].stack
+        (change,) = algorithm.exchanges[0].attacks
         order = np.random.default_rng(5).permutation(11)
         with jax.enable_x64(True):
             sent = np.asarray(jax.jit(change)(stacked(z[order], ids=order)).values)
@@ -378,7 +378,7 @@ def test_the_published_number_of_deviations():
 
 def test_noise_differs_by_attacker_and_round():
     algorithm = fm.attack(fm.fedavg(lr=0.1), attacks.gaussian(2.0), BAD)
-    (change,) = algorithm.exchanges[0].stack
+    (change,) = algorithm.exchanges[0].attacks
     messages = stacked(np.zeros((6, 2000)))
     one, two = (
         np.asarray(change(messages._replace(key=jax.random.key(k))).values)[[1, 4]]
@@ -392,7 +392,7 @@ def test_noise_differs_by_attacker_and_round():
 
 def test_attackers_alone_train():
     algorithm = fm.attack(fm.fedavg(lr=0.1), attacks.inner_product(), range(4))
-    (change,) = algorithm.exchanges[0].stack
+    (change,) = algorithm.exchanges[0].attacks
     z = np.ones((4, 2), np.float32)
     np.testing.assert_array_equal(change(stacked(z)).values, z)
 
@@ -471,6 +471,61 @@ def test_attacks_come_first_in_any_order_of_wrappers():
     inside = fm.robust(fm.attack(fm.fedavg(lr=0.2), attack, clients), RULE)
     outside = fm.attack(fm.robust(fm.fedavg(lr=0.2), RULE), attack, clients)
     np.testing.assert_array_equal(rounds(inside), rounds(outside))
+
+
+def sent_in_a_round(algorithm, z, there=None):
+    """The mean message of a round in which clients send rows, and who was received."""
+    n, width = z.shape
+    grad = lambda params, batch, key: {
+        "w": batch
+    }  # which FedAvg sends with a rate of 1
+    run = engine.make_round(algorithm, Objective(grad), n, plans.vmapped)
+    state = engine.init(algorithm, {"w": jnp.zeros(width)}, n)
+    weights = jnp.ones(n) if there is None else jnp.asarray(there, float)
+    ids, batches = jnp.arange(n), jnp.asarray(z, jnp.float32)[:, None]
+    state, received = jax.jit(run)(state, ids, batches, weights, KEY)
+    return -np.asarray(state.server.params["w"]), np.asarray(received)
+
+
+def not_finite(messages, is_attacker, honest):
+    """Client 1 sends NaN in one place, and the other attackers infinities."""
+    spoiled = messages.values.at[:, 2].set(jnp.inf).at[1, 2].set(jnp.nan)
+    return spoiled.at[:, 3].set(-jnp.inf)
+
+
+@pytest.mark.parametrize("name", [*EVERY, "mean"])
+def test_an_attack_that_is_not_finite_is_lost_like_any_message(name):
+    z = np.random.default_rng(7).normal(size=(9, 5))
+    rule = lambda algorithm: (
+        fm.robust(algorithm, EVERY[name]) if name in EVERY else algorithm
+    )
+    there = ~np.isin(np.arange(9), [1, 4])
+    attacked = fm.attack(fm.attack(fm.fedavg(lr=1.0), not_finite, [1]), not_finite, [4])
+    found, received = sent_in_a_round(rule(attacked), z)
+    expected, _ = sent_in_a_round(rule(fm.fedavg(lr=1.0)), z, there)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert np.abs(found).max() > 0
+    np.testing.assert_array_equal(received, there)
+
+
+def test_a_rule_that_is_not_finite_changes_nothing():
+    """Neither alone, nor before others, which use what is left."""
+    z = np.random.default_rng(8).normal(size=(5, 3))
+    nan = lambda messages: messages._replace(values=messages.values + jnp.nan)
+    first = lambda m: m._replace(values=m.values.at[0].set(jnp.inf))
+    found, received = sent_in_a_round(fm.robust(fm.fedavg(lr=1.0), nan), z)
+    np.testing.assert_array_equal(found, 0)
+    assert received.all()
+    for left in (aggregators.chain(first, aggregators.median()), first):
+        found, _ = sent_in_a_round(fm.robust(fm.fedavg(lr=1.0), left), z)
+        expected = z[1:].mean(0) if left is first else literal_median(z[1:])
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_an_attack_reaches_clients_with_layers_of_their_own():
+    attacked = fm.attack(fm.fedavg(lr=1.0), attacks.gaussian(), [1])
+    (exchange,) = fm.personalization.keep_own(attacked, ["Dense_1"]).exchanges
+    assert exchange.attacks == attacked.exchanges[0].attacks
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedmuon"])
