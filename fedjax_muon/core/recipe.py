@@ -6,6 +6,7 @@ an algorithm stores its recipe, and `with_numbers` makes it again, inside the tr
 with other numbers.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -228,33 +229,54 @@ def _described(prefix: str, algorithm: Any) -> dict[str, str]:
 
 
 def in_words(value: Any, inside: tuple[Any, ...] = ()) -> str:
-    """Text of an argument that is the same in all processes.
+    """Text of an argument that is the same in all processes; it never raises.
 
     Args:
-      inside: Functions that the value is a part of, which may refer to themselves.
+      inside: What the value is a part of, which may refer to itself.
     """
-    words = functools.partial(in_words, inside=inside)
+    if any(value is outer for outer in inside):
+        return _name(value)
+    try:
+        return _in_words(value, functools.partial(in_words, inside=(*inside, value)))
+    except Exception:  # objects do what they like, also in `__repr__`
+        return _name(value)
+
+
+def _name(value: Any) -> str:
+    """The name of a function, or of an object's type."""
+    with contextlib.suppress(Exception):  # of a `__getattr__`
+        if callable(value) and isinstance(value.__qualname__, str):
+            return f"{value.__module__}.{value.__qualname__}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _in_words(value: Any, words: Callable[[Any], str]) -> str:
     if isinstance(value, functools.partial):
         values = [*map(words, value.args)]
         values += [f"{k}={words(v)}" for k, v in sorted(value.keywords.items())]
         return f"{words(value.func)}({', '.join(values)})"
     if callable(value):
-        name = getattr(value, "__qualname__", type(value).__qualname__)
-        name = f"{getattr(value, '__module__', '')}.{name}"
-        cells = getattr(value, "__closure__", None) or ()
-        if not cells or any(value is outer for outer in inside):
-            return name
-        inner = [in_words(cell.cell_contents, (*inside, value)) for cell in cells]
-        return f"{name}[{', '.join(inner)}]"
+        cells = getattr(value, "__closure__", None)
+        inner = [_of_cell(cell, words) for cell in cells or ()]
+        return f"{_name(value)}[{', '.join(inner)}]" if inner else _name(value)
     if isinstance(value, Mapping):
-        pairs = [f"{k}: {words(v)}" for k, v in value.items()]
+        pairs = [f"{words(k)}: {words(v)}" for k, v in value.items()]
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, tuple | list):
         return f"({', '.join(map(words, value))})"
+    if isinstance(value, set | frozenset):  # their order differs between processes
+        return f"{{{', '.join(sorted(map(words, value)))}}}"
     if isinstance(value, jax.Array | np.ndarray):
-        array = np.asarray(value)
-        short = array.size <= 64
-        return str(
-            array.tolist() if short else hashlib.sha256(array.tobytes()).hexdigest()
-        )
+        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(value) if is_key else value)
+        if array.size <= 64 or array.dtype.hasobject:
+            return words(array.tolist())
+        return hashlib.sha256(array.tobytes()).hexdigest()
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _of_cell(cell: Any, words: Callable[[Any], str]) -> str:
+    try:
+        return words(cell.cell_contents)
+    except ValueError:  # the function's variable has no value
+        return "empty"

@@ -27,7 +27,7 @@ from fedjax_muon.core import (
     with_numbers,
 )
 from fedjax_muon.core.pair import Pair
-from fedjax_muon.core.recipe import Recipe, as_arrays, recipe_of
+from fedjax_muon.core.recipe import Recipe, as_arrays, in_words, recipe_of
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_mechanism import private_clients
 
@@ -236,3 +236,54 @@ def test_every_method_takes_schedules_by_name():
         assert known(algorithm).arguments["lr"] is schedule, name
         assert "lr" not in numbers_of(algorithm), name
         assert numbers_of(with_numbers(algorithm, {"lr": 0.2}))["lr"] == 0.2, name
+
+
+# ---------------------------------------------------------------------------- in words
+class Hostile:
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+    def __call__(self):
+        return self
+
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+def itself(self=None):
+    return lambda: (self, itself_again)
+
+
+itself_again = [partial(itself)]
+itself_again.append(itself_again)
+
+
+def recursive():
+    def again(steps):
+        return again(steps - 1) if steps else unset
+
+    if again is None:
+        unset = 1
+    return again
+
+
+STRANGE = {
+    "empty cell": (optax.exponential_decay(0.1, 10, 0.5), "[empty, 0.5"),
+    "itself": (recursive(), "recursive.<locals>.again[test_recipe.recursive"),
+    "list of itself": (itself_again, "(test_recipe.itself(), builtins.list)"),
+    "closure of both": (itself(itself_again), "builtins.list"),
+    "no text": (Hostile(), "test_recipe.Hostile"),
+    "no text inside": (partial(itself, a=[Hostile()]), "(a=(test_recipe.Hostile))"),
+    "key": (itself(jax.random.key(7)), "[(0, 7)]"),
+    "objects": (np.array([{"b", "a"}] * 100), "({'a', 'b'}, {'a', 'b'}, "),
+    "set": ({"b", "a", "c"}, "{'a', 'b', 'c'}"),
+    "schedule": (optax.join_schedules([optax.constant_schedule(0.1)], []), "0.1"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_texts_of_arguments_never_raise(kind):
+    value, text = STRANGE[kind]
+    assert text in in_words(value)
+    assert in_words((value,)) == f"({in_words(value)})"
+    assert " at 0x" not in in_words(value)

@@ -243,6 +243,13 @@ def test_sizes_are_decided_once_and_rounds_are_those_of_the_guarantee():
         started(shared, 5)
 
 
+def test_any_schedule_can_be_described():
+    schedule = optax.exponential_decay(0.1, 10, 0.5)  # refers to an unset variable
+    shared = shared_of(fedavg(lr=schedule), SECRET)
+    (same,) = {str(node._description) for node in nodes_of(shared).values()}
+    assert "exponential_decay" in same
+
+
 # ----------------------------------------------------------------------------- failures
 
 ALGORITHM = fedmuon_correct(lr=0.1)  # with client states and a prologue
