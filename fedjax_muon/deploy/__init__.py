@@ -11,7 +11,8 @@ process, and the modules `flower` and `nvflare` those of other machines.
 from fedjax_muon.deploy.federation import Federation, federation
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.deploy.node import Node
-from fedjax_muon.deploy.server import Missing, Progress, Send, in_process, serve
+from fedjax_muon.deploy.rounds import Missing, Progress, Send
+from fedjax_muon.deploy.server import in_process, serve
 
 __all__ = [
     "Federation",

@@ -5,6 +5,7 @@ server's description travels with every request, and a node that has another one
 which entry differs.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -24,6 +25,12 @@ from fedjax_muon.simulation.rounds import Inputs, Setup, Weighting, check_setup
 from fedjax_muon.simulation.timing import timed
 from fedjax_muon.tasks.task import Task, as_argument
 from fedjax_muon.versions import PACKAGE_VERSION
+
+SERVED_ONCE = (
+    "the run is served once: a server that is started again has its directory, its "
+    "checkpoints are never put back from a backup, and no two servers use copies of "
+    "them"
+)
 
 
 class Federation(NamedTuple):
@@ -142,6 +149,9 @@ def federation(
         arrivals=arrivals,
     )
     check_setup(setup)
+    if guarantee is not None:
+        assumptions = (*guarantee.assumptions, SERVED_ONCE)
+        guarantee = dataclasses.replace(guarantee, assumptions=assumptions)
     return Federation(setup, max_client_size, classes, guarantee)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from fedjax_muon.deploy import messages
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.deploy.node import Node
-from fedjax_muon.deploy.server import Send
+from fedjax_muon.deploy.rounds import Send
 from fedjax_muon.versions import optional
 
 nvflare = optional("nvflare", "a site of NVFlare", module="nvflare.collab")

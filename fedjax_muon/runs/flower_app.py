@@ -34,7 +34,8 @@ from fedjax_muon.data import Dataset
 from fedjax_muon.data.npz import arrays_of
 from fedjax_muon.deploy.federation import Federation, federation
 from fedjax_muon.deploy.node import Node
-from fedjax_muon.deploy.server import Missing, Progress, Send, serve
+from fedjax_muon.deploy.rounds import Missing, Progress, Send
+from fedjax_muon.deploy.server import serve
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.reporting.comparison import score_column
 from fedjax_muon.runs import directory

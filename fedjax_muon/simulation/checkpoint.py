@@ -169,7 +169,7 @@ def save(
             written, reason = False, str(error).split("\n")[0][:300]
     if not written:
         raise CheckpointError(
-            f"the checkpoint of round {round} can't be saved in "
+            f"checkpoint {round} can't be saved in "
             f"{checkpoints.directory}: {reason}; free some space, or use another "
             "directory"
         )

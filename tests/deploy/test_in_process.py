@@ -1,24 +1,16 @@
 """Deployed algorithms have the bits of simulated ones, also with noise and failures."""
 
-import dataclasses
 import functools
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from cases import slow_but
 from small_federation import (
     CLIENTS,
     KEY,
     PARTS,
-    TASK,
     X,
     Y,
     assert_same,
@@ -38,8 +30,7 @@ from fedjax_muon.compression import compress
 from fedjax_muon.core import streams, tree
 from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
-from fedjax_muon.deploy.node import States, request_shapes
-from fedjax_muon.privacy import ClientPrivacy
+from fedjax_muon.deploy.node import States
 from fedjax_muon.simulation.participation import by_examples
 from fedjax_muon.simulation.rounds import cohort_of, objective_and_sampler, with_inputs
 
@@ -125,129 +116,6 @@ def test_nodes_hold_their_own_examples_alone():
         assert len(node._clients.x) == node.examples
         assert np.count_nonzero(np.asarray(node._clients.size)) == 1
         assert int(node._clients.size[client]) == node.examples
-
-
-# ---------------------------------------------------------------------- private clients
-
-PRIVACY = ClientPrivacy(
-    clip_norm=0.5,
-    cohort_size=2,
-    rounds=4,
-    delta=1e-2,
-    noise_multiplier=1.0,
-    insecure_fixed_noise=True,
-)
-SECRET = dataclasses.replace(PRIVACY, insecure_fixed_noise=False)
-
-
-def shared_of(algorithm, privacy, cohort_size=None):
-    return described(algorithm, privacy=privacy, cohort_size=cohort_size)
-
-
-def started(shared, rounds=3, key=KEY, **given):
-    return serve(shared, in_process(nodes_of(shared)), key, rounds=rounds, **given)
-
-
-@pytest.mark.slow
-def test_private_and_quantized_messages_have_the_bits_of_the_simulation():
-    """In a process of its own, without the settings of this suite: with them, XLA
-    rounds a decoding differently where it is compiled together with local training.
-    """
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    command = [sys.executable, str(Path(__file__).with_name("decoded_messages.py"))]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    cases = dict(line.split(maxsplit=1) for line in said.stdout.splitlines())
-    # difference, missing answers
-    assert cases == dict.fromkeys(("quantized", "adaptive"), "0.0 0")
-
-
-def test_a_private_server_that_restarts_has_fresh_noise(tmp_path):
-    """From a copied checkpoint, two broadcasts differ by more than a late client."""
-    shared = shared_of(fedavg(lr=0.3), dataclasses.replace(SECRET, cohort_size=4))
-    nodes = in_process(nodes_of(shared))
-    late = lambda requests, deadline: nodes(
-        {client: r for client, r in requests.items() if client}, deadline
-    )
-    lives = []
-    first = started(shared, 1, directory=tmp_path / "first")
-    for send in (nodes, late):
-        place = shutil.copytree(tmp_path / "first", tmp_path / f"copy{len(lives)}")
-        lives.append(serve(shared, send, KEY, rounds=2, directory=place))
-    assert lives[0].run == lives[1].run == first.run
-    moved = jax.tree.map(lambda a, b: 4 * (a - b), *(life.params for life in lives))
-    # without fresh noise it would be the message, of a norm of at most the clip
-    assert optax.tree.norm(moved) > 2 * PRIVACY.clip_norm
-    other = started(shared, 1)  # a run has the noise of no other
-    assert not np.array_equal(*(jax.tree.leaves(p.params)[-1] for p in (first, other)))
-
-
-def test_a_private_server_saves_every_round_for_its_owner_alone(tmp_path):
-    shared = shared_of(fedavg(lr=0.3), SECRET)
-    with pytest.raises(ValueError, match="saves every round"):
-        started(shared, 1, directory=tmp_path, checkpoint_seconds=60.0)
-    started(shared, 1, directory=tmp_path / "server")
-    readable = [p for p in tmp_path.glob("server/**/*") if p.stat().st_mode & 0o077]
-    assert not readable
-    assert not (tmp_path / "server").stat().st_mode & 0o077
-
-
-@pytest.mark.filterwarnings("ignore:messages have params")
-@pytest.mark.slow
-def test_nodes_are_not_told_how_many_take_part():
-    shared, told = shared_of(fedmuon(lr=0.1), SECRET), set()
-    nodes = in_process(nodes_of(shared))
-
-    def send(requests, deadline):
-        for request in requests.values():
-            asked = messages.read(request)
-            shapes = request_shapes(shared, asked.about["exchange"])
-            if asked.about["base"] < 0:
-                shapes["params"] = jax.eval_shape(TASK.init, KEY)
-            values = messages.unpack(asked.arrays, shapes)
-            told.add((asked.about["exchange"], float(values["present"])))
-        return nodes(requests, deadline)
-
-    serve(shared, send, KEY, rounds=4)
-    assert told == {(0, CLIENTS), (1, PRIVACY.cohort_size)}
-
-
-@pytest.mark.slow
-def test_a_client_that_does_not_answer_counts_as_zero():
-    """The mean is still a sum over the expected number of clients."""
-    shared = shared_of(fedavg(lr=0.3), dataclasses.replace(PRIVACY, cohort_size=4))
-    nodes = in_process(nodes_of(shared))
-    silent = lambda requests, deadline: nodes(
-        {client: r for client, r in requests.items() if client}, deadline
-    )
-
-    def zero(requests, deadline):
-        for client, answer in nodes(requests, deadline):
-            about, arrays = messages.read(answer)
-            none = messages.write(Message(about, [np.zeros_like(a) for a in arrays]))
-            yield client, answer if client else none
-
-    here = serve(shared, silent, KEY, rounds=1)
-    there = serve(shared, zero, KEY, rounds=1)
-    for a, b in zip(*(jax.tree.leaves(p.params) for p in (here, there)), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_sizes_are_decided_once_and_rounds_are_those_of_the_guarantee():
-    with pytest.raises(ValueError, match="privacy decides cohort_size; leave it out"):
-        shared_of(fedavg(lr=0.3), SECRET, cohort_size=2)
-    with pytest.raises(TypeError, match="give cohort_size, or privacy, which decides"):
-        shared_of(fedavg(lr=0.3), None)
-    shared = shared_of(fedavg(lr=0.3), SECRET)
-    with pytest.raises(ValueError, match="the noise is for 4 rounds, got 0 completed"):
-        started(shared, 5)
-
-
-def test_any_schedule_can_be_described():
-    schedule = optax.exponential_decay(0.1, 10, 0.5)  # refers to an unset variable
-    shared = shared_of(fedavg(lr=schedule), SECRET)
-    (same,) = {str(node._description) for node in nodes_of(shared).values()}
-    assert "exponential_decay" in same
 
 
 # ----------------------------------------------------------------------------- failures

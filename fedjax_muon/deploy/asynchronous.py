@@ -1,0 +1,172 @@
+"""Asynchronous rounds of a deployed federation, which end as messages arrive."""
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_muon.core import streams
+from fedjax_muon.deploy.federation import Federation
+from fedjax_muon.deploy.messages import MessageError
+from fedjax_muon.deploy.rounds import NO_ANSWER, Progress, Rounds, Send
+from fedjax_muon.engine.round import ExchangeKeys, exchange_keys
+from fedjax_muon.simulation.arrivals import Arrival, Arrivals, Step, filled, orders_of
+from fedjax_muon.simulation.rounds import init_state
+
+
+class AsynchronousRounds(Rounds):
+    """Rounds that end when enough messages have arrived.
+
+    A thread waits for the answer of each client that is at work.
+    """
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        shared: Federation,
+        send: Send,
+        key: jax.Array,
+        deadline: float | None,
+    ) -> None:
+        super().__init__(shared, send, key, deadline)
+        self.arrivals, self.began = arrivals, time.monotonic()
+        self.jobs: dict[int, int] = {}  # the rounds in which clients at work started
+        self.reasons: dict[int, str] = {}  # why their answers can't be used
+        self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        run_key = init_state(shared.setup, key).key
+        self.order = orders_of(run_key, shared.setup.num_clients)
+
+    def prologue(self, progress: Progress) -> Progress:
+        late = progress.state.training.server
+        progress = super().prologue(_with_server(progress, late.inner))
+        inner = progress.state.training.server
+        return _with_server(progress, late._replace(inner=inner))
+
+    def round(self, progress: Progress) -> Progress:
+        """Takes messages until the buffer is full, or no client is left."""
+        setup, number = self.shared.setup, self.shared.first
+        training, key = progress.state
+        index, arrivals = int(training.index), self.arrivals
+        keys = exchange_keys(
+            jax.random.fold_in(key, streams.ENGINE),
+            training.index,
+            number,
+            number,
+            jnp.arange(setup.num_clients, dtype=jnp.int32),
+            setup.num_clients,
+        )
+        size = jnp.float32(arrivals.buffer)
+        shared = self.broadcast[number](
+            training.server.inner, training.index, keys.server, size
+        )
+
+        def begin(client: int) -> None:
+            values = {"broadcast": shared, "present": size}
+            values["keys"] = keys.members[client], keys.draws[client]
+            self._begin(client, self._request(progress, client, number, values), index)
+
+        started: set[int] = set()  # who has begun in this round
+        arrived: dict[int, Arrival] = {}  # in order
+        answers: dict[int, tuple[Any, int]] = {}
+        while len(answers) < arrivals.buffer:
+            at_work = sum(index - s < arrivals.depth for s in self.jobs.values())
+            taken = self.jobs.keys() | answers.keys() | started
+            free = [c for c in map(int, self.order(index)) if c not in taken]
+            for client in free[: arrivals.concurrency - at_work]:
+                started.add(client)
+                begin(client)
+            if not self.jobs:
+                break
+            answer = self._next(progress.run, index)
+            if answer is not None:
+                client, start, answers[client] = answer
+                seconds = round(time.monotonic() - self.began, 3)
+                arrived[client] = Arrival(index, client, start, seconds)
+        return self._step(progress, keys, arrived, answers)
+
+    def _begin(self, client: int, request: bytes, index: int) -> None:
+        def wait() -> None:
+            try:
+                for sender, data in self.send({client: request}, self.deadline):
+                    self.events.put(_Event(sender, data))
+                self.events.put(_Event(client, None, index))
+            except Exception as error:  # the server raises it
+                self.events.put(_Event(client, error))
+
+        self.jobs[client] = index
+        # a daemon, since a run does not wait for the last answers
+        threading.Thread(target=wait, daemon=True).start()
+
+    def _next(self, run: str, index: int) -> tuple[int, int, tuple[Any, int]] | None:
+        """The next answer that counts, with its client and the round of its start."""
+        client, data, ended = self.events.get()
+        start = self.jobs.get(client)
+        if isinstance(data, Exception):
+            raise data
+        if start is None or (data is None and start != ended):
+            return None  # nobody asked, or a second answer
+        number, reason = self.shared.first, self.reasons.pop(client, NO_ANSWER)
+        if data is not None:
+            turn = self.shared.turn(start, number)
+            try:
+                message = self._read(data, client, run, turn, number)
+            except MessageError as error:
+                self.reasons[client] = str(error)
+                return None  # perhaps another answer follows
+            most = self.arrivals.max_staleness
+            if index - start <= most:
+                del self.jobs[client]
+                return client, start, message
+            reason = f"later than max_staleness={most}"
+        del self.jobs[client]
+        self._miss(number, index, client, reason)
+        return None
+
+    def _step(
+        self,
+        progress: Progress,
+        keys: ExchangeKeys,
+        arrived: Mapping[int, Arrival],
+        answers: Mapping[int, tuple[Any, int]],
+    ) -> Progress:
+        """A step of the server by the messages of a round."""
+        setup, number = self.shared.setup, self.shared.first
+        training, accepted = progress.state.training, progress.accepted.copy()
+        step = Step(list(arrived), [job.start for job in arrived.values()], 0.0)
+        cohort, begun = map(jnp.int32, filled(step, self.arrivals, setup.num_clients))
+        sizes = np.ones(len(cohort), np.int32)
+        weights, sent = self._stacked(np.asarray(cohort), answers, number, sizes)
+        of_members = keys._replace(
+            members=keys.members[cohort], draws=keys.draws[cohort]
+        )
+        server, received = self.update[number](
+            training.server, training.index, of_members, cohort, sent, weights, begun
+        )
+        counted = []
+        for job, counts in zip(arrived.values(), np.asarray(received), strict=False):
+            if counts:
+                accepted[job.client] = self.shared.turn(job.start, number)
+                counted.append(job)
+            else:
+                self._miss(number, training.index, job.client, "not finite")
+        training = training._replace(server=server, index=training.index + 1)
+        state = progress.state._replace(training=training)
+        return Progress(state, accepted, progress.run, tuple(counted))
+
+
+class _Event(NamedTuple):
+    """An answer, or the end of a client's job."""
+
+    client: int
+    data: bytes | Exception | None  # None at the end
+    start: int = -1  # round in which the job started that has ended
+
+
+def _with_server(progress: Progress, server: Any) -> Progress:
+    training = progress.state.training._replace(server=server)
+    return progress._replace(state=progress.state._replace(training=training))
