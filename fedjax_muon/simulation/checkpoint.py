@@ -155,7 +155,7 @@ def save(
       notes: Other values that JSON can represent, which `restore` returns.
     """
     text = json.dumps(dict(notes or {}))
-    about = {"fingerprint": mark, "digest": digest(state)}
+    about: dict[str, Any] = {"fingerprint": mark, "digest": digest(state)}
     about |= {"shapes": tree.shapes(state)}
     about |= {"notes": text, "notes_digest": _digest_of_text(text)}
     reason = "orbax skipped it"
