@@ -15,7 +15,14 @@ from fedjax_muon.deploy.federation import Federation
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.deploy.rounds import NO_ANSWER, Progress, Rounds, Send
 from fedjax_muon.engine.round import ExchangeKeys, exchange_keys
-from fedjax_muon.simulation.arrivals import Arrival, Arrivals, Step, filled, orders_of
+from fedjax_muon.simulation.arrivals import (
+    PROLOGUE,
+    Arrival,
+    Arrivals,
+    Step,
+    filled,
+    orders_of,
+)
 from fedjax_muon.simulation.rounds import init_state
 
 
@@ -45,6 +52,11 @@ class AsynchronousRounds(Rounds):
         late = progress.state.training.server
         progress = super().prologue(_with_server(progress, late.inner))
         inner = progress.state.training.server
+        seconds = round(time.monotonic() - self.began, 3)
+        silent = [
+            Arrival(PROLOGUE, lost.client, PROLOGUE, seconds) for lost in self.missing
+        ]
+        progress = progress._replace(arrived=tuple(silent))
         return _with_server(progress, late._replace(inner=inner))
 
     def round(self, progress: Progress) -> Progress:

@@ -57,7 +57,8 @@ class Progress(NamedTuple):
     state: State  # without client states
     accepted: np.ndarray  # int32 [N], turn of each client's last answer that counted
     run: str  # name of the run, which answers repeat
-    # messages in the mean of the last round in their order, if it is asynchronous
+    # messages in the mean of the last round in their order, if it is asynchronous;
+    # after the prologue, those that did not arrive
     arrived: tuple[Arrival, ...] = ()
     rest: Rest | None = None  # of a round that has begun
 

@@ -20,6 +20,7 @@ from fedjax_muon.deploy.federation import Federation
 from fedjax_muon.deploy.node import INITIAL, Node
 from fedjax_muon.deploy.rounds import Missing, Progress, Rest, Rounds, Send
 from fedjax_muon.simulation import checkpoint
+from fedjax_muon.simulation.arrivals import Arrival
 from fedjax_muon.simulation.checkpoint import CheckpointError
 from fedjax_muon.simulation.rounds import init_state
 
@@ -65,7 +66,8 @@ def serve(
         were made since the last one. Asynchronous clients that were at work start
         again.
       on_round: Called after the prologue and after every round, with the answers that
-        are missing.
+        are missing. A server that resumes calls it first with the progress of its
+        checkpoint, perhaps again.
     """
     private = shared.guarantee is not None
     if shared.guarantee is not None:
@@ -135,7 +137,8 @@ def _begun(server: Rounds, key: jax.Array, stored: Any) -> Progress:
     if restored is not None:
         values, notes = restored
         accepted, rest = np.asarray(values["accepted"]), notes.get("rest")
-        begun = Progress(values["state"], accepted, notes["run"])
+        arrived = tuple(Arrival(*row) for row in notes.get("arrived", ()))
+        begun = Progress(values["state"], accepted, notes["run"], arrived)
         if rest is not None:
             number, cohort, present = rest
             rest = Rest(number, np.asarray(cohort, np.int32), np.asarray(present, bool))
@@ -159,7 +162,7 @@ def _save(stored: Any, server: Rounds, progress: Progress) -> None:
     shared, rest = server.shared, progress.rest
     number = shared.first if rest is None else rest.number
     step = shared.turn(progress.state.round, number)
-    notes: dict[str, Any] = {"run": progress.run, "rest": None}
+    notes: dict[str, Any] = {"run": progress.run, "arrived": progress.arrived}
     if rest is not None:
         notes["rest"] = [number, rest.cohort.tolist(), rest.present.tolist()]
     mark = _mark(server, progress)

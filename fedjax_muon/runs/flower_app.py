@@ -52,6 +52,7 @@ from fedjax_muon.runs.config import Run
 from fedjax_muon.runs.directory import from_json, to_json
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation.arguments import check_dataset
+from fedjax_muon.simulation.arrivals import PROLOGUE
 from fedjax_muon.simulation.evaluation import measure
 
 FACTS, MISSING, ARRIVALS = "deployed.json", "missing.csv", "arrivals.csv"
@@ -154,6 +155,7 @@ class _Record:
         self.test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
         self.metrics, self.missing = run_dir / directory.METRICS, run_dir / MISSING
         self.arrivals = run_dir / ARRIVALS
+        self.resumes = any((run_dir / directory.CHECKPOINTS).glob("[0-9]*"))
         self.begun = False
         self.since = time.monotonic()
         self.measure = jax.jit(measure)
@@ -162,8 +164,11 @@ class _Record:
         """Records a round."""
         now, rounds = progress.state.round, self.config.rounds
         if not self.begun:  # rows after the checkpoint are computed again
-            for path in (self.metrics, self.missing, self.arrivals):
-                _keep_before(path, now)
+            first = now if self.resumes else PROLOGUE
+            for path in (self.metrics, self.missing):
+                _keep_before(path, first)
+            again = [arrival.round for arrival in progress.arrived]
+            _keep_before(self.arrivals, min([first, *again]))
             self.begun = True
         for answer in missing:
             metrics_csv.append(self.missing, answer._asdict())

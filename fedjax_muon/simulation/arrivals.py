@@ -61,6 +61,7 @@ class Arrivals(NamedTuple):
     damping: Staleness | None
     rebase: bool  # whether messages are changes from the server's current parameters
     recorded: Mapping[int, Step] | None = None  # steps that are replayed
+    silent: tuple[int, ...] = ()  # recorded clients without an answer to the prologue
 
     @property
     def depth(self) -> int:
@@ -150,8 +151,15 @@ def fedasync(
 # ---------------------------------------------------------------------------- records
 
 
+PROLOGUE = -1  # the round of rows about it
+
+
 class Arrival(NamedTuple):
-    """A message that arrived at the server of a deployed run."""
+    """A message that arrived at the server of a deployed run.
+
+    Round and start are -1 if it is the client's answer to the prologue, which did not
+    arrive.
+    """
 
     round: int  # the server's step that it was used in, from 0
     client: int
@@ -163,7 +171,8 @@ def replayed(arrivals: Arrivals, record: str | Path | Iterable[Arrival]) -> Arri
     """Repeats a recorded order of arrivals, such as a deployed run's.
 
     Clocks, `concurrency` and dropout have no effect. The virtual time of a round
-    is the recorded one of its last message.
+    is the recorded one of its last message. A client whose answer to the prologue did
+    not arrive is left out of it.
 
     Args:
       arrivals: From `buffered` or `fedasync`, as in the recorded run.
@@ -171,12 +180,25 @@ def replayed(arrivals: Arrivals, record: str | Path | Iterable[Arrival]) -> Arri
         as `arrivals.csv` of `fedjax-muon deploy`; or rows of these.
     """
     if not isinstance(record, (str, Path)):
-        return arrivals._replace(recorded=_recorded(arrivals, record))
+        return _replayed(arrivals, record)
     columns = f"a CSV file with the columns {', '.join(Arrival._fields)}"
     damaged = reading(Path(record), columns, "record it again", errors=(csv.Error,))
     with damaged, open(record, newline="") as file:
         rows = [Arrival(*_numbers(row)) for row in csv.DictReader(file)]
-    return arrivals._replace(recorded=_recorded(arrivals, rows))
+    return _replayed(arrivals, rows)
+
+
+def _replayed(arrivals: Arrivals, record: Iterable[Arrival]) -> Arrivals:
+    rows = list(record)
+    before = [(client, start) for at, client, start, _ in rows if at == PROLOGUE]
+    silent = tuple(client for client, _ in before)
+    if len({*silent}) < len(silent) or any(c < 0 or s != PROLOGUE for c, s in before):
+        raise ValueError(
+            f"rows of round {PROLOGUE} name clients without an answer to the prologue, "
+            f"once each with a start of {PROLOGUE}; record it again"
+        )
+    recorded = _recorded(arrivals, (row for row in rows if row[0] != PROLOGUE))
+    return arrivals._replace(recorded=recorded, silent=silent)
 
 
 def _numbers(row: Mapping[str, str]) -> tuple[int, int, int, float]:
@@ -325,13 +347,19 @@ def check_suits(
             f"there is no concurrency={arrivals.concurrency} of {num_clients} clients; "
             "lower concurrency"
         )
-    last = max((max(s.clients) for s in (arrivals.recorded or {}).values()), default=0)
+    steps = (arrivals.recorded or {}).values()
+    last = max((*arrivals.silent, *(max(s.clients) for s in steps)), default=0)
     if last >= num_clients:
         raise ValueError(
             f"the record of arrivals has client {last}, but there are {num_clients} "
             "clients, from 0"
         )
     name = repr(algorithm)
+    if arrivals.silent and len(algorithm.prologue) != 1:
+        raise ValueError(
+            "the record has answers missing in a prologue of one exchange, but that of "
+            f"{name} has {len(algorithm.prologue)}; use the algorithm of the record"
+        )
     if algorithm.full_participation:
         raise ValueError(
             f"{name} needs the messages of all clients in every round, which do not "
@@ -355,6 +383,12 @@ def check_suits(
             f"the messages of {name} are not changes of parameters alone, as fedasync "
             "needs; use fm.buffered"
         )
+
+
+def answered(arrivals: Arrivals | None, clients: int) -> np.ndarray:
+    """Whether each client answers in the prologue, bool [N]."""
+    silent = () if arrivals is None else arrivals.silent
+    return np.array([client not in silent for client in range(clients)])
 
 
 # -------------------------------------------------------------------------- schedule

@@ -29,6 +29,7 @@ from fedjax_muon.personalization import params_of_clients
 from fedjax_muon.simulation.arguments import check_rule_kinds, check_rules
 from fedjax_muon.simulation.arrivals import (
     Arrivals,
+    answered,
     asynchronous,
     check_suits,
     damped,
@@ -286,7 +287,8 @@ def run_prologue(
         setup.algorithm, objective, setup.num_clients, plan, draw
     )
     all_clients = jnp.arange(setup.num_clients, dtype=jnp.int32)
-    weights = setup.weighting(clients.size)
+    asked = answered(setup.arrivals, setup.num_clients)
+    weights = jnp.where(asked, setup.weighting(clients.size), 0)
     engine_key = jax.random.fold_in(key, streams.ENGINE)
     late = training.server if setup.arrivals is not None else None
     if late is not None:
@@ -294,7 +296,7 @@ def run_prologue(
     training, received = run(training, all_clients, all_clients, weights, engine_key)
     if late is not None:
         training = training._replace(server=late._replace(inner=training.server))
-    return State(training, key), received
+    return State(training, key), received | ~asked
 
 
 def cohort_of(

@@ -10,6 +10,7 @@ from cases import slow_but
 
 import fedjax_muon as fm
 from fedjax_muon.deploy import in_process, messages
+from fedjax_muon.reporting import metrics_csv
 
 SECONDS = (1.0, 1.3, 2.1, 7.7)  # of clients
 ARRIVALS = fm.buffered(3, 2)
@@ -18,9 +19,10 @@ ARRIVALS = fm.buffered(3, 2)
 class Nodes:
     """A transport whose nodes answer in the order of a virtual clock."""
 
-    def __init__(self, shared, change=lambda client, answer: answer):
+    def __init__(self, shared, change=lambda client, answer: answer, silent=()):
         self.number = shared.setup.arrivals.concurrency
         self.nodes, self.change = small.nodes_of(shared), change
+        self.silent = silent  # in the prologue
         self.now, self.ends, self.event = 0.0, {}, threading.Condition()
 
     def __call__(self, requests, deadline):
@@ -29,6 +31,8 @@ class Nodes:
             if len(requests) == 1:  # not the prologue
                 self.wait(client)
                 answer = self.change(client, answer)
+            elif client in self.silent:
+                continue
             yield from [(client, answer)] if answer else []
 
     def wait(self, client):
@@ -100,6 +104,21 @@ def test_lost_late_and_unusable_answers_are_left_out_and_their_clients_start_aga
     assert_simulated_with(fm.replayed(arrivals, arrived), algorithm, ended)
 
 
+@pytest.mark.parametrize("silent", [(2,), (0, 1, 2, 3)])
+def test_missing_answers_to_the_prologue_are_replayed(tmp_path, silent):
+    algorithm, path, every = fm.fedmuon(), tmp_path / "arrivals.csv", []
+    shared = shared_of(algorithm)
+    ended, missing = small.served(shared, Nodes(shared, silent=silent), 2, every)
+    assert [lost[:3] for lost in missing] == [(-1, 0, client) for client in silent]
+    for row in every:
+        metrics_csv.append(path, row._asdict())
+    assert_simulated_with(fm.replayed(ARRIVALS, path), algorithm, ended)
+    other = fm.replayed(ARRIVALS, [row for row in every if row.round >= 0])
+    state = small.simulated(algorithm, 2, cohort_size=None, arrivals=other)
+    pairs = small.server_leaves(state, ended)
+    assert any((np.asarray(a) != np.asarray(b)).any() for a, b in pairs)
+
+
 def test_a_round_ends_when_no_client_is_left_and_a_killed_server_resumes(tmp_path):
     """Only client 2 answers, and not in round 1; the server is killed after round 2."""
     algorithm, arrived = fm.scaffold(lr=0.3), []
@@ -136,6 +155,10 @@ def test_bad_records_are_refused(tmp_path):
         ((1, 1, 1), "into a buffer of 2 that is full"),
         ((2, 1, 1), "the record of arrivals has 3 rounds, got 99; ask for fewer"),
         ([], "the record has no arrivals"),
+        ([(-1, 1, 0, 0.5), *rows], "name clients without an answer to the prologue"),
+        ([(-1, 1, -1, 0.5)] * 2 + rows, "once each with a start of -1"),
+        ([(-1, 4, -1, 0.5), *rows], "has client 4, but there are 4"),
+        ([(-1, 1, -1, 0.5), *rows], "but that of fedavg.* has 0; use the algorithm"),
         (path, "expected a CSV file with the columns round, client, start, seconds"),
     ):
         record = [*rows, (*record, 3.0)] if isinstance(record, tuple) else record

@@ -9,6 +9,7 @@ import pytest
 from command import refused, run
 from deployed_run import RUN, assert_simulated, data_of, nodes_from, without
 
+from fedjax_muon.deploy import in_process
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import flower_app
 from fedjax_muon.runs.config import Config, Run
@@ -83,6 +84,43 @@ def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app, d
     again = metrics_csv.read(place / "metrics.csv")
     for name in ("round", "test_loss"):
         np.testing.assert_array_equal(rows[name], again[name])
+
+
+def test_arrivals_are_recorded_once_whenever_the_server_is_killed(
+    data, tmp_path, monkeypatch
+):
+    """After it has saved a checkpoint, and before it writes the rows of that round."""
+    dataset, parts, facts = data
+    late = {"cohort_size": 3, "concurrency": 2, "buffer": 1, "rounds": 2}
+    run = dataclasses.replace(RUN, config=dataclasses.replace(RUN.config, **late))
+    flower_app.write_app(tmp_path, run, facts, **OPTIONS)
+    files = flower_app.save_examples(tmp_path, dataset, parts)
+    arrivals, add = tmp_path / flower_app.ARRIVALS, flower_app._Record.add
+    arrivals.write_text("round,client,start,seconds\n-1,0,-1,0.5\n")  # checkpoints gone
+    inner = in_process(nodes_from(tmp_path, files))
+
+    def send(requests, deadline):  # client 1 is silent in the prologue
+        there = {i: r for i, r in requests.items() if i != 1 or len(requests) == 1}
+        return inner(there, deadline)
+
+    def killed(record, progress, missing):
+        if dying.pop(progress.state.round, False):
+            raise InterruptedError
+        add(record, progress, missing)
+
+    dying = {0: True, 1: True}
+    monkeypatch.setattr(flower_app._Record, "add", killed)
+    monkeypatch.setattr(flower_app, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    for _ in range(len(dying)):
+        with pytest.raises(InterruptedError):
+            flower_app.train_with(run, facts, dataset, send, tmp_path)
+    flower_app.train_with(run, facts, dataset, send, tmp_path)
+    rows = metrics_csv.read(arrivals)
+    assert rows["round"].tolist() == [-1, 0, 1]
+    assert rows["client"][0] == 1
+    late = dataclasses.replace(run.config, replay=str(arrivals))
+    replay = dataclasses.replace(run, config=late)
+    assert_simulated(replay, metrics_csv.read(tmp_path / "metrics.csv"), rounds=2)
 
 
 def test_without_a_file_a_client_has_its_part_of_train(app, data, tmp_path):
