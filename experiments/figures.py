@@ -26,13 +26,10 @@ from benchmarks import figure, table
 from experiments import dots, kept
 from experiments.board import page as board
 from experiments.dots import Dot
-from experiments.papers import dpmixsgd_equal, paper_report
+from experiments.papers import paper_report
 from experiments.studies import (
-    audit,
     client_privacy,
     newton_schulz_steps,
-    private_images,
-    reconstruction,
     stragglers,
     tuned,
 )
@@ -115,42 +112,12 @@ def speed(results: Path) -> Iterator[Figure]:
     yield place / "workloads_cpu", functools.partial(figure.draw, rows)
 
 
-def dpmixsgd(results: Path) -> Iterator[Figure]:
-    """Test AUC of private methods at equal epsilon."""
-    place = results / "dpmixsgd"
-    rows = [row for row in read(place / "equal.csv") if row["panel"] == "epsilon"]
-    yield place / "equal", functools.partial(dpmixsgd_equal.draw, rows)
-
-
 def privacy(results: Path) -> Iterator[Figure]:
-    """The audit, private clients, and the accuracies of private images."""
+    """Private methods and private clients."""
     place = results / "privacy"
-    rows = [
-        audit.Row(
-            line["mechanism"],
-            line["variant"],
-            *(float(line[name]) for name in ("claim", "many", "one")),
-        )
-        for line in read(place / "audit.csv")
-    ]
-    yield place / "audit", functools.partial(audit.draw, rows)
     yield place / "utility", functools.partial(draw_utility, results.parent)
     chosen = client_privacy.best(client_privacy.read(place / "clients.csv"))
     yield place / "clients", functools.partial(client_privacy.draw, chosen)
-    lines = read(place / "images.csv")
-    kinds = private_images.EXAMPLES, private_images.CLIENTS
-    studies = {study.unit: study for study in kinds}
-    for unit, name in dict.fromkeys((line["unit"], line["dataset"]) for line in lines):
-        cells = private_images.cells_of(lines, unit, name)
-        draw = functools.partial(private_images.draw, studies[unit], name, cells)
-        yield place / f"images_{unit}_{name}", draw
-
-
-def reconstructions(results: Path) -> Iterator[Figure]:
-    """Reconstructed images, of the datasets whose images are kept."""
-    for path in sorted((results / "privacy").glob("reconstruction_*.json")):
-        rows = kept.read(path)["rows"]
-        yield path.with_suffix(""), functools.partial(reconstruction.draw, rows)
 
 
 def draw_utility(root: Path, path: Path) -> None:
@@ -261,8 +228,8 @@ def draw_clients(code: str, path: Path) -> None:
         axis.margins(0.1, 0.5)
 
 
-ALL = (front, slow_clients, tutorial, sweeps, speed, dpmixsgd, privacy)
-ALL += newton_schulz, tails, reconstructions, theory, papers
+ALL = (front, slow_clients, tutorial, sweeps, speed, privacy)
+ALL += newton_schulz, tails, theory, papers
 
 
 def main(results: Annotated[Path, tyro.conf.Positional] = Path("results")) -> None:

@@ -11,7 +11,6 @@ import fedjax_muon as fm
 from experiments.board import simulations
 from experiments.board.simulations import Problem
 from experiments.studies import client_privacy, natural_problems
-from experiments.studies.natural import divided
 from fedjax_muon.data.loading import files_of
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.sweeps.sweep import Outcome
@@ -79,7 +78,7 @@ def fashion_classes(data_dir: Path | None) -> Problem:
 def _natural(make: Callable[[], natural_problems.Problem], name: str) -> Problem:
     files_of(name)  # says how to install what is not there
     problem = make()
-    data, held = divided(problem.dataset)
+    data, held = natural_problems.divided(problem.dataset)
     assert data.owners is not None
     parts = fm.partition.by_owner(data.owners)
     task = fm.tasks.classification(problem.model, data)

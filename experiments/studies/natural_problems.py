@@ -13,6 +13,8 @@ from fedjax_muon.data import Dataset, natural, tables
 from fedjax_muon.data.loading import files_of
 from fedjax_muon.data.tables import HOSPITALS
 
+SHARE = 0.2  # of the training examples, which are held out for validation
+
 
 class Problem(NamedTuple):
     """A data set with its model and its federation."""
@@ -116,3 +118,14 @@ def speakers(number: int = 32, least: int = 2000) -> Problem:
         seeds=(0, 1, 2),
         scores=lambda logits: {},
     )
+
+
+def divided(dataset: Dataset) -> tuple[Dataset, tuple[np.ndarray, np.ndarray]]:
+    """Holds every fifth training example of each client out, for validation."""
+    assert dataset.owners is not None
+    parts = fm.partition.by_owner(dataset.owners)
+    step = round(1 / SHARE)
+    held = np.sort(np.concatenate([part[step - 1 :: step] for part in parts]))
+    kept = np.setdiff1d(np.arange(len(dataset.y_train)), held)
+    rest = fm.data.dataset.subset(dataset, kept)
+    return rest, (dataset.x_train[held], dataset.y_train[held])

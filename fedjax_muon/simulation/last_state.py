@@ -1,4 +1,4 @@
-"""Which state a private simulation goes on from: the one that it made last.
+"""Which state a private simulation trains from: the one that it made last.
 
 The noise of every call is drawn anew, and is not in the state. So training twice from
 one state would be two releases, and the guarantee covers one. The state is recognized
@@ -33,11 +33,11 @@ class LastState:
         with self._lock:
             if not self._holds(jax.tree.leaves(state)):
                 raise ValueError(
-                    "a private simulation goes on only from the state that it made "
+                    "a private simulation trains only from the state that it made "
                     "last, once, since its guarantee covers one release of every "
                     "round; got another state, or a copy; begin a new run, whose cost "
                     "adds, with init(key, params=state.params), or continue a run "
-                    "directory with fedjax-muon resume"
+                    "directory with fedjax-muon resume DIRECTORY"
                 )
             self._arrays = None
 

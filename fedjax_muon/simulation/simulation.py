@@ -109,7 +109,7 @@ class Simulation:
     links: float = 0.0  # number of directed links in a decentralized iteration
     guarantee: Guarantee | None = None  # of a private simulation
     own_tests: OwnTests | None = None  # if clients have test examples of their own
-    # that a private simulation goes on from; every variation has its own
+    # that a private simulation trains from; every variation has its own
     last_state: LastState = dataclasses.field(
         default_factory=LastState, init=False, repr=False, compare=False
     )
@@ -164,7 +164,7 @@ class Simulation:
         return state if run_key is None else self.owned(state)
 
     def owned(self, state: Any) -> Any:
-        """Marks a state as the one that a private simulation goes on from.
+        """Marks a state as the one that a private simulation trains from.
 
         The noise that it was made with is left out: nothing that you hold has it.
         Resuming a run directory needs this; elsewhere, `init` and `train_rounds` do it.

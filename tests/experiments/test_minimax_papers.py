@@ -12,7 +12,6 @@ from published import allow_small
 
 from experiments.papers import (
     dpmixsgd_002,
-    dpmixsgd_equal,
     dpmixsgd_jobs,
     frame,
     minimax_000,
@@ -21,9 +20,7 @@ from experiments.papers.dpmixsgd_002 import PANELS, PRINTED, Cell, Runner
 from fedjax_muon import minimax
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
-from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.privacy import Cyclic, PrivacySpec, report
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks import robust
@@ -128,36 +125,6 @@ def test_a_table_is_run_once_and_printed(adult, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "runs.csv").read_bytes() == before
 
 
-def test_equal_privacy_is_equal(adult, tmp_path, monkeypatch, capsys):
-    methods = ("dpmixsgd", "dp_ftrl")
-    few = {"REFERENCES": (), "METHODS": methods, "BATCHES": {}, "RATES": (0.1,)}
-    few |= {"CLIPS": (1.0,)}
-    for name, value in {**few, "JOBS": {"a8a": JOB}}.items():
-        monkeypatch.setattr(dpmixsgd_equal, name, value)
-    words = ("--datasets", "a8a", "--epsilons", 8, "--seeds", 2)
-    run(dpmixsgd_equal, *words, "--data-dir", adult, "--output", tmp_path)
-    runner = dpmixsgd_equal.Runner(adult)
-    point = dpmixsgd_equal.Point(0.0, 20, 1.0)
-    mechanism = dpmixsgd_equal.mechanism(JOB, point)
-    noise = runner.noise(JOB, "dpmixsgd", point, None, 8.0)
-    release = PRIVATE["dpmixsgd"].release(mechanism, noise)
-    spec = PrivacySpec({"x": release}, Cyclic(80, 20), steps=4, delta=1e-5)
-    assert report(spec).epsilon == pytest.approx(8.0, rel=1e-3)
-    rows = dpmixsgd_002.read_rows(tmp_path / "runs.csv")
-    assert [(row["method"], row["value"]) for row in rows[::2]] == [
-        (method, "8") for method in methods
-    ]
-    pairs = [
-        100 * (float(ours["auc"]) - float(other["auc"]))
-        for ours, other in zip(rows[2:], rows[:2], strict=True)
-    ]
-    lead = f"{np.mean(pairs):+.1f} ± {12.706 * np.std(pairs, ddof=1) / 2**0.5:.1f}"
-    assert f"| {lead} |" in (tmp_path / "equal.md").read_text()
-    assert (tmp_path / "equal.png").stat().st_size > 5000
-    assert (tmp_path / "equal.md").read_text() in capsys.readouterr().out
-
-
-# ------------------------------------------------------------------------- minimax_000
 @pytest.mark.parametrize("figure", minimax_000.ITEMS)
 def test_figures_are_the_papers(figure):
     panels = minimax_000.ITEMS[figure].panels("full")

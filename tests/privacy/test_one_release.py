@@ -144,7 +144,7 @@ OF_CLIENTS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_private_simulation_goes_on_only_from_its_last_state(kind, monkeypatch):
+def test_a_private_simulation_trains_only_from_its_last_state(kind, monkeypatch):
     one = simulation(kind)
     state, _ = one.train_round(one.init(KEY))
     again = r"init\(key, params=state.params\)"

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = r"(?:fedjax-muon(?! @)|python\s+-m\s+[\w.]+)"
 # at the start of a line, or after a prompt, a launcher, another command, a quote
 LINE = re.compile(rf'(?:^|[\s"])({PROGRAM}(?:\s.*)?)$')
+OF_A_COMMIT = re.compile(r"`[^`]+` at commit [0-9a-f]{7}")  # of finished studies
 SPAN = re.compile(rf"`({PROGRAM}(?:\s[^`]+)?)`")
 
 
@@ -45,6 +46,7 @@ def command_in(line: str) -> str | None:
 
 def commands(place: str, text: str) -> list[Printed]:
     """All commands of a text in Markdown."""
+    text = OF_A_COMMIT.sub("", text)
     found = [command_in(line) for line in code_lines(text)]
     spans = [" ".join(span.split()) for span in SPAN.findall(text)]
     spans = [span for span in spans if span != "fedjax-muon"]
