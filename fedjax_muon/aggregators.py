@@ -11,6 +11,7 @@ rounded down. Distances are those of whole messages. Rules are as in ByzFL
 otherwise.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -95,8 +96,9 @@ def median() -> Aggregator:
 
     def apply(messages: Messages) -> Messages:
         ordered, count = _ordered(messages)
-        middle = ordered[(count - 1) // 2] + ordered[count // 2]
-        return _one(messages, middle / 2, count > 0)
+        # Halves first, whose sum stays in range.
+        middle = ordered[(count - 1) // 2] / 2 + ordered[count // 2] / 2
+        return _one(messages, middle, count > 0)
 
     return apply
 
@@ -107,12 +109,13 @@ def trimmed_mean(bad: int | float) -> Aggregator:
 
     def apply(messages: Messages) -> Messages:
         ordered, count = _ordered(messages)
-        few = _number("trimmed_mean", bad, messages, 2)
+        few, is_enough = _number("trimmed_mean", bad, messages, 1)
         place = jnp.arange(len(ordered))
         kept = (place >= few) & (place < count - few)
-        total = jnp.where(kept[:, None], ordered, 0).sum(0)
-        left = count - 2 * few
-        return _one(messages, total / jnp.maximum(left, 1), left > 0)
+        part = 2.0 ** -len(ordered).bit_length()  # a sum of parts stays in range
+        total = jnp.where(kept[:, None], part * ordered, 0).sum(0)
+        mean = total / jnp.maximum(count - 2 * few, 1) / part
+        return _one(messages, mean, is_enough)
 
     return apply
 
@@ -130,11 +133,12 @@ def geometric_median(smoothing: float = 0.1, iterations: int = 3) -> Aggregator:
 
     def apply(messages: Messages) -> Messages:
         values, there = messages.values, messages.weight > 0
+        unit = 2.0 ** (jnp.finfo(values.dtype).maxexp // 6)  # distances stay in range
         point = jnp.zeros_like(values[0])
         for _ in range(iterations):
-            distances = jnp.linalg.norm(values - point[None], axis=1)
-            weight = jnp.where(there, 1 / jnp.maximum(distances, smoothing), 0)
-            point = weight @ values / jnp.maximum(weight.sum(), 1e-30)
+            distances = _norms(values - point[None], unit)
+            weight = jnp.where(there, 1 / jnp.maximum(distances, smoothing / unit), 0)
+            point = weight @ values / jnp.where(there.any(), weight.sum(), 1)
         return _one(messages, point, there.any())
 
     return apply
@@ -144,7 +148,8 @@ def krum(bad: int | float, *, chosen: int | None = 1) -> Aggregator:
     """The messages that are nearest to others: Krum and Multi-Krum.
 
     Blanchard et al. 2017, arXiv:1703.02757: a message's score is the sum of squared
-    distances to its n - bad - 2 nearest others. Of equal scores, the first wins.
+    distances to its n - bad - 2 nearest others. Of equal scores, the first wins. What
+    is too far for a float counts as farther than anything else.
 
     Args:
       chosen: How many messages with the least scores are averaged; None for n - bad.
@@ -156,19 +161,19 @@ def krum(bad: int | float, *, chosen: int | None = 1) -> Aggregator:
     def apply(messages: Messages) -> Messages:
         there = messages.weight > 0
         count = there.sum()
-        few = _number("krum", bad, messages, 1, 3)
+        few, is_enough = _number("krum", bad, messages, 2)
         if chosen is not None and chosen > len(there):
             raise ValueError(
                 f"krum averages {chosen} messages, but a round has {len(there)}"
             )
         distances = jnp.sort(_squared_distances(messages), axis=1)
         place = jnp.arange(len(there))
-        few_others = (place < jnp.maximum(count - few - 2, 1))[None]
-        near = few_others & jnp.isfinite(distances)
-        scores = jnp.where(near, distances, 0).sum(1)
-        order = jnp.argsort(jnp.where(there, scores, jnp.inf), stable=True)
+        nearest = (place < jnp.maximum(count - few - 2, 1))[None]
+        far = nearest & jnp.isinf(distances)
+        scores = jnp.where(nearest & ~far, distances, 0).sum(1)
+        order = jnp.lexsort((scores, far.sum(1), ~there))
         most = count - few if chosen is None else chosen
-        best = jnp.zeros_like(there).at[order].set(place < most) & there
+        best = jnp.zeros_like(there).at[order].set(place < most) & there & is_enough
         return messages._replace(weight=best.astype(messages.weight.dtype))
 
     return apply
@@ -209,7 +214,7 @@ def nearest_neighbor_mixing(bad: int | float) -> Aggregator:
 
     def apply(messages: Messages) -> Messages:
         there = messages.weight > 0
-        few = _number("nearest_neighbor_mixing", bad, messages)
+        few, is_enough = _number("nearest_neighbor_mixing", bad, messages, 1)
         distances = _squared_distances(messages)
         own = jnp.diag(there)
         order = jnp.argsort(jnp.where(own, -1, distances), axis=1, stable=True)
@@ -218,7 +223,7 @@ def nearest_neighbor_mixing(bad: int | float) -> Aggregator:
         is_near = jnp.zeros_like(own).at[rows, order].set(near[None]) & _pairs(there)
         count = jnp.maximum(is_near.sum(1, keepdims=True), 1)
         mixing = is_near.astype(messages.values.dtype) / count
-        return messages._replace(values=_product(mixing, messages.values))
+        return _all(messages, _product(mixing, messages.values), is_enough)
 
     return apply
 
@@ -262,12 +267,11 @@ def shorten_longest(bad: int | float) -> Aggregator:
     def apply(messages: Messages) -> Messages:
         there = messages.weight > 0
         count = there.sum()
-        few = _number("shorten_longest", bad, messages)
+        few, is_enough = _number("shorten_longest", bad, messages, 1)
         longest = 2 * few * (count - few) // jnp.maximum(count, 1)
-        norms = jnp.linalg.norm(messages.values, axis=1)
-        ordered = jnp.sort(jnp.where(there, norms, jnp.inf))
+        ordered = jnp.sort(jnp.where(there, _norms(messages.values), jnp.inf))
         largest = ordered[jnp.maximum(count - longest - 1, 0)]
-        return messages._replace(values=_shortened(messages.values, largest))
+        return _all(messages, _shortened(messages.values, largest), is_enough)
 
     return apply
 
@@ -283,28 +287,39 @@ def _check_bad(bad: int | float) -> None:
 
 
 def _number(
-    name: str, bad: int | float, messages: Messages, times: int = 1, more: int = 1
-) -> Any:
+    name: str, bad: int | float, messages: Messages, more: int
+) -> tuple[Any, jax.Array]:
     """`bad` as a count, of the messages that arrived if it is a share.
 
+    Returns:
+      The count, and whether 2 * count + more messages arrived, so that the good ones
+      prevail; at least one if the count is 0.
+
     Raises:
-      ValueError: If a count exceeds what a cohort allows, of times * bad + more.
+      ValueError: If so many never arrive in a cohort of this size.
     """
-    size = len(messages.weight)
-    if not isinstance(bad, int):
-        if 0 < bad < 1 / size:
-            warnings.warn(
-                f"{name}({bad:g}) of {size} messages in a round rounds down to no bad "
-                f"message; give the count 1, or a share of at least 1/{size}",
-                stacklevel=2,
-            )
-        return jnp.floor(bad * (messages.weight > 0).sum() + 1e-4).astype(jnp.int32)
-    if bad and size < times * bad + more:
+    size, arrived = len(messages.weight), (messages.weight > 0).sum()
+    is_share = not isinstance(bad, int)
+    most = math.floor(bad * size + 1e-4) if is_share else bad
+    if bad and not most:
+        warnings.warn(
+            f"{name}({bad:g}) of {size} messages in a round rounds down to no bad "
+            f"message; give the count 1, or a share of at least 1/{size}",
+            stacklevel=2,
+        )
+    if most and size < 2 * most + more:
         raise ValueError(
-            f"{name} with {bad} bad messages needs at least {times * bad + more} "
+            f"{name} with {most} bad messages needs at least {2 * most + more} "
             f"messages in a round, got {size}"
         )
-    return bad
+    few = jnp.floor(bad * arrived + 1e-4).astype(jnp.int32) if is_share else most
+    return few, arrived >= jnp.where(few > 0, 2 * few + more, 1)
+
+
+def _all(messages: Messages, values: jax.Array, is_enough: jax.Array) -> Messages:
+    """As many messages, or none."""
+    weight = jnp.where(is_enough, messages.weight, 0)
+    return messages._replace(values=values, weight=weight)
 
 
 def _one(messages: Messages, value: jax.Array, is_enough: jax.Array) -> Messages:
@@ -322,9 +337,33 @@ def _ordered(messages: Messages) -> tuple[jax.Array, jax.Array]:
     return jnp.sort(jnp.where(there[:, None], messages.values, jnp.inf), 0), there.sum()
 
 
+def _power(largest: jax.Array) -> jax.Array:
+    """A power of two, by which squares of numbers up to `largest` stay in range.
+
+    It is 1 for ordinary numbers, which keep every bit.
+    """
+    far = jnp.finfo(largest.dtype).maxexp * 5 // 16
+    up = jnp.where(largest < 2.0**-far, 2.0 ** (2 * far), 1)
+    return jnp.where(largest > 2.0**far, 2.0 ** (-2 * far), up).astype(largest.dtype)
+
+
+def _scaled(vectors: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Vectors times powers of two, their norms [S, 1], and the powers [S, 1]."""
+    power = _power(jnp.abs(vectors).max(1, keepdims=True, initial=0))
+    scaled = power * vectors
+    return scaled, jnp.linalg.norm(scaled, axis=1, keepdims=True), power
+
+
+def _norms(vectors: jax.Array, unit: float = 1.0) -> jax.Array:
+    _, norms, powers = _scaled(vectors)
+    return (norms / (unit * powers))[:, 0]
+
+
 def _shortened(vectors: jax.Array, largest: Any) -> jax.Array:
-    norms = jnp.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors * jnp.minimum(1, largest / jnp.where(norms > 0, norms, 1))
+    scaled, norms, powers = _scaled(vectors)
+    is_long = norms > powers * largest
+    cut = scaled * (largest / jnp.where(is_long, norms, 1))
+    return jnp.where(is_long, cut, vectors)
 
 
 def _product(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -336,15 +375,21 @@ def _pairs(there: jax.Array) -> jax.Array:
 
 
 def _squared_distances(messages: Messages) -> jax.Array:
-    """[S, S]; infinite on the diagonal, and from and to what is missing."""
+    """[S, S]; infinite on the diagonal, and from and to what is missing.
+
+    Up to one factor. Distances from and to huge messages are infinite too.
+    """
     there = messages.weight > 0
     # From their median, near which honest messages keep all digits beside huge ones.
     ordered, count = _ordered(messages)
-    center = ordered[(count - 1) // 2]
-    rows = jnp.where(there[:, None], messages.values - center[None], 0)
+    middle = (count - 1) // 2
+    rows = jnp.where(there[:, None], messages.values - ordered[middle][None], 0)
+    # By the median of their sizes, so that squares of most of them stay in range.
+    sizes = jnp.where(there, jnp.abs(rows).max(1, initial=0), jnp.inf)
+    rows = jnp.minimum(_power(jnp.sort(sizes)[middle]), 1) * rows
     squares = jnp.sum(rows * rows, 1)
     distances = squares[:, None] + squares[None] - 2 * _product(rows, rows.T)
-    known = _pairs(there) & ~jnp.eye(len(there), dtype=bool)
+    known = _pairs(there) & ~jnp.eye(len(there), dtype=bool) & ~jnp.isnan(distances)
     return jnp.where(known, jnp.maximum(distances, 0), jnp.inf)
 
 

@@ -46,8 +46,9 @@ PUBLISHED = {
         [3.78788764, 4.78788764, 5.78788764],
     ),
     "centered clipping": (aggregators.centered_clipping(100.0), [4, 5, 6]),
-    "krum": (aggregators.krum(0.34), [1, 2, 3]),
-    "multi-krum": (aggregators.krum(0.34, chosen=None), [2.5, 3.5, 4.5]),
+    # of f = 1, whose scores have n - f - 1 distances: as many as ours of f = 0
+    "krum": (aggregators.krum(0), [1, 2, 3]),
+    "multi-krum": (aggregators.krum(0, chosen=2), [2.5, 3.5, 4.5]),
 }
 
 
@@ -172,16 +173,20 @@ def test_rules_are_those_of_loops(name):
         np.testing.assert_allclose(found, literal(kept), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:.*rounds down to no bad")
 def test_a_share_is_of_the_messages_that_arrived():
     z = np.random.default_rng(1).normal(size=(10, 4))
     there = np.array([1, 1, 0, 1, 1, 1, 0, 0, 1, 1])  # seven: 0.3 of them are two
     found = after(aggregators.trimmed_mean(0.3), z, there)
     np.testing.assert_allclose(found, literal_trimmed(2)(z[there > 0]), rtol=1e-9)
-    for share, n in itertools.product((0.1, 0.2, 0.25, 0.3, 0.4), range(1, 41)):
-        messages = stacked(np.zeros((n, 1)))
-        few = aggregators._number("", share, messages)
-        assert int(few) == math.floor(round(share * 100) * n / 100)
+    messages, arrived = stacked(np.zeros((40, 1))), np.tri(40)  # 1, 2, ...
+    for share in (0.1, 0.2, 0.25, 0.3, 0.4):
+        few, _ = jax.vmap(
+            lambda weight, share=share: aggregators._number(
+                "", share, messages._replace(weight=weight), 1
+            )
+        )(arrived)
+        expected = [math.floor(round(share * 100) * n / 100) for n in range(1, 41)]
+        np.testing.assert_array_equal(few, expected)
 
 
 BUCKETS = aggregators.bucketing(3)
@@ -247,6 +252,124 @@ def test_distances_of_honest_messages_survive_huge_ones():
     assert near == pytest.approx(norm(z[1] - z[2]) ** 2, rel=1e-5)
 
 
+LARGEST = float(np.finfo(np.float32).max)
+MIXED = aggregators.nearest_neighbor_mixing(2)
+# attacked, without a literal transcription
+CHAINS = {
+    "mixing, krum": (MIXED, aggregators.krum(2)),
+    "shortening": (aggregators.shorten_longest(2),),
+    "shortening, mixing, median": (
+        aggregators.shorten_longest(2),
+        MIXED,
+        aggregators.median(),
+    ),
+    "buckets, median": (aggregators.bucketing(2), aggregators.median()),
+    "buckets, krum": (aggregators.bucketing(2), aggregators.krum(1)),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *CHAINS])
+def test_messages_of_any_size_by_a_fifth_of_the_clients(name):
+    """In float32: results are near honest messages, and those of loops in float64."""
+    rng = np.random.default_rng(9)
+    honest = rng.normal(size=(10, 6)).astype(np.float32)
+    directions = np.stack([np.ones((2, 6)), -np.ones((2, 6)), rng.normal(size=(2, 6))])
+    signs = np.stack([*directions, directions[0] * [[1], [-1]]])
+    signs = np.clip(signs, -1, 1)
+    cases = []
+    for size, sign in itertools.product((1e6, 1e18, 1e30, 3e38, LARGEST), signs):
+        z = honest.copy()
+        z[[0, 6]] = size * sign
+        cases.append(z)
+    if name in CHAINS:
+        aggregator, literal = aggregators.chain(*CHAINS[name]), None
+    elif name == "mixing":
+        aggregator = aggregators.chain(MIXED, aggregators.median())
+        literal = literal_mixing(2, literal_median)
+    else:
+        aggregator, literal = CASES[name]
+    one = lambda z: (lambda m: m.weight @ m.values / m.weight.sum())(
+        aggregator(stacked(z))
+    )
+    found = np.asarray(jax.jit(jax.vmap(one))(np.stack(cases)))
+    good = np.delete(honest, [0, 6], 0)
+    assert np.abs(found).max() <= np.abs(good).max()
+    if literal is not None:
+        expected = [literal(z.astype(float)) for z in cases]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-15, 1e19, 1e30, 1e37])
+def test_honest_messages_of_any_size(size):
+    """Rules of scaled messages are scaled, beside an attacker of almost the largest."""
+    z = np.random.default_rng(10).normal(size=(9, 4)).astype(np.float32)
+    for name, (aggregator, literal) in CASES.items():
+        if name == "clipping":  # whose largest norm is not scaled
+            aggregator = aggregators.centered_clipping(1.5 * size, 3)
+        if name == "geometric median":  # as the smallest distance
+            aggregator = aggregators.geometric_median(0.5 * size, 6)
+        rows = np.float32(size) * z
+        rows[0] = 3e38
+        found = mean_of(jax.jit(aggregator)(stacked(rows))) / size
+        expected = literal(rows.astype(float) / size)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+THREE = aggregators.nearest_neighbor_mixing(3)
+# three may be wrong, and how many messages that needs
+COUNTS = {
+    "trimmed mean": (7, aggregators.trimmed_mean(3)),
+    "krum": (8, aggregators.krum(3)),
+    "multi-krum": (8, aggregators.krum(3, chosen=None)),
+    "mixing, median": (7, THREE, aggregators.median()),
+    "mixing, krum": (8, THREE, aggregators.krum(3)),
+    "shortening": (7, aggregators.shorten_longest(3)),
+    "shortening, median": (7, aggregators.shorten_longest(3), aggregators.median()),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_attackers_do_not_win_however_few_messages_arrive(name):
+    """Three of ten clients send the same, and from 0 to 10 messages arrive."""
+    needed, *rules = COUNTS[name]
+    honest = np.random.default_rng(11).normal(size=(10, 6))
+    cases = itertools.product(
+        np.tri(11)[:, 1:], (8.0, 1e6, 3e38)
+    )  # none, one, two, ...
+    there, sizes = map(np.array, zip(*cases, strict=True))
+    z = np.repeat(honest[None], len(sizes), 0)
+    z[:, :3] = sizes[:, None, None]
+    rule = aggregators.chain(*rules)
+    after = jax.jit(jax.vmap(lambda *given: rule(stacked(*given))))(
+        np.float32(z), there
+    )
+    weight = np.asarray(after.weight).sum(1)
+    np.testing.assert_array_equal(weight > 0, there.sum(1) >= needed)
+    total = np.einsum("ci,cij->cj", after.weight, after.values)
+    found = total / np.maximum(weight, 1)[:, None]
+    assert np.abs(found).max() <= np.abs(honest).max()
+
+
+@pytest.mark.parametrize("rule", [aggregators.krum, aggregators.trimmed_mean])
+def test_a_share_needs_as_many_messages_as_its_count(rule):
+    """Of 3 and 5 messages 1 and 2 may be wrong, which Krum takes one more for."""
+    if rule is aggregators.krum:
+        with pytest.raises(
+            ValueError, match="krum with 2 bad messages needs at least 6"
+        ):
+            rule(0.4)(stacked(np.zeros((5, 1))))
+    run = jax.jit(rule(0.4))
+    arrived = [float(run(stacked(np.zeros((6, 1)), w)).weight.sum()) for w in np.tri(6)]
+    enough = [1, 1, 0, 1, 0, 1] if rule is aggregators.krum else [1] * 6
+    np.testing.assert_array_equal(arrived, enough)
+
+
+def test_the_median_of_huge_messages_is_finite():
+    rows = np.full((4, 2), LARGEST, np.float32)
+    for rule in (aggregators.median(), aggregators.trimmed_mean(1)):
+        np.testing.assert_array_equal(rule(stacked(rows)).values[0], LARGEST)
+
+
 # ---------------------------------------------------------------------- what is refused
 
 
@@ -289,7 +412,7 @@ def federated(algorithm, **changes):
             aggregators.trimmed_mean(2),
             "trimmed_mean with 2 bad messages needs at least 5 messages in a round",
         ),
-        (aggregators.krum(2), "krum with 2 bad messages needs at least 5 messages"),
+        (aggregators.krum(2), "krum with 2 bad messages needs at least 6 messages"),
         (aggregators.krum(0, chosen=5), "krum averages 5 messages, but a round has 4"),
         (
             aggregators.chain(aggregators.bucketing(2), aggregators.trimmed_mean(1)),
