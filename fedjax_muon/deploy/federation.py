@@ -13,7 +13,7 @@ import jax
 
 from fedjax_muon.core import Algorithm, Exchange, check_count, with_numbers
 from fedjax_muon.core.recipe import described, in_words
-from fedjax_muon.deploy.messages import schema
+from fedjax_muon.deploy.messages import plain, schema
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.guarantees import Guarantee
@@ -180,10 +180,11 @@ def description(shared: Federation) -> dict[str, str]:
     }
 
 
-def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+def differences(own: Mapping[str, str], others: Mapping[str, str]) -> str:
     """Names the first entry in which two descriptions differ, if there is one."""
-    for name in sorted({*ours, *theirs}):
-        here, there = ours.get(name, "none"), theirs.get(name, "none")
+    for name in sorted({*own, *others}):
+        here, there = own.get(name, "none"), others.get(name, "none")
         if here != there:
-            return f"{name} is {here} here and {there} there"
+            ours, theirs = plain(here, 50), plain(there, 50)
+            return f"{plain(name, 40)} is {ours} here and {theirs} there"
     return ""

@@ -57,7 +57,7 @@ class FlowerServer:
 
     def __init__(self, grid: Any, num_clients: int, *, patience: float = 60.0) -> None:
         self.grid, self.num_clients, self.patience = grid, num_clients, patience
-        self.refused: list[str] = []  # why SuperNodes are not used
+        self._reasons: dict[int, str] = {}  # why nodes are not used
         self._clients: dict[int, int] = {}  # by the ids of nodes, the first one first
         self._online: set[int] = set()
         self._silent: set[int] = set()  # nodes that did not answer in time
@@ -67,6 +67,11 @@ class FlowerServer:
         self._gone: dict[int, float] = {}  # since when a client has no node
         self._looked = -LOOK_FOR_NODES
         self._lock = threading.Lock()  # of calls at the same time
+
+    @property
+    def refused(self) -> list[str]:
+        """Why SuperNodes are not used, the newest reason of each."""
+        return list(self._reasons.values())
 
     def connected(self) -> set[int]:
         """Returns the ids of the clients that have a SuperNode."""
@@ -145,23 +150,26 @@ class FlowerServer:
         client = reply.content.config_records.get(KIND, {}).get("client")
         if type(client) is not int or not 0 <= client < self.num_clients:
             bound = self.num_clients - 1
-            self._refuse(node, f"there are clients 0 to {bound}, got {client}")
+            got = messages.plain(client)
+            self._refuse(node, f"there are clients 0 to {bound}, got {got}")
             return
         first = self._places().get(client)
         self._clients[node] = client
         if first is not None and first not in self._silent:
             self._note(
+                node,
                 f"client {client} has SuperNode {first} already; SuperNode {node} is "
-                "used if that one does not answer"
+                "used if that one does not answer",
             )
 
     def _refuse(self, node: int, reason: str) -> None:
         self._failed.add(node)
-        self._note(f"SuperNode {node} is not used: {reason}")
+        self._note(node, f"SuperNode {node} is not used: {reason}")
 
-    def _note(self, text: str) -> None:
-        if text not in self.refused:
-            self.refused.append(text)
+    def _note(self, node: int, text: str) -> None:
+        text = messages.plain(text)
+        if self._reasons.get(node) != text:
+            self._reasons[node] = text
             warnings.warn(text, stacklevel=2)
 
     def _places(self) -> dict[int, int]:

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+LONGEST = 200  # characters of a reason
+
 
 class MessageError(ValueError):
     """Bytes that are not a message, or a message that does not fit."""
@@ -45,22 +47,42 @@ def write(message: Message) -> bytes:
 
 def refusal(client: int, reason: str) -> bytes:
     """The answer of a client, or for it, that it can't do what it is asked."""
-    return write(Message({"client": client, "refused": reason}, []))
+    return write(Message({"client": client, "refused": plain(reason)}, []))
+
+
+def plain(value: Any, longest: int = LONGEST) -> str:
+    """A text or a number that others have sent, for lists, files and terminals.
+
+    It is one short line without control characters; any other value is its type.
+
+    Example:
+      >>> plain("an \\x1b[31merror\\n" + 1000 * "!", 20)
+      'an [31merror !!!!...'
+    """
+    if isinstance(value, str):
+        text = value[: 10 * longest]
+    elif isinstance(value, bool | int | float) or value is None:
+        text = repr(value)
+    else:
+        text = f"a {type(value).__name__}"
+    text = "".join(x for x in " ".join(text.split()) if x.isprintable())
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def read(data: bytes) -> Message:
     """Converts bytes from `write`, or refuses any others; the arrays are read-only."""
     try:
         content = flax.serialization.msgpack_restore(data)
-        about, numbered = content["about"], content["arrays"]
+        numbered = content["arrays"]
         arrays = [numbered[str(i)] for i in range(len(numbered))]
-        json.dumps(about)  # may raise: an array has no truth value, say
+        # may raise: an array has no truth value, say; all keys become strings
+        about = json.loads(json.dumps(content["about"]))
     except Exception as error:  # whatever the bytes are; msgpack has no common type
         raise MessageError(
             f"these bytes are not a message of fedjax_muon ({type(error).__name__})"
         ) from error
     if not isinstance(about, dict) or not all(
-        isinstance(a, np.ndarray) for a in arrays
+        isinstance(a, np.ndarray) and a.dtype.names is None for a in arrays
     ):
         raise MessageError("these bytes are not a message of values and arrays")
     return Message(about, arrays)

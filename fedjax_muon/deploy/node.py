@@ -223,12 +223,18 @@ class States:
 
 VALUES = {"run": str, "client": int, "round": int, "exchange": int, "turn": int}
 VALUES |= {"base": int, "oldest": int, "federation": dict}
+BOUND = np.iinfo(np.int32).max
 
 
 def _values(asked: Message) -> dict[str, Any]:
     for name, kind in VALUES.items():
         if type(asked.about.get(name)) is not kind:
             raise MessageError(f"the request has no {name}")
+        least = INITIAL if name in ("base", "oldest") else 0
+        if kind is int and not least <= asked.about[name] <= BOUND:
+            raise MessageError(
+                f"{name} must lie between {least} and {BOUND}, got {asked.about[name]}"
+            )
     return dict(asked.about)
 
 

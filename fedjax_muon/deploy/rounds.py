@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_muon.core import Params, message_shapes, streams, tree
 from fedjax_muon.deploy import messages
 from fedjax_muon.deploy.federation import Federation, description
-from fedjax_muon.deploy.messages import Message, MessageError
+from fedjax_muon.deploy.messages import Message, MessageError, plain
 from fedjax_muon.deploy.node import INITIAL, round_of
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.plans import CohortMember
@@ -206,14 +206,14 @@ class Rounds:
         answer = messages.read(data)
         about = answer.about
         if about.get("client") != client:
-            raise MessageError(f"an answer of client {about.get('client')}")
+            raise MessageError(f"an answer of client {plain(about.get('client'))}")
         if "refused" in about:
-            raise MessageError(f"refused: {str(about['refused'])[:500]}")
+            raise MessageError(f"refused: {plain(about['refused'])}")
         if about.get("run") != run or about.get("turn") != turn:
             raise MessageError("an answer to another request")
         size = about.get("examples")
         if type(size) is not int or not 0 < size <= self.shared.max_client_size:
-            raise MessageError(f"{size!r} examples")
+            raise MessageError(f"{plain(size)} examples")
         sent = messages.unpack(answer.arrays, self.messages[number])
         if about.get("finite") is not True:
             raise MessageError("not finite")
@@ -241,7 +241,7 @@ class Rounds:
 
     def _miss(self, number: int, index: Any, client: int, reason: str) -> None:
         at = -1 if number < self.shared.first else int(index)
-        self.missing.append(Missing(at, number, client, reason))
+        self.missing.append(Missing(at, number, client, plain(reason)))
 
 
 def _fresh_key(shared: Federation, state: State) -> jax.Array:

@@ -16,11 +16,12 @@ writes its results:
     checkpoints/     the last two states of the server
 """
 
+import contextlib
 import csv
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,12 +186,29 @@ class _Record:
         print(f"round {now} of {rounds}: test {self.config.score} {score:.4f}")
 
 
+def _undamaged(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Those that the module csv can read."""
+    while True:
+        try:
+            yield next(rows)
+        except csv.Error:  # a field longer than its limit, for example
+            continue
+        except StopIteration:
+            return
+
+
 def _keep_before(path: Path, round: int) -> None:
     if not path.exists():
         return
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if None not in row.values()]
-    if kept := [row for row in rows if int(row["round"]) < round]:
+    with path.open(newline="", errors="replace") as file:
+        header, *rows = [*_undamaged(csv.reader(file))] or [[]]
+    kept = []
+    for values in rows:
+        with contextlib.suppress(ValueError, KeyError):  # a damaged row is left out
+            row = dict(zip(header, values, strict=True))
+            if int(row["round"]) < round:
+                kept.append(row)
+    if kept:
         write(path, metrics_csv.text_of(kept, header=True))
     else:
         path.unlink()

@@ -86,6 +86,19 @@ def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app, d
         np.testing.assert_array_equal(rows[name], again[name])
 
 
+def test_damaged_rows_do_not_stop_a_later_start(tmp_path):
+    path = tmp_path / "missing.csv"
+    good = [b"round,exchange,client,reason", b"-1,0,2,no answer", b"0,1,2,late"]
+    long, later = b"0,1,1," + 200_000 * b"x", b"3,1,1,no answer"
+    bad = [long, b"0,1", b"one,1,1,late", b"0,1,1,late,0", b"\xff\x00,1,1,x", later]
+    path.write_bytes(b"\n".join((good[0], *bad, *good[1:])) + b"\n")
+    flower_app._keep_before(path, 3)
+    assert path.read_bytes().split() == b" ".join(good).split()
+    path.write_bytes(long + b"\n" + good[1])  # no row is left
+    flower_app._keep_before(path, 3)
+    assert not path.exists()
+
+
 def test_arrivals_are_recorded_once_whenever_the_server_is_killed(
     data, tmp_path, monkeypatch
 ):

@@ -68,11 +68,31 @@ def array(*described):
         array([2**40, 2**40], "float64", b""),  # before it is allocated
         array([1], "object", bytes(8)),
         array([3], "float32", bytes(8)),
+        array([1], ",".join(["f4"] * 9000), bytes(36000)),  # named by 400 kB
     ],
 )
 def test_what_is_no_message_is_refused(data):
-    with pytest.raises(MessageError):
+    with pytest.raises(MessageError) as error:
         messages.unpack(messages.read(data).arrays, [jnp.zeros(2)])
+    assert len(str(error.value)) < messages.LONGEST
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("late", "late"),
+        ("a\x1b[31m\n\tb\x00\u202ec", "a[31m bc"),
+        ("ab" * 10**6, f"{'ab' * 98}a..."),
+        ([10**6 * "ab"], "a list"),
+        (1 << 40, "1099511627776"),
+        (None, "None"),
+    ],
+)
+def test_what_others_send_is_shown_in_one_short_line(value, text):
+    said = messages.plain(value)
+    assert said == text
+    about = messages.read(messages.refusal(3, value)).about
+    assert about == {"client": 3, "refused": said}
 
 
 def test_objects_are_not_sent():
