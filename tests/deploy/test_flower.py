@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import re
 import sys
 import time
 import tomllib
@@ -183,12 +184,28 @@ def test_of_two_nodes_with_a_client_the_first_is_used_while_it_answers():
 
 
 def test_a_client_that_is_not_there_is_refused():
-    for client in (2, -1):
+    hostile = "\x1b[31m" + 5000 * "x"
+    for client, text in ((2, "2"), (-1, "-1"), (hostile, hostile[1:])):
         server = flower.FlowerServer(echoes([0, client]), 2)
-        said = f"SuperNode 101 is not used: there are clients 0 to 1, got {client}"
-        with pytest.warns(UserWarning, match=said):
+        said = f"SuperNode 101 is not used: there are clients 0 to 1, got {text}"
+        said = said if len(said) < 200 else f"{said[:197]}..."
+        with pytest.warns(UserWarning, match=re.escape(said)):
             assert server.wait(2, 0.1) == {0}
         assert server.refused == [said]
+
+
+def test_a_node_has_one_reason_whatever_it_says_next():
+    said = iter("abc")
+
+    def make_node(context):
+        raise ValueError(f"{next(said)}\n")
+
+    server = flower.FlowerServer(FakeGrid({100: flower.client_app(make_node)}), 1)
+    for word in "abc":
+        with pytest.warns(UserWarning, match=f"not used: .*{word}"):
+            server.wait(1, 0.0)
+    (reason,) = server.refused
+    assert "c" in reason
 
 
 def test_a_node_that_does_not_tell_its_client_is_asked_again_by_the_next_call():
