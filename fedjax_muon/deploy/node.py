@@ -29,6 +29,8 @@ INITIAL = -1  # turn of the state before the first answer
 class Node:
     """One client of a deployed federation, whose examples and state never leave it.
 
+    It keeps states of one run. The first request of another run drops them.
+
     Args:
       client: Id of the client, 0 to N - 1.
       x: Examples [n, ...].

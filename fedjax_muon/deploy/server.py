@@ -17,6 +17,7 @@ import numpy as np
 from fedjax_muon.core import atomic_files
 from fedjax_muon.deploy.asynchronous import AsynchronousRounds
 from fedjax_muon.deploy.federation import Federation
+from fedjax_muon.deploy.messages import plain
 from fedjax_muon.deploy.node import INITIAL, Node
 from fedjax_muon.deploy.rounds import Missing, Progress, Rest, Rounds, Send
 from fedjax_muon.simulation import checkpoint
@@ -66,8 +67,8 @@ def serve(
         were made since the last one. Asynchronous clients that were at work start
         again.
       on_round: Called after the prologue and after every round, with the answers that
-        are missing. A server that resumes calls it first with the progress of its
-        checkpoint, perhaps again.
+        are missing. A server that resumes after one of these calls it first with the
+        progress of its checkpoint, perhaps again.
     """
     private = shared.guarantee is not None
     if shared.guarantee is not None:
@@ -176,11 +177,12 @@ def _check_newest(stored: Any) -> None:
     """Refuses to release again what follows an older checkpoint than the newest."""
     path = Path(stored.directory) / NEWEST
     step = -1 if stored.latest is None else stored.latest.step
-    if path.exists() and step < int(path.read_text()):
+    noted = path.read_text().strip() if path.exists() else ""
+    if noted and not (noted.isdecimal() and int(noted) <= step):
         raise CheckpointError(
-            f"the newest checkpoint of {path.parent} is gone, and from an older one, "
-            "noisy sums would be released again; put it back, or start a new run in "
-            "another directory"
+            f"checkpoint {plain(noted)} of {path.parent} is gone; an older one would "
+            "release noisy sums again. Put it back, or start a new run in another "
+            "directory"
         )
 
 
