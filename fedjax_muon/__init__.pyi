@@ -105,7 +105,6 @@ from .models import (
 from .personalization import ditto as ditto, keep_own as keep_own
 from .planning.tuning import tune as tune
 from .runs.load import load_run as load_run
-from .runs.report import save_report as save_report
 from .simulation import (
     NonFiniteError as NonFiniteError,
     Simulation as Simulation,

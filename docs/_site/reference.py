@@ -18,7 +18,7 @@ PAGES = {
     "fm": (
         "Training and simulation",
         ":federate train Simulation NonFiniteError early_stopping own_accuracies sweep"
-        " Cell tune cache_programs load_run save_report save_params load_params"
+        " Cell tune cache_programs load_run save_params load_params"
         " load_metadata",
         "simulation:uniform by_examples with_plan with_task STATE NonFiniteLossError",
         "simulation.participation:equal of_each epochs",

@@ -84,7 +84,6 @@ RUNNERS = {  # module and function of a command
     "list": ("lists", "methods"),
     "plot": ("commands", "plot"),
     "export": ("commands", "export"),
-    "report": ("commands", "report"),
     "partition": ("commands", "partition"),
     "noise": ("commands", "noise"),
     "data": ("lists", "datasets"),

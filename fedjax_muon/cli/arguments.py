@@ -251,18 +251,6 @@ class Export(OfDirectory):
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
-    """Write an interactive report of runs: one HTML file that works offline."""
-
-    directories: Positional[tuple[Path, ...]]
-    """Directories of runs, comparisons and sweeps."""
-    output: Path = Path("report.html")
-    """File to write."""
-    overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Replace the file if it exists."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Partition:
     """Divide a dataset among clients, and show which labels each one gets."""
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -502,17 +501,6 @@ def prepare(args: arguments.Prepare) -> None:
     """`fedjax-muon prepare`."""
     with refusing():
         print(data.prepare(args.name, args.data_dir))
-
-
-def report(args: arguments.Report) -> None:
-    """`fedjax-muon report`."""
-    from fedjax_muon.runs.report import save_report
-
-    with refusing():
-        missing = save_report(args.directories, args.output, overwrite=args.overwrite)
-    for words in missing:
-        warnings.warn(words, stacklevel=2)
-    print(args.output)
 
 
 def export(args: arguments.Export) -> None:

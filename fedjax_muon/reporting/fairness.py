@@ -19,11 +19,6 @@ COLUMNS = {  # of metrics.csv, and their titles
 }
 
 
-def has_clients(runs: Sequence[History]) -> bool:
-    """Whether all runs have accuracies of clients on their own test examples."""
-    return all(f"{PREFIX}{name}" in run for run in runs for name in COLUMNS)
-
-
 def last(runs: Sequence[History], name: str) -> np.ndarray:
     """A column of `COLUMNS` after the last round, one value for each run."""
     return np.array([run[f"{PREFIX}{name}"][-1] for run in runs], float)

@@ -22,7 +22,7 @@ class Line(NamedTuple):
     """How a curve is drawn."""
 
     color: str  # hexadecimal
-    dash: str  # of plotly
+    dash: str
 
 
 MUON = {  # by the label of a method
@@ -57,7 +57,7 @@ MUON = {  # by the label of a method
     "Muon at the server": "#9450d8",
 }
 GREYS = ("#868686", "#5f5f5f", "#a9a9a9", "#747474")
-DASHES: dict[str, Any] = {  # of plotly, and what matplotlib calls them
+DASHES: dict[str, Any] = {  # as matplotlib draws them
     "solid": "-",
     "dash": (0, (5, 2)),
     "dot": (0, (1, 1.5)),

@@ -19,7 +19,6 @@ import pytest
 from packages import needs
 
 from fedjax_muon import cli
-from fedjax_muon.runs import report
 
 pytestmark = pytest.mark.slow
 
@@ -302,38 +301,6 @@ def test_pages_fit_show_their_formulas_and_ask_no_other_host(site, address, tab)
         foreign = [url for url in asked if not url.startswith((address, "data:"))]
         faults += [(page, "request", url) for url in foreign]
     assert not faults, "\n".join(map(str, faults))
-
-
-MENUS = """(async () => {
-  for (let wait = 0; wait < 100; wait++) {
-    const found = [...document.querySelectorAll(".updatemenu-header")]
-    if (found.length) return found.map((e) => {
-      const box = e.getBoundingClientRect()
-      return [box.left, box.right, box.top, box.bottom]
-    })
-    await new Promise((done) => setTimeout(done, 50))
-  }
-  return []
-})()"""
-
-
-def test_the_sample_of_a_report_is_of_the_current_code():
-    sample = (DOCS / "assets" / "report.html").read_text()
-    assert report.HEAD.partition("<style>")[2] in sample
-    assert report.NARROW.partition("{plot_id}")[2] in sample
-    assert len(sample) < 300_000
-
-
-def test_the_menus_of_the_sample_of_a_report_do_not_overlap(address, tab):
-    for width in WIDTHS:
-        tab.resize(width)
-        tab.open(f"{address}assets/report.html")
-        boxes = tab.evaluate(MENUS)
-        assert len(boxes) == 3
-        for i, (left, right, top, bottom) in enumerate(boxes):
-            assert 0 <= left < right <= width
-            for l, r, t, b in boxes[:i]:
-                assert left >= r or right <= l or top >= b or bottom <= t, width
 
 
 def test_the_first_result_is_the_page_a_user_wants(address, tab):
