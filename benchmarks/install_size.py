@@ -37,7 +37,6 @@ USED_FOR = {
     "pillow": "JPEG files of Tiny ImageNet; images in tensorflow-datasets",
     "platformdirs": "path of the cache of compiled programs",
     "psutil": "memory of the machine",
-    "pyyaml": "configuration files in YAML; flax requires it too",
     "rich": "tables and progress bars in the terminal",
     "scikit-learn": "digits, breast cancer, stratified splits, words",
     "scipy": "privacy accounting and audits",

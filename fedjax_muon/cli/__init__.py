@@ -59,19 +59,15 @@ def _main(argv: list[str]) -> None:
 
 
 def _given(name: str, argv: list[str]) -> Any:
-    """A command with the values of its arguments, its file and its defaults."""
-    from fedjax_muon.cli import config_files, parsing
+    """A command with the values of its arguments and its defaults."""
+    from fedjax_muon.cli import parsing
 
     prog = f"fedjax-muon {name}"
     with errors.refusing():
-        file = config_files.find(name, argv)
-        with file.blamed("algorithm", argv):
-            kind, how = command_kinds([name, *argv, *file.deciding])[name]
-        options = parsing.options(kind, how.get("default"))
-        options = config_files.with_defaults(options, file.for_algorithm(argv))
+        kind, how = command_kinds([name, *argv])[name]
+    options = parsing.options(kind, how.get("default"))
     parsed = parsing.parse(parsing.grouped(options, kind.__doc__), argv, prog)
-    # values that are out of range
-    with errors.refusing(), file.blamed_for(kind, options):
+    with errors.refusing():  # values that are out of range
         return parsing.command(kind, options, parsed)
 
 

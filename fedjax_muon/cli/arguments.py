@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -39,14 +38,6 @@ Flat = Annotated[Config, tyro.conf.arg(name="")]
 CONFIG = DEFAULTS["classification"]
 ALONE = Launch()
 FlatLaunch = Annotated[Launch, tyro.conf.arg(name="")]
-ConfigFile = Annotated[
-    Path | None,
-    tyro.conf.arg(
-        name="config",
-        help="File of options in YAML, JSON or TOML, or the directory of a run to "
-        "repeat. Options on the command line override it.",
-    ),
-]
 # methods of agents that minimize; the others are for the AUC
 MINIMIZING = (
     *("dsgd", "dsgd_muon", "gradient_tracking", "gradient_tracking_muon", "demuon"),
@@ -58,7 +49,6 @@ MINIMIZING = (
 class OneAlgorithm:
     """What the commands of one algorithm have in common."""
 
-    config_file: ConfigFile = None
     algorithm: str = ""
     """Name of the algorithm (`fedjax-muon list` shows all), or your own as
     MODULE:FUNCTION."""
@@ -145,7 +135,6 @@ class Compare:
     log: Names = ()
     """Trackers that get the metrics of each run in addition to metrics.csv: json,
     tensorboard, wandb, trackio, mlflow."""
-    config_file: ConfigFile = None
     config: Flat = CONFIG
 
 
@@ -178,7 +167,6 @@ class Sweep:
     output: Path | None = None
     """Run directory, new or empty. By default, a new one in runs/, named after the
     time."""
-    config_file: ConfigFile = None
     config: Flat = CONFIG
 
 
@@ -211,6 +199,8 @@ class Resume(OfDirectory):
     rounds: int | None = None
     """New total number of rounds of a run or a comparison, to train it further. By
     default, the number it was started with."""
+    grid: tuple[str, ...] = ()
+    """Larger grids of a sweep, as in `sweep`. Only new points are trained."""
     executor: str | None = None
     """Where groups of cells of a sweep run, as in `sweep`."""
     log: Names | None = None
@@ -326,7 +316,7 @@ def value_in(arguments: Sequence[str], option: str, default: Value) -> str | Val
 def job_in(arguments: Sequence[str]) -> str:
     """The job whose values are the defaults of the other options: that of --problem, or
     of the methods that are named, if all are of agents."""
-    names = {part for word in arguments for part in re.split("[,=]", word)}
+    names = _named(arguments)
     agents = names & OF_AGENTS.keys()
     minimized = agents <= set(MINIMIZING)
     usual = "auc" if agents and not minimized else "classification"
@@ -334,6 +324,25 @@ def job_in(arguments: Sequence[str]) -> str:
     if not agents or agents != names & METHODS.keys() or problem not in DEFAULTS:
         return problem
     return "agents" if problem == "auc" else "minimizing_agents"
+
+
+def _named(arguments: Sequence[str]) -> set[str]:
+    """The words that may name algorithms: values of --algorithm, and words that no
+    option takes."""
+    kinds = (Config, Train, Compare, Sweep)
+    flags = {
+        f"--{prefix}{field.name.replace('_', '-')}"
+        for kind in kinds
+        for field in dataclasses.fields(kind)
+        for prefix in ("", "no-")
+        if isinstance(field.default, bool)
+    }
+    named = {value_in(arguments, "--algorithm", "")}
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        taken = before.startswith("--") and "=" not in before and before not in flags
+        if not (taken or word.startswith("-")):
+            named |= set(word.split(","))
+    return named
 
 
 def algorithm_in(arguments: list[str]) -> str:

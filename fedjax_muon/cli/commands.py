@@ -321,6 +321,10 @@ def resume(args: arguments.Resume) -> None:
                 f"{run_dir} is not a sweep; leave out --executor, which is only for "
                 "sweeps"
             )
+        if args.grid and not isinstance(job, Sweep):
+            raise ValueError(
+                f"{run_dir} is not a sweep; leave out --grid, which is only for sweeps"
+            )
         if args.log is not None and not isinstance(job, Run | Comparison):
             raise ValueError(
                 f"{run_dir} was made by `{type(job).__name__.lower()}`; leave out "
@@ -349,7 +353,14 @@ def resume(args: arguments.Resume) -> None:
             checked = comparisons.check(job, run_dir)
             _say(checked.summary)
         else:
+            grids = _grids(job.algorithms, args.grid) if args.grid else {}
+            larger = {
+                name: {**old, **grids.get(name, {})} for name, old in job.grids.items()
+            }
+            job = dataclasses.replace(job, grids=larger)
             _say(sweeps.check(job, args.executor))
+            if args.grid:
+                extend(run_dir, job)
         if args.rounds is not None:
             lengthen(run_dir, args.rounds)
     if isinstance(job, Run):

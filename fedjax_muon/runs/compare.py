@@ -191,8 +191,8 @@ def advice(job: Comparison, run_dir: Path) -> str:
     ]
     return (
         f"learning rates that were not settled: {', '.join(words)}; look further with: "
-        f"fedjax-muon sweep --config {place} --output {place} --grid "
-        f"{' '.join(grids)}; then compare again with the best ones as --lr"
+        f"fedjax-muon resume {place} --grid {' '.join(grids)}; then compare again with "
+        "the best ones as --lr"
     )
 
 

@@ -149,7 +149,7 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
     assert float(rows["FedMuon"]["lr"].split()[0]) == pytest.approx(best["lr"])
     assert (place / "comparison.png").stat().st_size > 10_000
     tried = compare.Tried(tuning.grids["fedmuon"]["lr"], best["lr"], 0)
-    assert (f"FedMuon {tried}; look further with: fedjax-muon sweep" in printed) == (
+    assert (f"FedMuon {tried}; look further with: fedjax-muon resume" in printed) == (
         best["lr"] in (min(tried.values), max(tried.values))
     )
 

@@ -43,7 +43,6 @@ def files(tmp_path, monkeypatch):
     page = DOCS / "tutorial/3_own_method.md"
     (method,) = blocks(page, 'python title="my_method.py"')
     (tmp_path / "my_method.py").write_text(method)
-    (tmp_path / "experiment.yaml").write_text(blocks(CONFIGURATION, "yaml")[0])
     job = Run("fedmuon_align", {"lr": 0.02}, 0, Config())
     for name in ("20261121-101500-fedmuon_align", "first"):
         run = tmp_path / "runs" / name
@@ -163,11 +162,3 @@ def test_a_printed_command_is_parsed(printed, parsing):
         assert stop.value.code in (0, None), printed.place
     else:
         parse(words, parsing)
-
-
-def test_the_files_of_a_page_are_parsed(parsing, tmp_path):
-    commands, path = ("train", "compare", "sweep"), tmp_path / "shown.yaml"
-    for command, shown in zip(commands, blocks(CONFIGURATION, "yaml"), strict=True):
-        path.write_text(shown)
-        given = parse(["fedjax-muon", command, "--config", str(path)], parsing)
-        assert given.config_file == path, command

@@ -51,9 +51,8 @@ def options(kind: Any, prefix: str = "") -> dict[str, Any]:
             # only the algorithm's own options have a prefix
             found |= options(hint, "algorithm." if field.name == "hyper" else "")
         else:
-            name = "config" if field.name == "config_file" else field.name
-            named = Literal[PARTITIONS] if name == "partition" else hint
-            found[prefix + name] = named
+            named = Literal[PARTITIONS] if field.name == "partition" else hint
+            found[prefix + field.name] = named
     return found
 
 
