@@ -1,7 +1,10 @@
 """Robust aggregation and attacks against literal loops, and as parts of rounds."""
 
+import functools
 import itertools
 import math
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -649,6 +652,93 @@ def test_an_attack_reaches_clients_with_layers_of_their_own():
     attacked = fm.attack(fm.fedavg(lr=1.0), attacks.gaussian(), [1])
     (exchange,) = fm.personalization.keep_own(attacked, ["Dense_1"]).exchanges
     assert exchange.attacks == attacked.exchanges[0].attacks
+
+
+# ------------------------------------------------------------------ the table in docs
+
+PAGE = Path(__file__).parents[2] / "docs" / "algorithms" / "robust.md"
+TABLE = re.findall(
+    r"^\| `(.+?)` \| (\df \+ \d) \| (\df(?: \+ \d)?)(, refused)? \| < 1/(\d) \|",
+    PAGE.read_text(),
+    re.MULTILINE,
+)
+TWO = 2  # bad messages
+
+
+def of_table(text, f):
+    """A rule with `f` bad messages, or buckets; or a formula of a number."""
+    text = re.sub(r"^(\d)f", r"\1 * f", text)
+    return eval(
+        text, {"f": f} | {n: getattr(aggregators, n) for n in aggregators.__all__}
+    )
+
+
+def attacked(n, seed):
+    """The good messages, and all messages of every attack [A, n, 6]."""
+    good = 2 + np.random.default_rng(seed).normal(size=(n - TWO, 6))
+    mean, spread = good.mean(0), good.std(0, ddof=1)
+    radius = np.linalg.norm(good - mean, axis=1).max() / np.sqrt(6)
+    one = [np.full(6, x) for x in (1e6, -1e6, 3e38, 0.0, np.nan, np.inf)]
+    one += [mean - z * spread for z in (0.3, 1.0, 1.5, 3.0, 10.0)]
+    one += [-scale * mean for scale in (0.1, 1.0, 2.0, 10.0)]
+    one += [mean + distance * radius for distance in (1.0, 3.0, 10.0, 30.0)]
+    both = [
+        *([x, x] for x in one),
+        [one[0], one[1]],
+        [one[4], one[5]],
+        [one[0], one[4]],
+    ]
+    z = np.stack([np.concatenate([bad, good]) for bad in both])
+    return good, np.float32(z)
+
+
+def farthest(rule, n):
+    """How far an attack moves the result, over the radius of the good messages."""
+    algorithm = fm.robust(fm.fedavg(lr=1.0), rule)
+    grad = lambda params, batch, key: {"w": batch}
+    run = engine.make_round(algorithm, Objective(grad), n, plans.vmapped)
+    state = engine.init(algorithm, {"w": jnp.zeros(6)}, n)
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, None))
+    def sent(z, key):
+        after, _ = run(state, jnp.arange(n), z[:, None], jnp.ones(n), key)
+        return -after.server.params["w"]
+
+    worst = []
+    for seed in range(3):
+        good, z = attacked(n, seed)
+        found = np.asarray(sent(z, jax.random.key(seed)), float)
+        both = (found, good)
+        away = [np.linalg.norm(x - good.mean(0), axis=1).max() for x in both]
+        worst.append(away[0] / away[1])
+    return max(worst)
+
+
+def test_the_table_has_every_rule():
+    rules = set(aggregators.__all__) - {"Aggregator", "chain", "robust"}
+    assert rules <= set(re.findall(r"\w+", " ".join(row[0] for row in TABLE)))
+    assert len(TABLE) == PAGE.read_text().count("| < 1/")
+
+
+@pytest.mark.filterwarnings("ignore:.*rounds down to no bad")
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row[0])
+def test_a_rule_survives_what_its_page_says(row):
+    rule, needed, too_few, refused, one_in = row
+    needed, too_few = of_table(needed, TWO), of_table(too_few, TWO)
+    assert int(row[1][0]) == int(one_in)  # f of more than so many times f
+    share = TWO / (-(-needed // 2) if "bucketing" in rule else needed)
+    assert farthest(of_table(rule, share), needed) <= 2
+    counted = of_table(rule, TWO)
+    assert farthest(counted, needed + TWO) <= 2  # also if two do not arrive
+    count = lambda n: jax.eval_shape(counted, stacked(np.zeros((n, 6))))
+    count(needed)
+    if refused:
+        assert too_few == needed - 1
+        with pytest.raises(ValueError, match="2 bad messages needs at least"):
+            count(too_few)
+    else:
+        assert farthest(of_table(rule, 0.4), too_few) > 2
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedmuon"])
