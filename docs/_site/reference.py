@@ -59,7 +59,6 @@ PAGES = {
         "transforms",
         "linalg.newton_schulz",
         "linalg.lmo",
-        "linalg.shared",
     ),
     "core": ("Writing algorithms", "core", "core.pair", "core.tree"),
     "data": (

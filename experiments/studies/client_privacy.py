@@ -3,7 +3,7 @@
     python -m experiments.studies.client_privacy          # minutes on a core
 
 Handwritten digits are divided over 100 clients by Dirichlet(1); the network 64-32-10
-has no biases. Muon's updates have a known bound (`transforms.bound`), so that no clip
+has no biases. Muon's updates have a known bound (`muon_bound`), so that no clip
 norm has to be tuned. This is compared with clipping, with updates of fixed length, and
 with Muon at the server, where it costs no privacy. Clients are drawn by Poisson
 sampling, or all participate in every round. For every method, cohort and noise
@@ -25,6 +25,7 @@ import numpy as np
 import tyro
 
 from benchmarks.machine import machine
+from experiments.studies.muon_bound import muon_bound
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.core import Algorithm, Hyper, recorded
 from fedjax_muon.data.dataset import hold_out
@@ -40,7 +41,6 @@ from fedjax_muon.simulation.participation import fixed_cohort, poisson_cohorts
 from fedjax_muon.sweeps.sweep import Cell, sweep
 from fedjax_muon.tasks.classification import classification
 from fedjax_muon.transforms import muon
-from fedjax_muon.transforms.bound import muon_bound
 
 CLIENTS, EXPECTED, ROOM = 100, 20, 40
 STEPS, BATCH, DELTA = 4, 8, 1e-3

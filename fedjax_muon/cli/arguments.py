@@ -252,27 +252,6 @@ class Partition:
 
 
 @dataclasses.dataclass(frozen=True)
-class Noise(OfDirectory):
-    """Measure the tail of the gradient noise at the end of a run, by Hill's estimator.
-
-    Draws the distribution of the noise norms: how far the gradients of batches are from
-    their mean. Below a tail index of 2 the variance is infinite, a case that normalized
-    and clipped methods allow for.
-    """
-
-    directory: Positional[Path]
-    """Directory of a run, or of one run in a comparison."""
-    batches: int = 256
-    """Number of batches per client."""
-    tail: float = 0.05
-    """Share of the norms, the largest ones, that count as the tail."""
-    seed: int = 0
-    """Seed of the batches."""
-    output: Path = Path("noise.png")
-    """File of the figure. Its suffix (png, pdf, svg) sets the format."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Data:
     """Show which datasets you have, where they are, and how to get the others.
 

@@ -34,7 +34,6 @@ from fedjax_muon.runs.build import (
     parts_of,
     plan_of,
     simulation_of,
-    start_key,
     summary_of,
 )
 from fedjax_muon.runs.config import (
@@ -42,7 +41,6 @@ from fedjax_muon.runs.config import (
     Config,
     Run,
     Sweep,
-    label_of,
     method_of,
     methods_for,
 )
@@ -52,9 +50,7 @@ from fedjax_muon.runs.extend import extend, is_sweep, lengthen, with_rounds
 from fedjax_muon.runs.flower_app import FACTS
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.tuned import TUNED, is_default_problem, rates_to_try
-from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
-from fedjax_muon.tasks.metrics import hill
 
 FORMATS = (".png", ".pdf", ".svg")  # of figures
 A_GRID = "--grid takes the word paper, or NAME=NUMBER,NUMBER,..."
@@ -450,53 +446,6 @@ def partition(args: arguments.Partition) -> None:
         f"{len(parts)} clients with {sizes.min()} to {sizes.max()} examples (median "
         f"{np.median(sizes):g}) and {classes.min()} to {classes.max()} classes; "
         f"drawn in {args.output}"
-    )
-
-
-def noise(args: arguments.Noise) -> None:
-    """`fedjax-muon noise`."""
-    with refusing():
-        if not 0 < args.tail < 1:
-            raise ValueError(f"tail must lie in (0, 1), got {args.tail}")
-        _check_figure(args.output)
-        run = directory.read(args.directory)
-        directory.check_own_code(args.directory, run, args.named)
-        if not isinstance(run, Run):
-            raise ValueError(
-                f"{args.directory} holds several runs; name the directory of one of "
-                "them, such as DIRECTORY/ALGORITHM/seed0"
-            )
-        if run.config.private:
-            raise ValueError(
-                f"{args.directory} is a private run, and noise would reveal its "
-                "training gradients; name a run without --epsilon"
-            )
-        if run.config.sampler == "full_batch":
-            raise ValueError(
-                f"{args.directory} was trained on full batches, which have no gradient "
-                "noise; name a run with another --sampler"
-            )
-        launch.begin(launch.Launch(), run.config.devices)
-        dataset = dataset_of(run.config)
-        directory.check_held(args.directory, digest(dataset), run.config.dataset)
-        simulation = simulation_of(run, dataset)
-        tail = round(args.tail * args.batches * run.config.num_clients)
-        if args.batches > 1 and tail < FEWEST:
-            raise ValueError(
-                f"the tail would have {tail} norms, and needs at least {FEWEST}; raise "
-                "--batches or --tail"
-            )
-        check_memory(simulation)
-        params = training.last_state(run, simulation, args.directory).params
-        key = start_key(args.seed)
-        norms = noise_norms(simulation, params, key, batches=args.batches)
-        index = float(hill(norms, tail))
-        label = label_of(run.algorithm)
-        title = f"{run.config.title}, {label}"
-        plots.tail(np.ravel(norms), tail, index, args.output, title=title)
-    print(
-        f"tail index {index:.2f} ± {index / tail**0.5:.2f} of the gradient noise, from "
-        f"the {tail} largest of {norms.size} norms; drawn in {args.output}"
     )
 
 

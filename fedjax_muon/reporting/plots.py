@@ -230,31 +230,6 @@ def label_counts(counts: np.ndarray, classes: Sequence[str], path: Path) -> None
         plot_counts(counts, classes, discs)
 
 
-def tail(
-    norms: np.ndarray, count: int, index: float, path: Path, *, title: str = ""
-) -> None:
-    """Draws the share of norms above a value against the value, on logarithmic axes.
-
-    Args:
-      index: Tail index; a line of slope -index is drawn beside the tail.
-    """
-    with drawing(path, (5, 3.8)) as figure:
-        axis = figure.subplots()
-        largest = np.sort(norms)[::-1]
-        share = np.arange(1, len(norms) + 1) / len(norms)
-        axis.plot(largest, share, lw=1.6, label="measured")
-        first = largest[min(count, len(largest) - 1)]
-        line = share[count - 1] * (largest[:count] / first) ** -index
-        label = f"the {count} largest: tail index {index:.2f}"
-        axis.plot(largest[:count], line, ls="--", color="C1", label=label)
-        logarithmic(axis, largest)
-        axis.set_yscale("log")
-        axis.set_xlabel("norm of the gradient noise of a batch")
-        axis.set_ylabel("share of batches above")
-        axis.legend()
-        axis.set_title(textwrap.fill(title, 48))
-
-
 def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
     """Draws a graph of agents, with the spectral gap of its Metropolis weights.
 

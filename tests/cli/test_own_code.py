@@ -195,7 +195,7 @@ def test_code_that_a_directory_names_runs_only_if_it_is_named_again(
     (folder / "theirs/config.json").write_text(to_json(job))
     commands = [["resume"]]
     if isinstance(job, Run):
-        commands += [["export"], ["noise"]]
+        commands += [["export"]]
     for command in commands:
         words = [*command, "theirs", *["out.msgpack"] * (command == ["export"])]
         for other in ([], ["--algorithm", "other:f"]):

@@ -10,13 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
 
-from fedjax_muon import data, models, partition, transforms
-from fedjax_muon.algorithms import fedavg
-from fedjax_muon.engine.sharding import CLIENTS
-from fedjax_muon.linalg import shared
 from fedjax_muon.linalg.newton_schulz import (
     CUBIC,
-    DION,
     JORDAN,
     POLAR_EXPRESS,
     QUINTIC,
@@ -27,8 +22,6 @@ from fedjax_muon.linalg.newton_schulz import (
     rows,
     schatten8,
 )
-from fedjax_muon.simulation.federated import federate
-from fedjax_muon.tasks import classification
 
 FORMS = [plain, gram]
 
@@ -265,103 +258,3 @@ def test_schatten8_bounds_the_spectral_norm_tightly():
         ratio = float(schatten8(x @ x.T)) * largest
         assert ratio <= 1
         assert ratio >= 16**-0.125 - 1e-5  # attained by the identity
-
-
-# ------------------------------------------------- work that several devices share
-def seeded(shape):
-    return gaussian(shape, sum(shape))
-
-
-def over(devices, **options):
-    chosen = jax.devices()[:devices]
-    mesh = jax.make_mesh((devices,), (CLIENTS,), (AxisType.Auto,), devices=chosen)
-    run = partial(shared.orthogonalize, axis_name=CLIENTS, **options)
-    specs = {"in_specs": P(), "out_specs": P(), "check_vma": False}
-    return jax.jit(jax.shard_map(run, mesh=mesh, **specs))
-
-
-@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (1, 7, 7), (2, 3, 9, 5)])
-def test_devices_share_the_work_and_not_the_result(devices, shape):
-    x = 1e3 * seeded(shape)
-    found = over(devices)(x)
-    assert found.dtype == x.dtype
-    np.testing.assert_allclose(found, orthogonalize(x), atol=2e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"coefficients": QUINTIC, "steps": 8},
-        {"coefficients": CUBIC, "steps": 3},
-        {"coefficients": DION},
-        {"normalization": schatten8},
-        {"steps": 0},
-    ],
-)
-@pytest.mark.parametrize("shape", [(10, 6), (5, 6, 10)])
-def test_options_are_those_of_the_whole(options, shape):
-    x = seeded(shape)
-    expected = orthogonalize(x, **options)
-    np.testing.assert_allclose(over(4, **options)(x), expected, atol=2e-5)
-
-
-def test_zero_and_non_finite_matrices():
-    assert not over(4)(jnp.zeros((4, 6))).any()
-    found = over(4)(seeded((4, 6)).at[1, 2].set(jnp.inf))
-    assert jnp.isnan(found).all()
-    assert over(4)(jnp.zeros((0, 6))).shape == (0, 6)
-
-
-@pytest.mark.parametrize(
-    ("shape", "sums", "gathers"), [((8, 16), 5, 6), ((8, 8, 16), 0, 1)]
-)
-def test_communication_is_that_of_the_module(shape, sums, gathers):
-    traced = jax.make_jaxpr(over(4))(seeded(shape)).jaxpr
-    names = [equation.primitive.name for equation in jaxprs.equations(traced)]
-    assert sum(name.startswith("psum") for name in names) == sums
-    assert names.count("all_gather") == gathers
-
-
-@pytest.mark.slow
-def test_operations_are_divided():
-    count = lambda f: f.lower(jnp.ones((64, 256))).compile().cost_analysis()
-    alone = jax.jit(partial(orthogonalize, form=plain))
-    ours, whole = count(over(4))["flops"], count(alone)["flops"]
-    assert ours < 0.27 * whole
-
-
-def test_without_devices_nothing_is_shared():
-    x = seeded((4, 6))
-    found = shared.orthogonalize(x, axis_name=CLIENTS)
-    np.testing.assert_array_equal(found, orthogonalize(x))
-
-
-@pytest.mark.slow
-def test_a_server_that_orthogonalizes():
-    polar = partial(shared.orthogonalize, axis_name=CLIENTS)
-    rule = transforms.scale_by_muon(0.9, polar=polar)
-    algorithm = fedavg(lr=0.1, server_lr=0.05, server_rule=rule)
-
-    digits = data.load("digits")
-    parts = partition.iid(digits.y_train, 4, key=jax.random.key(0))
-    task = classification(models.MLP(10, (16,)), digits)
-    sizes = {"cohort_size": 4, "local_steps": 2, "batch_size": 8}
-
-    def trained(devices):
-        chosen = jax.devices()[:devices]
-        simulation = federate(algorithm, task, digits, parts, devices=chosen, **sizes)
-        state = simulation.init(jax.random.key(0))
-        return simulation.train_rounds(state, 3)[0].params
-
-    close = lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5)
-    jax.tree.map(close, trained(0), trained(3))
-
-
-@pytest.mark.parametrize("shape", [(3,), ()])
-def test_vectors_are_refused_before_any_device_runs(shape):
-    with pytest.raises(ValueError, match="needs matrices"):
-        over(2)(jnp.ones(shape))
-    with pytest.raises(ValueError, match="schedule of exactly 5"):
-        over(2, coefficients=DION, steps=4)(jnp.ones((3, 3)))

@@ -249,7 +249,6 @@ ODD = "$5_$10 to $x$"  # matplotlib takes dollars for formulas, and fails at the
         lambda path: plots.label_counts(np.ones((2, 2), int), [ODD, ODD], path),
         lambda path: plots.utility({ODD: {1.0: [0.5], 8.0: [0.7]}}, path, title=ODD),
         lambda path: plots.grids({ODD: GRID["aligned"]}, path, title=ODD),
-        lambda path: plots.tail(np.arange(1.0, 99), 9, 2.0, path, title=ODD),
     ],
 )
 def test_texts_of_users_are_no_formulas(draw, tmp_path):

@@ -1,7 +1,5 @@
 """Simulations, and what is measured of them, against loops in NumPy."""
 
-import dataclasses
-import re
 from functools import partial
 
 import federation
@@ -10,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from command import refused, run
-from federation import DATA, PARTS, TASK, Linear, as_float64, cut
+from federation import DATA, TASK, Linear, as_float64, cut
 from sklearn.metrics import accuracy_score, log_loss
 
 import fedjax_muon as fm
@@ -20,10 +17,7 @@ from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.data import client_tests, partition
 from fedjax_muon.linalg import newton_schulz as orthogonalize
 from fedjax_muon.personalization import ditto, keep_own, params_of_clients
-from fedjax_muon.runs import config, directory
-from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.batching import full_batch
-from fedjax_muon.simulation.gradient_noise import noise_norms
 from fedjax_muon.simulation.own_accuracy import own_accuracies
 from fedjax_muon.transforms import by_rank, orthogonalize as matrices
 
@@ -290,77 +284,3 @@ def test_devices_agree_and_what_is_missing_is_said():
     plain = prepared()
     with pytest.raises(ValueError, match="give federate test_parts"):
         own_accuracies(plain, plain.init(KEY))
-
-
-# --------------------------------------------------- the norms of gradient noise
-
-NOISE_KEY = jax.random.key(3)
-PARAMS = TASK.init(jax.random.key(1))
-
-
-@pytest.mark.parametrize("sampler", [batching.shuffled_epochs, slow(full_batch)])
-def test_norms_by_hand(sampler):
-    simulation = federation.federation(sampler=sampler)
-    found = noise_norms(simulation, PARAMS, NOISE_KEY, batches=5)
-    assert found.shape == (len(PARTS), 5)
-    for client, key in enumerate(jax.random.split(NOISE_KEY, len(PARTS))):
-        gradients = []
-        for batch_key in jax.random.split(key, 5):
-            rows_key, _ = jax.random.split(batch_key)
-            size = len(PARTS[client])
-            places = np.asarray(sampler(rows_key, size, 1, 4, 32))[0]
-            ids = PARTS[client][places[places >= 0]]
-            batch = DATA.x_train[ids], DATA.y_train[ids]
-            parts = federation.gradient(as_float64(PARAMS), *batch)
-            gradients.append(np.concatenate([part.ravel() for part in parts]))
-        expected = np.linalg.norm(gradients - np.mean(gradients, axis=0), axis=1)
-        np.testing.assert_allclose(found[client], expected, atol=1e-5)
-        assert (expected > 1e-3).any() == (sampler is not full_batch)
-
-
-SMALL = ("--num-clients", 4, "--cohort-size", 2, "--rounds", 2, "--hidden", 4)
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path, capsys):
-    place, figure = tmp_path / "run", tmp_path / "noise.png"
-    words = ("train", "--algorithm", "fedavg", *SMALL, "--output", place)
-    run(*words)
-    capsys.readouterr()
-    draw = ("noise", place, "--batches", 50, "--output", figure)
-    run(*draw, "--tail", 0.1)
-    said = capsys.readouterr().out
-    index, error = map(float, re.findall(r"[\d.]+", said)[:2])
-    assert "from the 20 largest of 200 norms" in said
-    assert index > 2
-    assert error == pytest.approx(index / 20**0.5, abs=0.006)
-    assert figure.stat().st_size > 1000
-    run(*draw, "--tail", 0.1)
-    assert capsys.readouterr().out == said
-    run(*draw, "--tail", 0.1, "--seed", 1)
-    assert capsys.readouterr().out != said
-    figure.unlink()
-    for tail in (0, 1):
-        message = refused(capsys, *draw, "--tail", tail)
-        assert message == f"tail must lie in (0, 1), got {float(tail)}"
-    assert "batches must be at least 2" in refused(capsys, *draw, "--batches", 1)
-    few = refused(capsys, *draw, "--batches", 2)
-    assert few.startswith("the tail would have 0 norms, and needs at least 5; ")
-    unnamed = refused(capsys, *draw, "--output", tmp_path / "noise")
-    assert unnamed.startswith("a figure's name must end in .png, .pdf, .svg, got")
-    assert not figure.exists()
-
-
-@pytest.mark.slow
-def test_runs_that_cannot_be_measured_are_refused(tmp_path, capsys):
-    given = config.Config()
-    private = dataclasses.replace(given, epsilon=(8.0,), delta=0.01)
-    full = dataclasses.replace(given, sampler="full_batch")
-    for message, what in {
-        "has no checkpoint yet; train": config.Run("fedavg", {}, 0, given),
-        "is a private run, and noise would": config.Run("fedavg", {}, 0, private),
-        "was trained on full batches": config.Run("fedavg", {}, 0, full),
-        "holds several runs": config.Comparison(("fedavg",), {}, {}, (0,), given),
-    }.items():
-        place = directory.create(tmp_path / message[:6], what)
-        assert message in refused(capsys, "noise", place)
