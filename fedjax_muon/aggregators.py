@@ -24,6 +24,7 @@ from fedjax_muon.core import (
     Exchange,
     Messages,
     check_count,
+    check_made,
     check_range,
     map_exchanges,
     only_finite,
@@ -52,10 +53,7 @@ def robust(algorithm: Algorithm, aggregator: Aggregator) -> Algorithm:
       >>> scaffold_normuon = scaffold(lr=0.01, rule=normuon)
       >>> algorithm = robust(scaffold_normuon, aggregators.trimmed_mean(0.2))
     """
-    if not callable(aggregator):
-        raise TypeError(
-            f"aggregator must be a function such as median(), got {aggregator!r}"
-        )
+    check_made("aggregator", aggregator, "median()")
     add = lambda exchange: exchange._replace(stack=(*exchange.stack, aggregator))
     return with_all_messages(algorithm, add)
 
@@ -79,6 +77,8 @@ def with_all_messages(
 
 def chain(*aggregators: Aggregator) -> Aggregator:
     """Applies several aggregators, one to the results of the other."""
+    for aggregator in aggregators:
+        check_made("aggregator", aggregator, "median()")
 
     def apply(messages: Messages) -> Messages:
         for aggregator in aggregators:

@@ -11,7 +11,7 @@ otherwise. ALIE goes to the other side of the mean, as in its paper. `flip_label
 changes a dataset instead.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.aggregators import with_all_messages
-from fedjax_muon.core import Algorithm, Messages, check_range, recorded
+from fedjax_muon.core import Algorithm, Messages, check_made, check_range, recorded
 from fedjax_muon.data import Dataset
+from fedjax_muon.data.partition import check_listed
 
 # (messages, attackers [S], honest ones [S]) -> the message of all attackers [D], or of
 # each [S, D]
@@ -37,11 +38,8 @@ def attack(algorithm: Algorithm, attack: Attack, clients: Sequence[int]) -> Algo
       attack: What they send, such as `attacks.alie()`.
       clients: Ids of the attackers; an id past the last client never takes part.
     """
-    if not callable(attack):
-        raise TypeError(f"attack must be a function such as alie(), got {attack!r}")
-    ids = np.asarray(list(clients))
-    if not ids.size or not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0:
-        raise ValueError(f"clients must be ids of clients, from 0 on, got {clients!r}")
+    check_made("attack", attack, "alie()")
+    ids = _ids_of(clients)
 
     def apply(messages: Messages) -> Messages:
         shape, there = messages.values.shape, messages.weight > 0
@@ -142,10 +140,21 @@ def flip_labels(
     y = np.array(dataset.y_train)
     if not np.issubdtype(y.dtype, np.integer):
         raise TypeError(f"only classes can be flipped, got labels of dtype {y.dtype}")
-    for client in clients:
+    check_listed("parts", parts)
+    ids = _ids_of(clients)
+    if ids.max() >= len(parts):
+        raise ValueError(f"there is no client {ids.max()} among {len(parts)} parts")
+    for client in ids:
         own = parts[client]
         y[own] = len(dataset.classes) - 1 - y[own]
     return dataset._replace(y_train=y)
+
+
+def _ids_of(clients: Sequence[int]) -> np.ndarray:
+    ids = np.asarray(list(clients) if isinstance(clients, Iterable) else None)
+    if not ids.size or ids.dtype.kind not in "iu" or ids.ndim != 1 or ids.min() < 0:
+        raise ValueError(f"clients must be ids of clients, from 0 on, got {clients!r}")
+    return ids
 
 
 def _mean(messages: Messages, honest: jax.Array) -> jax.Array:

@@ -44,6 +44,16 @@ class Compressor(NamedTuple):
     # (what was sent, shape and dtype of the array) -> array
 
 
+def _check_made(name: str, compressor: Any) -> None:
+    if not isinstance(compressor, Compressor):
+        function = getattr(compressor, "__name__", "")
+        called = f"; call it first: {function}(...)" if callable(compressor) else ""
+        raise TypeError(
+            f"{name} must be a Compressor, such as quantize(8), got "
+            f"{function or repr(compressor)}{called}"
+        )
+
+
 def no_compression() -> Compressor:
     """Sends arrays unchanged."""
     return Compressor(lambda x, key: x, lambda sent, like: sent)
@@ -139,8 +149,8 @@ def _wide(matrix: jax.Array) -> jax.Array:
 
 
 def _check_rank(rank: Rank) -> None:
-    if not callable(rank) and rank < 1:
-        raise ValueError(f"rank must be at least 1, got {rank}")
+    if not callable(rank):
+        check_count("rank", rank)
 
 
 def _rank(rank: Rank, matrix: jax.Array) -> int:
@@ -159,6 +169,8 @@ def _of_matrices(
     rest: Compressor | None,
 ) -> Compressor:
     """A compressor of arrays from one of matrices."""
+    if rest is not None:
+        _check_made("rest", rest)
 
     def encode_array(x, key):
         if x.ndim >= 2:
@@ -228,6 +240,7 @@ def chunked_top_k(
     check_count("k", k)
     check_count("chunk", chunk, high=256, limit="since a position has 16 bits")
     values = no_compression() if values is None else values
+    _check_made("values", values)
 
     def sides(shape):
         m, n = math.prod(shape[:-1]), math.prod(shape[-1:])
@@ -381,6 +394,7 @@ def compress(
       raises `ValueError` if the compressor does not fit an array, or no message has one
       of the parts.
     """
+    _check_made("compressor", compressor)
     _check_names(parts)
     if feedback is not None:
         check_range("feedback", feedback, 0.0, 1.0, schedules=False)
@@ -457,6 +471,7 @@ def compress_broadcasts(
       raises `ValueError` if the compressor does not fit an array, or no broadcast has
       one of the parts.
     """
+    _check_made("compressor", compressor)
     _check_names(parts)
     owner = object()
     first = len(algorithm.prologue)

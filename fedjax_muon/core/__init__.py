@@ -23,6 +23,7 @@ from fedjax_muon.core.hyperparameters import (
     Schedule,
     after_first,
     check_count,
+    check_made,
     check_range,
     value_at,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "broadcast_params",
     "broadcast_state",
     "check_count",
+    "check_made",
     "check_range",
     "descend",
     "exchange_shapes",

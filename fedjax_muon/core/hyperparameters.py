@@ -58,7 +58,9 @@ def check_range(
         return
     if isinstance(value, jax.core.Tracer) or (schedules and callable(value)):
         return
-    if not isinstance(value, (int, float)) and getattr(value, "shape", None) != ():
+    is_bool = isinstance(value, bool) or getattr(value, "dtype", None) == jnp.bool_
+    is_number = isinstance(value, (int, float)) or getattr(value, "shape", None) == ()
+    if is_bool or not is_number:
         allowed = "a number or a schedule" if schedules else "a number"
         raise TypeError(f"{name} must be {allowed}, got {value!r}")
     above = value > low if open_low else value >= low
@@ -68,6 +70,23 @@ def check_range(
         infinite = math.isinf(high)
         end = "infinity)" if infinite else f"{high:g}{')' if open_high else ']'}"
         raise ValueError(f"{name} must lie in {start}, {end}, got {value}")
+
+
+def check_made(name: str, value: Any, example: str) -> None:
+    """Checks that a value is a function, and not one of ours that makes it.
+
+    Args:
+      example: How such a function is made, for the error message, as "median()".
+    """
+    module, qualname = (
+        getattr(value, key, "") for key in ("__module__", "__qualname__")
+    )
+    ours = f"{module}.".startswith("fedjax_muon.") and "<" not in qualname
+    if callable(value) and not ours:
+        return
+    called = f"; call it first: {qualname}(...)" if callable(value) else ""
+    given = qualname if called else f"{value!r:.60}"
+    raise TypeError(f"{name} must be a function such as {example}, got {given}{called}")
 
 
 def check_count(

@@ -65,6 +65,7 @@ def read(
     name: str, data_dir: Directory = None, encoder: Encoder | None = None
 ) -> tuple[Dataset, Path | None]:
     """A dataset as it is stored, and its folder or only file, if not in a package."""
+    source_of(name)  # refuses what is no name
     if encoder is not None and (name not in NAMES or NAMES[name].example != "text"):
         texts = [each for each, source in NAMES.items() if source.example == "text"]
         raise ValueError(
@@ -138,6 +139,8 @@ def _prepared(plain: str, directory: Path) -> Status:
 
 def source_of(name: str) -> Source:
     """Describes a dataset; with "tfds:", almost nothing of names outside PREPARED."""
+    if not isinstance(name, str):
+        raise TypeError(f"a dataset is loaded by its name, as 'digits', got {name!r}")
     if name.startswith(TFDS):
         plain = name.removeprefix(TFDS)
         unknown = Source("", None, 0, "see tensorflow-datasets", prepared=plain)

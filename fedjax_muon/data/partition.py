@@ -318,6 +318,7 @@ def add_noise(
       >>> digits = digits._replace(x_train=noisy)
     """
     check_range("std", std, schedules=False)
+    check_listed("parts", parts)
     inputs = np.array(inputs)
     if inputs.dtype.kind != "f":
         raise ValueError(f"noise needs floating-point inputs, got {inputs.dtype}")
@@ -347,6 +348,7 @@ def label_counts(
       >>> label_counts(digits.y_train, clients, 10).shape
       (4, 10)
     """
+    check_listed("parts", parts)
     labels = checked_labels(labels)
     check_count("num_classes", num_classes)
     if labels.min() < 0 or labels.max() >= num_classes:
@@ -392,6 +394,7 @@ def plot(
       >>> axis.get_xlabel()
       'client'
     """
+    check_listed("parts", parts)
     if axis is None:
         import matplotlib.pyplot as plt  # slow, and it may open a display
 
@@ -437,6 +440,16 @@ def checked_labels(labels: ArrayLike) -> np.ndarray:
             f"{labels.shape} and dtype {labels.dtype}"
         )
     return labels
+
+
+def check_listed(name: str, parts: Any) -> None:
+    """Raises `TypeError` unless parts are listed by client."""
+    texts = isinstance(parts, str) or not hasattr(parts, "__len__")
+    if texts or any(isinstance(part, str) for part in parts):
+        raise TypeError(
+            f"{name} must be a list with an array of ids for every client, got "
+            f"{parts!r:.60}"
+        )
 
 
 def _checked(labels: ArrayLike, num_clients: int) -> np.ndarray:

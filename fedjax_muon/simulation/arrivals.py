@@ -8,6 +8,7 @@ among the last ones, which the server's state keeps. So plans, devices, wrappers
 checkpoints work as in synchronous rounds.
 """
 
+import contextlib
 import csv
 import functools
 import heapq
@@ -179,17 +180,23 @@ def replayed(arrivals: Arrivals, record: str | Path | Iterable[Arrival]) -> Arri
       record: A CSV file with the columns `round`, `client`, `start` and `seconds`, such
         as `arrivals.csv` of `fedjax-muon deploy`; or rows of these.
     """
+    if not isinstance(arrivals, Arrivals):
+        given = f"got {arrivals!r:.60}"
+        raise TypeError(f"arrivals must come from buffered or fedasync, {given}")
     if not isinstance(record, (str, Path)):
         return _replayed(arrivals, record)
     columns = f"a CSV file with the columns {', '.join(Arrival._fields)}"
     damaged = reading(Path(record), columns, "record it again", errors=(csv.Error,))
     with damaged, open(record, newline="") as file:
-        rows = [Arrival(*_numbers(row)) for row in csv.DictReader(file)]
+        texts = [
+            [row[name] for name in Arrival._fields] for row in csv.DictReader(file)
+        ]
+        rows = [Arrival(int(r), int(c), int(s), float(t)) for r, c, s, t in texts]
     return _replayed(arrivals, rows)
 
 
 def _replayed(arrivals: Arrivals, record: Iterable[Arrival]) -> Arrivals:
-    rows = list(record)
+    rows = list(map(_arrival, record if isinstance(record, Iterable) else [record]))
     before = [(client, start) for at, client, start, _ in rows if at == PROLOGUE]
     silent = tuple(client for client, _ in before)
     if len({*silent}) < len(silent) or any(c < 0 or s != PROLOGUE for c, s in before):
@@ -201,9 +208,15 @@ def _replayed(arrivals: Arrivals, record: Iterable[Arrival]) -> Arrivals:
     return arrivals._replace(recorded=recorded, silent=silent)
 
 
-def _numbers(row: Mapping[str, str]) -> tuple[int, int, int, float]:
-    at, client, start = (int(row[name]) for name in ("round", "client", "start"))
-    return at, client, start, float(row["seconds"])
+def _arrival(row: Any) -> Arrival:
+    if not isinstance(row, Mapping | str):
+        with contextlib.suppress(TypeError, ValueError):
+            *numbers, seconds = row
+            at, client, start = map(int, numbers)
+            if [at, client, start] == numbers and math.isfinite(seconds):
+                return Arrival(at, client, start, float(seconds))
+    columns = ", ".join(Arrival._fields)
+    raise TypeError(f"record must have rows ({columns}), got {row!r:.60}")
 
 
 def _recorded(arrivals: Arrivals, rows: Iterable[Arrival]) -> dict[int, Step]:

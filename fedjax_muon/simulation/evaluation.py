@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import Params
+from fedjax_muon.data.partition import check_listed
 from fedjax_muon.simulation.batching import Clients
 from fedjax_muon.tasks.task import Scores, Task
 
@@ -28,6 +29,7 @@ class OwnTests(NamedTuple):
 
 def own_tests_of(test_parts: Sequence[Any], num_clients: int, count: int) -> OwnTests:
     """Puts the ids of the clients' test examples, of `count` ones, on the device."""
+    check_listed("test_parts", test_parts)
     if len(test_parts) != num_clients:
         raise ValueError(
             f"test_parts must be one for each of the {num_clients} clients, got "

@@ -348,7 +348,7 @@ def test_values_out_of_range_are_refused(make, message):
 
 @pytest.mark.parametrize("make", OF_MATRICES.values(), ids=OF_MATRICES)
 def test_ranks_that_a_matrix_cannot_have_and_vectors_without_a_rest_are_refused(make):
-    for rank in (4, lambda m, n: 0, lambda m, n: m, 2.5):
+    for rank in (4, lambda m, n: 0, lambda m, n: m, lambda m, n: 2.5):
         told = rank(6, 3) if callable(rank) else rank
         with pytest.raises(ValueError, match=rf"a matrix \(6, 3\) must .*, got {told}"):
             jax.eval_shape(make(rank).encode, jnp.zeros((2, 3, 3)), KEY)

@@ -11,6 +11,8 @@ from federation import DATA, PARTS, TASK, Linear
 import fedjax_muon as fm
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedmuon_correct
+from fedjax_muon.data import client_tests
+from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation.arguments import check_parts
 
 
@@ -18,6 +20,7 @@ def start(prepared):
     return prepared.init(jax.random.key(8))
 
 
+KEY = jax.random.key(0)
 SIZES = {"cohort_size": 2, "local_steps": 1, "batch_size": 4}
 OWNER = np.arange(len(DATA.x_train)) % 3
 WEIGHTS = np.full((6, 6), 1 / 6)
@@ -53,6 +56,8 @@ def missing(name):
 ONE_VALUE = fm.fedavg()._replace(
     exchanges=(EXCHANGE._replace(client=lambda *given: {"params": given[1]}),)
 )
+ONE = {"noise_multiplier": 1.0, "clients": 6, "cohort": 2}
+RECORD = {"round": 0, "client": 0, "start": 0, "seconds": 0.0}
 SIMULATION, DSGD = federate(), fm.decentralized.dsgd(lr=0.1)
 FOUR = federate(fm.scaffold(), parts=PARTS[:4])
 # what the message says: the arguments of `federate`, or another call
@@ -137,6 +142,74 @@ MISTAKES = {
     "write (main,) with a comma": {
         "algorithm": fm.fedavg()._replace(exchanges=fm.fedavg().exchanges[0])
     },
+    "lr must be a number or a schedule, got True": lambda: fm.fedavg(lr=True),
+    "clip_norm must be a number, got True": (
+        lambda: private_clients(fm.fedavg(), clip_norm=True, **ONE)
+    ),
+    "clip_norm of params must be a number, got np.True_": (
+        lambda: private_clients(fm.fedavg(), clip_norm={"params": np.True_}, **ONE)
+    ),
+    "such as median(), got median; call it first: median(...)": (
+        lambda: fm.robust(fm.fedavg(), fm.aggregators.median)
+    ),
+    "such as median(), got krum; call it first: krum(...)": (
+        lambda: fm.aggregators.chain(fm.aggregators.bucketing(2), fm.aggregators.krum)
+    ),
+    "aggregator must be a function such as median(), got [<": (
+        lambda: fm.aggregators.chain([fm.aggregators.median()])
+    ),
+    "such as alie(), got mimic; call it first: mimic(...)": (
+        lambda: fm.attack(fm.fedavg(), fm.attacks.mimic, [1])
+    ),
+    "clients must be ids of clients, from 0 on, got 3": (
+        lambda: fm.attack(fm.fedavg(), fm.attacks.mimic(), 3)
+    ),
+    "there is no client 6 among 6 parts": (
+        lambda: fm.attacks.flip_labels(DATA, PARTS, [6])
+    ),
+    "every client, got 'flipped'": (
+        lambda: fm.attacks.flip_labels(DATA, "flipped", [1])
+    ),
+    "every client, got 'like'": (
+        lambda: client_tests.like("like", DATA.y_train, DATA.y_test, key=KEY)
+    ),
+    "every client, got ['a', 'b']": (
+        lambda: fm.partition.label_counts(DATA.y_train, ["a", "b"], 3)
+    ),
+    "every client, got 'noise'": (
+        lambda: fm.partition.add_noise(DATA.x_train, "noise", 0.1, key=KEY)
+    ),
+    "test_parts must be a list with an array of ids for every client, got 'tested'": {
+        "test_parts": "tested"
+    },
+    "a dataset is loaded by its name, as 'digits', got None": (
+        lambda: fm.data.load(None)
+    ),
+    "compressor must be a Compressor, such as quantize(8), got None": (
+        lambda: fm.compress(fm.fedavg(), None)
+    ),
+    "got quantize; call it first: quantize(...)": (
+        lambda: fm.compress_broadcasts(fm.fedavg(), fm.quantize)
+    ),
+    "rest must be a Compressor": (
+        lambda: fm.compression.truncated_svd(1, rest="quantize")
+    ),
+    "values must be a Compressor": (
+        lambda: fm.compression.chunked_top_k(1, values=fm.quantize)
+    ),
+    "rank must be a whole number, got True": (
+        lambda: fm.compression.power_iteration(True)
+    ),
+    "record must have rows (round, client, start, seconds), got {'round': 0": (
+        lambda: fm.replayed(fm.buffered(2, 1), [RECORD])
+    ),
+    "client, start, seconds), got (0, '1', 0, 1.0)": (
+        lambda: fm.replayed(fm.buffered(2, 1), [(0, "1", 0, 1.0)])
+    ),
+    "client, start, seconds), got None": lambda: fm.replayed(fm.buffered(2, 1), None),
+    "arrivals must come from buffered or fedasync, got 'arrivals.csv'": (
+        lambda: fm.replayed("arrivals.csv", fm.buffered(2, 1))
+    ),
     "from an earlier round of a simulation, got dict": (
         lambda: SIMULATION.train_round({"params": 0})
     ),
