@@ -158,7 +158,7 @@ class _Recorder:
                 )
             self.save(checkpoints, state)  # before anything is released
         self._release(state.round)
-        state = self.simulation.owned(state)
+        state = self.simulation._owned(state)
         behind = self.secret is not None
         run_on_first(lambda: restore_rows(self.metrics, self.rows, behind=behind))
         run_on_first(lambda: write_clients(self.directory, self.clients))

@@ -110,7 +110,7 @@ class Simulation:
     guarantee: Guarantee | None = None  # of a private simulation
     own_tests: OwnTests | None = None  # if clients have test examples of their own
     # that a private simulation trains from; every variation has its own
-    last_state: LastState = dataclasses.field(
+    _last_state: LastState = dataclasses.field(
         default_factory=LastState, init=False, repr=False, compare=False
     )
 
@@ -161,9 +161,9 @@ class Simulation:
         )
         if not drop_nonfinite and not np.all(received):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(received)).tolist())
-        return state if run_key is None else self.owned(state)
+        return state if run_key is None else self._owned(state)
 
-    def owned(self, state: Any) -> Any:
+    def _owned(self, state: Any) -> Any:
         """Marks a state as the one that a private simulation trains from.
 
         The noise that it was made with is left out: nothing that you hold has it.
@@ -172,7 +172,7 @@ class Simulation:
         if not self._has_secret_noise:
             return state
         state = state._replace(key=fresh_key(self.guarantee))
-        self.last_state.keep(state)
+        self._last_state.keep(state)
         return state
 
     @property
@@ -204,10 +204,10 @@ class Simulation:
             self.guarantee.check_rounds(state.round, count)
         if not self._has_secret_noise:
             return self.programs.rounds(inputs, state, self.clients, count)
-        self.last_state.take(state)
+        self._last_state.take(state)
         inputs = inputs._replace(run_key=fresh_key(self.guarantee))
         state, metrics = self.programs.rounds(inputs, state, self.clients, count)
-        return self.owned(state), metrics
+        return self._owned(state), metrics
 
     @promoting
     def cohort_loss(self, state: Any) -> jax.Array:
