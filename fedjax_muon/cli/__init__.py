@@ -81,7 +81,6 @@ RUNNERS = {  # module and function of a command
     "plot": ("commands", "plot"),
     "export": ("commands", "export"),
     "partition": ("commands", "partition"),
-    "data": ("lists", "datasets"),
     "prepare": ("commands", "prepare"),
 }
 

@@ -211,7 +211,14 @@ class Resume(OfDirectory):
 
 @dataclasses.dataclass(frozen=True)
 class List:
-    """Show every algorithm with its options, every dataset and every model."""
+    """Show every algorithm with its options, every dataset and every model.
+
+    Of datasets it says what comes with the package, what is in the data directory, and
+    where to get the others.
+    """
+
+    data_dir: Path | None = None
+    """Directory with the files of datasets. By default, FEDJAX_MUON_DATA."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,23 +256,6 @@ class Partition:
     seed: int = 0
     """Seed of the partition, as in `train`."""
     config: Flat = CONFIG
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Show which datasets you have, where they are, and how to get the others.
-
-    With a name, shows one dataset in detail: its files, whether they are as published,
-    and what is read from them.
-    """
-
-    name: Positional[str] = ""
-    """Name of a dataset, as in `train`. Without a name, all are shown."""
-    list: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Show all datasets, as without a name."""
-    data_dir: Path | None = None
-    """Directory of the datasets' files. By default, the environment variable
-    FEDJAX_MUON_DATA."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,7 @@
 `load` reads a dataset by its name, and `prepare` downloads one of tensorflow-datasets.
 `from_arrays`, `from_npz`, `from_csv`, `from_folder` and `from_hf` make one of your own
 data.
-`NAMES` describes all datasets, and `status` reports whether the files of one are
-present.
+`NAMES` describes all datasets.
 """
 
 from fedjax_muon.data import client_tests, imbalance, partition
@@ -18,14 +17,13 @@ from fedjax_muon.data.dataset import (
     standardize,
 )
 from fedjax_muon.data.hugging_face import from_hf
-from fedjax_muon.data.loading import Status, load, prepare, status
+from fedjax_muon.data.loading import load, prepare
 from fedjax_muon.data.user_files import from_arrays, from_csv, from_folder, from_npz
 
 __all__ = [
     "NAMES",
     "Dataset",
     "Standardization",
-    "Status",
     "check",
     "check_standardization",
     "client_tests",
@@ -40,5 +38,4 @@ __all__ = [
     "partition",
     "prepare",
     "standardize",
-    "status",
 ]

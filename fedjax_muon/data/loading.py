@@ -1,17 +1,16 @@
-"""Datasets by name: read, checked, downloaded, and whether their files are present."""
+"""Datasets by name: found, read, checked, downloaded."""
 
 import difflib
 import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from fedjax_muon.core.reading import reading
 from fedjax_muon.data import prepared
 from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.dataset import Dataset, check, standardize
-from fedjax_muon.data.source import File, Located, Source, located, verify, verify_rows
+from fedjax_muon.data.source import Located, Source, located, verify, verify_rows
 from fedjax_muon.data.text import Encoder
 from fedjax_muon.versions import check_installed
 
@@ -21,22 +20,13 @@ TFDS = "tfds:"  # prefix of the names of tensorflow-datasets
 Directory = str | os.PathLike[str] | None
 
 
-class Status(NamedTuple):
-    """Whether `load` finds the files that it needs."""
-
-    state: Literal["present", "missing", "damaged", "ambiguous"]
-    place: Path | None = None  # the folder, or the only file, unless it is missing
-    problem: str = ""  # what is wrong, and what to do
-    verified: bool = False  # whether published sizes or checksums match
-
-
 def load(
     name: str, data_dir: Directory = None, *, encoder: Encoder | None = None
 ) -> Dataset:
     """Reads, checks and standardizes a dataset.
 
-    `fedjax-muon data NAME` shows the files of a dataset and how to get them. Files
-    whose size, checksum or number of examples is published are verified. Two kinds of
+    `fedjax-muon list` says how to get the files of a dataset. Files whose size or
+    number of examples is published are verified. Two kinds of
     datasets are not standardized: sentences, which become token ids, and LIBSVM's,
     which are already scaled.
 
@@ -92,49 +82,12 @@ def files_of(name: str, data_dir: Directory = None) -> Located:
     return located(name, source, _directory(name, source, data_dir))
 
 
-def status(name: str, data_dir: Directory = None) -> Status:
-    """Checks the files of a dataset: their presence, sizes and known checksums.
-
-    Images and texts are not decoded, so reading them can reveal further damage. It
-    takes the same arguments as `load`.
-
-    Example:
-      >>> status("digits").state
-      'present'
-    """
-    source = source_of(name)
-    try:
-        directory = _directory(name, source, data_dir)
-    except (ValueError, ImportError) as error:
-        return Status("missing", problem=str(error))
-    place: Path | None = directory
-    try:
-        if name.startswith(TFDS):
-            return _prepared(name.removeprefix(TFDS), directory)
-        files = located(name, source, directory)
-        place = None if source.package else files.place
-        verify(files)
-        if files.layout.check is not None:
-            files.layout.check(files.paths)
-    except FileNotFoundError as error:
-        return Status("missing", problem=str(error))
-    except (ValueError, OSError) as error:  # such as a folder that may not be read
-        return Status("damaged", place, str(error))
-    # The numbers of rows are known only once the files are read.
-    known = [file._replace(rows=None) != File(file.name) for file in files.layout.files]
-    return Status("present", place, verified=any(known))
-
-
-def _prepared(plain: str, directory: Path) -> Status:
-    try:
-        folder = prepared.locate(plain, directory)
-    except ValueError as error:
-        return Status("ambiguous", directory / plain, str(error))
-    try:
-        prepared.check(folder)
-    except ValueError as error:
-        return Status("damaged", folder, str(error))
-    return Status("present", folder)
+def place_of(name: str, data_dir: Directory = None) -> Path:
+    """The folder or the only file of a dataset; errors are those of `load`."""
+    if name.startswith(TFDS):
+        directory = data_directory(name, data_dir)
+        return prepared.locate(name.removeprefix(TFDS), directory)
+    return files_of(name, data_dir).place
 
 
 def source_of(name: str) -> Source:
@@ -175,8 +128,8 @@ def data_directory(name: str, data_dir: Directory) -> Path:
     if not chosen:
         raise ValueError(
             f"{name} is stored in files: give data_dir or set the environment variable "
-            f"{DATA_DIR_VARIABLE} to the directory that holds them; how to get them: "
-            f"fedjax-muon data {name}".rstrip()
+            f"{DATA_DIR_VARIABLE} to the directory that holds them; fedjax-muon list "
+            "says how to get them"
         )
     return Path(chosen).expanduser()
 

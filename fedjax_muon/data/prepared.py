@@ -103,20 +103,6 @@ def locate(name: str, directory: Path) -> Path:
     return folders[0]
 
 
-def check(folder: Path) -> None:
-    """Checks a prepared dataset without reading its examples."""
-    with _reading(folder):
-        info = json.loads(read_text(folder / INFO))
-        for split in info["splits"]:
-            expected = len(split["shardLengths"])
-            count = len(visible(folder, f"*-{split['name']}.*-of-*"))
-            if count != expected:
-                raise ValueError(
-                    f"{count} of {expected} files of split {split['name']}"
-                )
-        _check_files(folder)
-
-
 def _check_files(folder: Path) -> None:
     """Checks what tensorflow-datasets reads in whole: all but the records."""
     for path in folder.iterdir():

@@ -63,7 +63,7 @@ class Config:
     curve of two classes, a minimax problem (auc)."""
     dataset: str = "digits"
     """Name of a dataset, such as digits, fashion_mnist, cifar10, cifar100,
-    tiny_imagenet, sst2 or breast_cancer (`fedjax-muon data` lists all); or tfds:NAME
+    tiny_imagenet, sst2 or breast_cancer (`fedjax-muon list` has all); or tfds:NAME
     for one made with `fedjax-muon prepare`; or your own data: FILE.csv, FILE.npz, a
     directory of images CLASS/IMAGE, or a saved Hugging Face dataset."""
     label: str = "label"

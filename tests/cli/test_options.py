@@ -160,15 +160,6 @@ QUICK = {
         "--model resnet": "did you mean resnet18?",
         "--alpha small": "could not convert",
     },
-    "data": {
-        "digits --list": "--list shows all datasets; leave out digits",
-        "digit": "unknown dataset 'digit'; did you mean 'digits'? Choose",
-        "mnist": (
-            "mnist is stored in files: give data_dir or set the environment variable "
-            "FEDJAX_MUON_DATA to the directory that holds them; how to get them: "
-            "fedjax-muon data mnist"
-        ),
-    },
     LITTLE: {
         "--local-epochs 1 2 3": "the smallest and the largest, got 1 2 3",
         "--local-epochs 0": "local_epochs must be at least 1, got 0",

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from error_lines import one_line
 from published import PUBLISHED, allow_small
-from tiny_images import write_npz
 
 from fedjax_muon import data
 from fedjax_muon.core.reading import reading
@@ -136,19 +135,6 @@ def test_no_spelling_of_a_class_has_it_imported(place, prepared, features, monke
     refused("prepared images", place, r"class spy\.Image is not tensorflow-datasets'")
 
 
-# --------------------------------------------------------------------- status
-def test_status_of_what_may_not_be_read(place, monkeypatch):
-    write_npz(place / "cifar10.npz")
-
-    def denied(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "is_file", denied)
-    found = data.status("cifar10", place)
-    assert (found.state, found.place) == ("damaged", place)
-    assert "Permission denied" in found.problem
-
-
 # ------------------------------------------------- archives made to do harm
 @contextlib.contextmanager
 def memory(limit):
@@ -180,7 +166,6 @@ def test_published_numbers_of_sentences(name):
     """As in the tests on the published files."""
     files = data.NAMES[name].layouts[0].files
     assert sum(file.rows for file in files) == sum(data.NAMES[name].examples)
-    assert data.status(name).verified is False
 
 
 @pytest.mark.parametrize("kind", ["sst2", "cola", "mrpc", "qqp", "rte"])
@@ -198,8 +183,6 @@ def test_tables_that_were_cut_between_lines(place, kind, file):
 
 def test_encoders_get_whole_tables(place, monkeypatch):
     KINDS["sst2"].write(place)
-    # the status does not count rows, and so verifies nothing
-    assert data.status("sst2", place) == ("present", place / "SST-2", "", False)
     encoder = text.Encoder(lambda texts: np.ones((len(texts), 2), np.int32), 0, 3)
     with pytest.raises(ValueError, match=r"train.tsv: expected 67349 examples as publ"):
         data.load("sst2", place, encoder=encoder)

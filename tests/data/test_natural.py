@@ -37,7 +37,6 @@ def test_femnist_of_leaf(tmp_path):
     place = tmp_path / "femnist" / "data"
     write_leaf(place, "train", [{"ann": ann, "none": ([], [])}, {"bob": bob}])
     write_leaf(place, "test", [{"eve": eve}])
-    assert data.status("femnist", tmp_path).state == "present"
     raw = data.loading.read("femnist", tmp_path)[0]
     x = np.array([*ann[0], *bob[0]], np.float32).reshape(7, 28, 28, 1)
     np.testing.assert_array_equal(raw.x_train, x)

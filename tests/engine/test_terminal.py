@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from command import run
 from rich.table import Table
 
 from fedjax_muon.engine import terminal
@@ -27,11 +26,6 @@ def test_users_text_is_not_read_as_markup():
     with shown(console, Progress(1, HOSTILE)) as progress:
         progress.advance(1)
     assert printed.getvalue().count(HOSTILE) >= 5
-
-
-def test_a_directory_that_looks_like_a_tag_is_one(capsys):
-    run("data", "--data-dir", "[/d]")
-    assert "[/d]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ SMALL |= {"rounds": "2", "evaluate_every": "1", "hidden": "4"}
 WITH_SERVER = [name for name in METHODS if name not in OF_AGENTS]
 CHEAP = ("fedavg", "fedprox", "scaffold", "fedmuon", "local_sgdm", "fedadam")
 COMMANDS = (*["train"] * 20, "sweep", "compare", "compare private", "list")
-COMMANDS += ("data", "partition", "plot", "resume", "prepare")
+COMMANDS += ("partition", "plot", "resume", "prepare")
 # what belongs to other machines, or to the beginning of a process
 APART = ("data_dir", "devices")
 APART += ("distributed", "coordinator", "num_processes", "process_id")
