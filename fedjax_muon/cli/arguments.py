@@ -66,8 +66,8 @@ class Train(OneAlgorithm):
     """Run directory, new or empty. By default, a new one in runs/, named after the
     time."""
     log: Names = ()
-    """Trackers that get the metrics in addition to metrics.csv: json, tensorboard,
-    wandb, trackio, mlflow."""
+    """Trackers that get the metrics in addition to metrics.csv: tensorboard, wandb,
+    trackio."""
     compile_for: str | None = None
     """Compile one round for a TPU topology, such as v5e:4x4, and print its memory and
     communication instead of training. No TPU is needed."""
@@ -133,8 +133,8 @@ class Compare:
     """Run directory, new or empty. By default, a new one in runs/, named after the
     time."""
     log: Names = ()
-    """Trackers that get the metrics of each run in addition to metrics.csv: json,
-    tensorboard, wandb, trackio, mlflow."""
+    """Trackers that get the metrics of each run in addition to metrics.csv:
+    tensorboard, wandb, trackio."""
     config: Flat = CONFIG
 
 

@@ -16,7 +16,7 @@ from fedjax_muon.core.atomic_files import write
 from fedjax_muon.core.reading import read_text, reading
 from fedjax_muon.engine.processes import run_on_first
 from fedjax_muon.tracking import Tracker
-from fedjax_muon.versions import check_installed
+from fedjax_muon.versions import check_installed, optional
 
 FILE = "tracking.json"
 NONE = ("none",)
@@ -32,35 +32,32 @@ class Place(NamedTuple):
     run_id: str
 
 
-def _mlflow(run: Place) -> Tracker:
-    default = f"sqlite:///{run.directory.absolute() / 'mlflow.db'}"
-    uri = os.environ.get("MLFLOW_TRACKING_URI", default)
-    return tracking.mlflow(uri, experiment=PROJECT, name=run.name, run_id=run.run_id)
+def _wandb(run: Place) -> Tracker:
+    return tracking.wandb(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=run.name,
+        group=run.group,
+        id=run.run_id,
+        dir=str(run.directory),
+        settings={"silent": True, "console": "off"},
+    )
+
+
+def _trackio(run: Place) -> Tracker:
+    trackio = optional("trackio", "the tracker trackio")
+    name = f"{run.name}-{run.run_id}"
+    quiet = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
+    return tracking.wandb(trackio, project=PROJECT, name=name, group=run.group, **quiet)
 
 
 # by the names of --log: the package that is needed, and what makes the tracker
-TRACKERS: dict[str, tuple[str | None, Callable[[Place], Tracker]]] = {
-    "json": (
-        None,
-        lambda run: tracking.json_lines(run.directory / "metrics.jsonl", resume=True),
-    ),
+TRACKERS: dict[str, tuple[str, Callable[[Place], Tracker]]] = {
     "tensorboard": (
         "tensorboardX",
         lambda run: tracking.tensorboard(run.directory / "tensorboard", resume=True),
     ),
-    "wandb": (
-        "wandb",
-        lambda run: tracking.wandb(
-            os.environ.get("WANDB_PROJECT", PROJECT), **run._asdict()
-        ),
-    ),
-    "trackio": (
-        "trackio",
-        lambda run: tracking.trackio(
-            PROJECT, name=f"{run.name}-{run.run_id}", group=run.group
-        ),
-    ),
-    "mlflow": ("mlflow", _mlflow),
+    "wandb": ("wandb", _wandb),
+    "trackio": ("trackio", _trackio),
 }
 
 
@@ -96,9 +93,7 @@ def check(names: Sequence[str]) -> None:
             )
         if names.count(name) > 1:
             raise ValueError(f"log names {name!r} twice")
-        package, _ = TRACKERS[name]
-        if package is not None:
-            check_installed(package, f"the tracker {name}")
+        check_installed(TRACKERS[name][0], f"the tracker {name}")
 
 
 def begin(run_dir: Path, names: Sequence[str]) -> Log:

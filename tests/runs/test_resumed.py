@@ -29,13 +29,36 @@ def records(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def lines(run: logs.Place) -> tracking.Tracker:
+    """A tracker that writes the records of its last start."""
+    path = run.directory / "log.jsonl"
+
+    def record(row):
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    return tracking.Tracker(
+        name=str(path),
+        on_start=lambda config: path.write_text(""),
+        on_record=record,
+        on_end=lambda status: None,
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def named():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(logs.TRACKERS, "lines", ("json", lines))
+        yield
+
+
 def assert_logged(run_dir) -> None:
     """The log has every row of metrics.csv once; times differ for rounds run twice."""
     untimed = lambda row: {k: v for k, v in row.items() if k != "seconds"}
     with (run_dir / "metrics.csv").open() as file:
         lines = map(untimed, csv.DictReader(file))
         rows = [{k: float(v) for k, v in line.items()} for line in lines]
-    found = records(run_dir / "metrics.jsonl")
+    found = records(run_dir / "log.jsonl")
     assert list(map(untimed, found)) == rows
     assert all(row["seconds"] >= 0 for row in found)
 
@@ -64,8 +87,8 @@ def killed(tmp_path_factory):
         patched.setattr(train, "SECONDS_BETWEEN_CHECKPOINTS", 0)
         patched.setattr(metrics_csv, "append", append)
         with pytest.raises(SystemExit):
-            run(*TRAIN, "--log", "json", "--output", place)
-    assert [row["round"] for row in records(place / "metrics.jsonl")] == [0, 2, 4, 6]
+            run(*TRAIN, "--log", "lines", "--output", place)
+    assert [row["round"] for row in records(place / "log.jsonl")] == [0, 2, 4, 6]
     assert max(int(p.name) for p in (place / "checkpoints").iterdir()) == 2
     return place
 
@@ -85,38 +108,40 @@ def test_a_resumed_run_has_every_round_in_its_log_once(copied, plain):
 def test_a_run_without_a_log_gets_a_whole_one(plain, tmp_path):
     place = shutil.copytree(plain, tmp_path / "run")
     assert not (place / "tracking.json").exists()
-    run("resume", place, "--log", "json")
+    run("resume", place, "--log", "lines")
     assert_logged(place)
-    assert json.loads((place / "tracking.json").read_text())["log"] == ["json"]
+    assert json.loads((place / "tracking.json").read_text())["log"] == ["lines"]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # printed, as for a user
 def test_a_log_that_fails_stops_no_run(copied, plain, capsys):
-    (copied / "metrics.jsonl").write_text("damaged\n")
+    (copied / "log.jsonl").unlink()
+    (copied / "log.jsonl").mkdir()
     run("resume", copied)
     (said,) = capsys.readouterr().err.strip().splitlines()
-    assert "metrics.jsonl is not a record); training continues" in said
+    assert "Is a directory" in said
+    assert said.endswith("training continues")
     assert_same_but_for_seconds(copied / "metrics.csv", plain / "metrics.csv")
 
 
 def test_wrong_names_are_refused_at_once(capsys, tmp_path):
     place = tmp_path / "run"
     for names, message in {
-        "jsonl": "unknown tracker 'jsonl'; log takes json, tensorboard, wandb, ",
-        "json,json": "log names 'json' twice",
+        "json": "unknown tracker 'json'; log takes tensorboard, wandb, trackio",
+        "lines,lines": "log names 'lines' twice",
         "none": "unknown tracker 'none'",
     }.items():
         said = refused(capsys, *TRAIN, "--log", names, "--output", place)
         assert said.startswith(message)
         assert not place.exists()
     with pytest.raises(SystemExit):
-        run("sweep", "--algorithms", "fedavg", "--log", "json")
+        run("sweep", "--algorithms", "fedavg", "--log", "lines")
     assert "unknown option --log" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_refused_at_once(capsys, tmp_path, monkeypatch, copied):
-    absent = "no_such_package", tracking.json_lines
+    absent = "no_such_package", lines
     monkeypatch.setitem(logs.TRACKERS, "absent", absent)
     place = tmp_path / "other"
     said = refused(capsys, *TRAIN, "--log", "absent", "--output", place)
