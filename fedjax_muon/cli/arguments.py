@@ -242,7 +242,7 @@ class Export(OfDirectory):
     directory: Positional[Path]
     """Directory of a run, or of one run in a comparison."""
     path: Positional[Path]
-    """File to write: FILE.safetensors, or FILE.msgpack (Flax)."""
+    """File to write: FILE.safetensors."""
     overwrite: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Replace the file if it exists."""
 

@@ -197,7 +197,7 @@ def test_code_that_a_directory_names_runs_only_if_it_is_named_again(
     if isinstance(job, Run):
         commands += [["export"]]
     for command in commands:
-        words = [*command, "theirs", *["out.msgpack"] * (command == ["export"])]
+        words = [*command, "theirs", *["out.safetensors"] * (command == ["export"])]
         for other in ([], ["--algorithm", "other:f"]):
             said = refused(capsys, *words, *other)
             assert said.startswith("theirs runs custom code, evil:f")
