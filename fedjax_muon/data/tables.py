@@ -1,8 +1,7 @@
 """Datasets of numbers: those of scikit-learn, of LIBSVM, and of four hospitals."""
 
 import csv
-import math
-import re
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -49,10 +48,6 @@ def _split(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Dataset:
 
 
 LIBSVM_URL = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html"
-NUMBER = rb"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
-ROW = re.compile(rb"%s(?:[ \t]++[1-9]\d{0,8}:%s)*+[ \t]*+\r?" % (NUMBER, NUMBER))
-LARGEST = float(np.finfo(np.float32).max)
-LONGEST = 64, 40  # bytes of the longest plausible line, and more for each feature
 
 
 def read_libsvm(
@@ -64,32 +59,17 @@ def read_libsvm(
 
 
 def _read_file(path: Path, features: int) -> Examples:
-    lines = unpacked(path).removesuffix(b"\n").split(b"\n")
-    x = np.zeros((len(lines), features), np.float32)
-    y = np.empty(len(lines), np.int32)
-    for row, line in enumerate(lines):
-        label, places, values = _parsed(line, features)
-        if label not in (-1, 1):
-            raise ValueError(
-                f"{path}, line {row + 1}: not in LIBSVM's format with {features} "
-                f"features and labels -1 and 1, label index:value ... (found "
-                f"{line[:60]!r}); download it again from {LIBSVM_URL}"
-            )
-        x[row, places], y[row] = values, label > 0
-    return x, y
+    from sklearn.datasets import load_svmlight_file
 
-
-def _parsed(line: bytes, features: int) -> tuple[float, list[int], list[float]]:
-    """The label of a line, the columns of its features and their values; else NaN."""
-    first, more = LONGEST
-    if len(line) > first + more * features or not ROW.fullmatch(line):
-        return math.nan, [], []
-    label, *pairs = map(float, line.replace(b":", b" ").split())
-    places, values = [int(index) - 1 for index in pairs[::2]], pairs[1::2]
-    ascend = places == sorted({*places}) and all(place < features for place in places)
-    # Numbers that float32 cannot hold are errors, so they become no infinities.
-    fit = max(map(abs, values), default=0.0) <= LARGEST
-    return (label, places, values) if ascend and fit else (math.nan, [], [])
+    content = io.BytesIO(unpacked(path))
+    wanted = f"LIBSVM's format with {features} features, and labels -1 and 1"
+    with reading(path, wanted, f"download it again from {LIBSVM_URL}"):
+        x, y = load_svmlight_file(
+            content, n_features=features, dtype=np.float32, zero_based=False
+        )
+        if not np.isfinite(x.data).all() or not np.isin(y, (-1, 1)).all():
+            raise ValueError("a number that is not finite, or another label")
+    return x.toarray(), (y > 0).astype(np.int32)
 
 
 # ----------------------------------------------------------------- heart disease
