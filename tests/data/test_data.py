@@ -200,7 +200,7 @@ def test_unknown_names_tell_the_nearest():
         assert listed.split(", ")[:-1] == sorted(data.NAMES)
 
 
-EMBEDDED = ("digits", "breast_cancer", "plays", "heart_disease")
+EMBEDDED = ("digits", "breast_cancer", "plays")
 FROM_FILES = [*(n for n in data.NAMES if n not in EMBEDDED), "tfds:tiny_images"]
 
 
