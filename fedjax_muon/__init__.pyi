@@ -2,7 +2,6 @@ from . import (
     aggregators as aggregators,
     algorithms as algorithms,
     attacks as attacks,
-    audits as audits,
     clocks as clocks,
     compression as compression,
     core as core,

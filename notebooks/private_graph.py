@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 from IPython.display import Image
+from scipy.stats import binomtest, norm
 
-from fedjax_muon import audits, data, models
+from fedjax_muon import data, models
 from fedjax_muon.core import Objective
 from fedjax_muon.data import partition
 from fedjax_muon.decentralized import (
@@ -33,6 +34,7 @@ from fedjax_muon.decentralized import (
     topology,
 )
 from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.privacy import gaussian_epsilon
 from fedjax_muon.reporting import plots, style
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks import auc
@@ -116,35 +118,31 @@ for name, runs in curves.items():
 # (`weight` 1) or without it (0).
 
 # %%
-canaries = jnp.array([[0.0, 100.0]])  # one, in the second of two coordinates
 targets = jnp.arange(1.0, AGENTS + 1)  # one other example of each agent
 
 
-def example_grad(x, target, key):
-    return jnp.array([[x[0] - target, 0.0]])
+def example_grad(x, batch, key):
+    """Gradients of the example, and of the canary in the second coordinate."""
+    target, weight = batch
+    return jnp.array([[x[0] - target, 0.0], [0.0, 100.0 * weight]])
 
 
 @jax.jit
 @partial(jax.vmap, in_axes=(0, None, 0))
 def world(weight, noise, key):
     """All agents' parameters in the canary's direction, [T + 1, m]."""
-    planted = audits.plant(example_grad, canaries)
-    mean = lambda x, batch, key: planted(x, batch, key).mean(0)
-    objective = Objective(mean, example_grad=planted)
+    mean = lambda x, batch, key: example_grad(x, batch, key).mean(0)
+    objective = Objective(mean, example_grad=example_grad)
     algorithm = method.build(mechanism, noise, lr=LR)
     mixer = dense(W)
     start, step = gossip_engine.make(algorithm, objective, mixer, AGENTS)
-
-    def batches(x):
-        weights = jnp.zeros((AGENTS, 1)).at[0, 0].set(weight)
-        return audits.Planted(targets, weights, x)
+    batches = targets, jnp.zeros(AGENTS).at[0].set(weight)
 
     def iteration(state, _):
-        x = state.agents.params
-        return step(state, batches(x), key), x[:, 1]
+        return step(state, batches, key), state.agents.params[:, 1]
 
     everywhere = jnp.zeros((AGENTS, 2))
-    state = start(everywhere[0], batches(everywhere), key)
+    state = start(everywhere[0], batches, key)
     state, xs = jax.lax.scan(iteration, state, None, ROUNDS)
     last = state.agents.params[:, 1]
     return jnp.concatenate([everywhere[None, :, 1], xs, last[None]])
@@ -152,26 +150,28 @@ def world(weight, noise, key):
 
 # %% [markdown]
 # From the parameters and the weights of the graph, the adversary computes the releases
-# of agent 0, compares them with the trace of the canary, and decides by a threshold.
-# The error rates bound epsilon from below, with a confidence of 95%. The *correct*
-# mechanism has the calibrated noise. The *mistaken* one has the noise that would
-# suffice if the adversary saw only the mean of the agents, which a graph does not
-# guarantee.
+# of agent 0, adds them up, since the canary moves all by the same amount, and decides
+# by a threshold. For Gaussian noise, the error rates bound epsilon from below, with a
+# confidence of 95%. The *correct* mechanism has the calibrated noise. The *mistaken*
+# one has the noise that would suffice if the adversary saw only the mean of the agents,
+# which a graph does not guarantee.
 
 
 # %%
-def lower_bound(noise, used, seed):
-    """A bound of epsilon, if the noise should be `noise` and is `used`."""
-    sigma = noise * CLIP_NORM / size  # of what is released, as promised
-    pattern = np.full(ROUNDS + 1, 1 / noise)  # what the canary adds to it, in sigmas
+def lower_bound(used, seed):
+    """A bound of epsilon if the noise is `used`."""
     scores = []
     for there, key in enumerate(jax.random.split(jax.random.key(seed))):
         keys = jax.random.split(key, WORLDS)
         x = np.asarray(world(jnp.full(WORLDS, float(there)), used, keys))
-        released = audits.moves_from_params(x, W, LR)[..., 0]
-        scores.append(audits.matched_filter(released / sigma, pattern))
-    half = np.linalg.norm(pattern) / 2
-    return audits.gaussian_epsilon_bound(audits.errors(*scores, half), DELTA)
+        # x <- W (x - lr released)
+        released = (x[:, :-1] - x[:, 1:] @ np.linalg.inv(W).T) / LR
+        scores.append(released[..., 0].sum(1))
+    threshold = (ROUNDS + 1) * CLIP_NORM / size / 2
+    wrong = (scores[0] > threshold).sum(), (scores[1] <= threshold).sum()
+    interval = lambda n: binomtest(int(n), WORLDS).proportion_ci(0.95, method="exact")
+    mu = -sum(norm.ppf(interval(n).high) for n in wrong)
+    return gaussian_epsilon(1 / mu, DELTA) if mu > 0 else 0.0
 
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
@@ -179,7 +179,7 @@ lower = {"correct": [], "mistaken: noise / √5": []}
 for seed, epsilon in enumerate(EPSILONS):
     noise = private(epsilon).calibrated([size]).noise_scale
     for name, used in zip(lower, (noise, noise / AGENTS**0.5), strict=True):
-        lower[name].append(lower_bound(noise, used, seed))
+        lower[name].append(lower_bound(used, seed))
         print(f"promised {epsilon:g}, {name}: at least {lower[name][-1]:.2f}")
 
 # %%

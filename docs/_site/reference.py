@@ -39,7 +39,7 @@ PAGES = {
         "decentralized.topology:ring complete star exponential erdos_renyi metropolis"
         " constant spectral_gap RandomGraph",
     ),
-    "privacy": ("Privacy", "privacy", "audits"),
+    "privacy": ("Privacy", "privacy"),
     "compression": (
         "Compression",
         "compression:compress compress_broadcasts truncated_svd power_iteration top_k"

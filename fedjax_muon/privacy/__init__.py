@@ -5,9 +5,8 @@ A `PrivacySpec` describes what a run releases: `Release` has the clip (`Each`, `
 batches, and an adversary (`Neighbor`, `MeanOnly`, `TrustedServer`) what is seen.
 `report` computes epsilon and lists all conditions; `calibrated` finds the noise for an
 epsilon. `ClientPrivacy` makes a federated simulation private, and
-`decentralized.AgentPrivacy` a decentralized one; each has a `Guarantee`, which
-`fedjax_muon.audits` tests. Epsilons need the extra `privacy`, which installs
-dp-accounting.
+`decentralized.AgentPrivacy` a decentralized one; each has a `Guarantee`. Epsilons need
+the extra `privacy`, which installs dp-accounting.
 """
 
 import lazy_loader

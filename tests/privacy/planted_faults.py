@@ -2,7 +2,7 @@
 
 `FAULTS` has all of them by name. A fault belongs to a setting of `private_worlds` in
 which an audit of a prepared simulation finds it, where possible of one that
-`fedjax-muon private` trains; `experiments.studies.audit_profile` makes the table.
+`fedjax-muon train` trains.
 """
 
 from collections.abc import Callable
@@ -38,11 +38,21 @@ from fedjax_muon.simulation.participation import fixed_cohort
 
 
 # ------------------------------------------------------------------------- noise faults
-def small_noise(patch) -> None:
-    plain = gaussian.add_normal
-    less = lambda key, sigma, g: plain(key, jax.tree.map(lambda s: 0.1 * s, sigma), g)
-    for module in (private, estimators, client_mechanism):
-        patch.setattr(module, "add_normal", less)
+def less_noise(factor: float) -> Callable[[Any], None]:
+    def plant(patch) -> None:
+        plain = gaussian.add_normal
+        scaled = lambda sigma: jax.tree.map(lambda s: factor * s, sigma)
+        less = lambda key, sigma, g: plain(key, scaled(sigma), g)
+        for module in (private, estimators, client_mechanism):
+            patch.setattr(module, "add_normal", less)
+
+    return plant
+
+
+def of_new_gradients(patch) -> None:
+    """Noise inside STORM for new gradients, without the old ones that it subtracts."""
+    clip = PRIVATE["private_storm"].release(Mechanism(1.0, 0.2, 0.1, 2), 1.0).clip
+    less_noise(0.1 * 1.0 / 2 / clip.sensitivity(0.1, 2))(patch)
 
 
 def shared_by_agents(patch) -> None:
@@ -300,7 +310,9 @@ SGDA, FTRL, MIX, STORM = (
     for name in ("dp_sgda", "dp_ftrl", "dpmixsgd", "private_storm")
 )
 FAULTS = {
-    "noise / 10": Fault(small_noise, SGDA),
+    "noise / 10": Fault(less_noise(0.1), SGDA),
+    "counted for the mean of 4 agents": Fault(less_noise(4**-0.5), MIX),
+    "noise of new gradients": Fault(of_new_gradients, STORM),
     "no clip": Fault(no_clip, MIX),
     "clip of the batch's mean": Fault(mean_clipped, MIX),
     "twice the clip": Fault(twice_the_clip, SGDA),

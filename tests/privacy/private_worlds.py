@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
+from audits import audited, audited_together
+from canaries import Worlds, canary_data, canary_task
+from released import agent_worlds, client_worlds
 
-from experiments.audits import agents as agent_audits, clients as client_audits
-from experiments.audits.findings import Finding, audited, audited_together
-from experiments.audits.records import canary_data, canary_task
-from experiments.audits.worlds import Worlds
 from fedjax_muon.algorithms import ALL as ALGORITHMS, fedavg
 from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
@@ -82,7 +81,7 @@ def period_of(method, examples: int, batch: int) -> int:
 
 def agents(case: Case) -> Worlds:
     """Makes the worlds of a case."""
-    return agent_audits.agent_worlds(simulation_of(case), 0, WEIGHTS, LR)
+    return agent_worlds(simulation_of(case), 0, WEIGHTS, LR)
 
 
 def command(name: str) -> Worlds:
@@ -114,7 +113,7 @@ def command(name: str) -> Worlds:
     ):
         prepared = build.simulation_of(run, dataset)
     weights = topology.metropolis(build.graph_of(config, 0))
-    return agent_audits.agent_worlds(prepared, 0, weights, rate)
+    return agent_worlds(prepared, 0, weights, rate)
 
 
 def clients(algorithm=None, number: int = 8, **changes: Any) -> Worlds:
@@ -133,7 +132,7 @@ def clients(algorithm=None, number: int = 8, **changes: Any) -> Worlds:
         batch_size=2,
         privacy=privacy,
     )
-    return client_audits.client_worlds(simulation)
+    return client_worlds(simulation)
 
 
 def prologue() -> Worlds:
@@ -166,11 +165,11 @@ def worlds_of(setting: str) -> list[Worlds]:
     return [agents(CASES[setting]) if make is None else make()]
 
 
-def audit_case(setting: str, seed: int, count: int) -> list[Finding]:
-    """Audits a setting by its name."""
+def audit_case(setting: str, seed: int, count: int) -> list[str]:
+    """What an audit refutes of a setting."""
     several = worlds_of(setting)
     seen = [worlds.run_both(seed, count) for worlds in several]
     if len(several) == 1:
-        return audited(several[0].record, *seen[0], 1e-3)
+        return audited(several[0].record, *seen[0])
     absent, present = (list(kind) for kind in zip(*seen, strict=True))
     return audited_together([worlds.record for worlds in several], absent, present)

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import private_worlds
 import pytest
+from canaries import canary_data, canary_task
 from cases import slow_but
 from error_lines import refused
 from jax_privacy import matrix_factorization as matrices
 from private_worlds import BUFFERED, Case
 
-from experiments.audits.records import canary_data, canary_task
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized.estimators import split_noise_key

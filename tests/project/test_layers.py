@@ -15,7 +15,7 @@ LAYERS = (
     {"simulation"},
     {"decentralized"},
     {"planning"},
-    {"audits", "reporting", "deploy", "sweeps"},
+    {"reporting", "deploy", "sweeps"},
     {"runs"},
     {"cli"},
 )
