@@ -160,10 +160,10 @@ class Sweep:
     """Share of the training examples that is held out for validation."""
     cells_at_once: int | None = None
     """Number of grid cells in one program. By default, as many as should fit in half of
-    the memory; with an executor, one."""
-    executor: str | None = None
-    """Where groups of cells run: processes:N, dask:ADDRESS, slurm or
-    slurm:OPTION=VALUE,... By default in this process."""
+    the memory."""
+    part: str = "1/1"
+    """Which part of the cells to train, as 3/8 in the third of eight jobs with one
+    --output. When all are finished, `resume` makes the tables."""
     output: Path | None = None
     """Run directory, new or empty. By default, a new one in runs/, named after the
     time."""
@@ -201,8 +201,8 @@ class Resume(OfDirectory):
     default, the number it was started with."""
     grid: tuple[str, ...] = ()
     """Larger grids of a sweep, as in `sweep`. Only new points are trained."""
-    executor: str | None = None
-    """Where groups of cells of a sweep run, as in `sweep`."""
+    part: str = "1/1"
+    """Which part of the cells of a sweep to train, as in `sweep`."""
     log: Names | None = None
     """Trackers of a run or a comparison, as in `train`. By default, the ones it was
     started with; none turns them off."""

@@ -253,17 +253,29 @@ def sweep(args: arguments.Sweep) -> None:
                 "a sweep chooses among the results of all its cells, but the privacy "
                 "guarantee covers only one; use compare, which takes several --epsilon"
             )
-        _say(sweeps.check(job, args.executor))
-        if args.output is not None and is_sweep(args.output):
+        part = sweeps.part_of(args.part)
+        if part != sweeps.EVERYTHING and args.output is None:
+            raise ValueError("--part needs a common run directory; name it by --output")
+        _say(sweeps.check(job))
+        if part != sweeps.EVERYTHING and args.output is not None:
+            run_dir = args.output
+            sweeps.begin_part(run_dir, job)
+        elif args.output is not None and is_sweep(args.output):
             run_dir = args.output
             extend(run_dir, job)
         else:
             run_dir = directory.create(args.output, job, "sweep")
-    _sweep(job, run_dir, args.executor)
+    _sweep(job, run_dir, part)
 
 
-def _sweep(job: Sweep, run_dir: Path, executor: str | None) -> None:
-    sweeps.train(job, run_dir, executor=executor or "")
+def _sweep(job: Sweep, run_dir: Path, part: sweeps.Part) -> None:
+    sweeps.train(job, run_dir, part=part)
+    if part != sweeps.EVERYTHING:
+        print(
+            f"this part is finished; when all are, merge them with: "
+            f"{directory.resume_command(run_dir)}"
+        )
+        return
     with refusing():
         table = sweeps.report(job, run_dir)
     console = plain_console()
@@ -312,10 +324,10 @@ def resume(args: arguments.Resume) -> None:
                 f"{run_dir} was made by `deploy`; to resume it, run the same command "
                 "again"
             )
-        if args.executor is not None and not isinstance(job, Sweep):
+        part = sweeps.part_of(args.part)
+        if part != sweeps.EVERYTHING and not isinstance(job, Sweep):
             raise ValueError(
-                f"{run_dir} is not a sweep; leave out --executor, which is only for "
-                "sweeps"
+                f"{run_dir} is not a sweep; leave out --part, which is only for sweeps"
             )
         if args.grid and not isinstance(job, Sweep):
             raise ValueError(
@@ -354,7 +366,7 @@ def resume(args: arguments.Resume) -> None:
                 name: {**old, **grids.get(name, {})} for name, old in job.grids.items()
             }
             job = dataclasses.replace(job, grids=larger)
-            _say(sweeps.check(job, args.executor))
+            _say(sweeps.check(job))
             if args.grid:
                 extend(run_dir, job)
         if args.rounds is not None:
@@ -364,7 +376,7 @@ def resume(args: arguments.Resume) -> None:
     elif isinstance(job, Comparison):
         _compare(job, checked, run_dir, log)
     else:
-        _sweep(job, run_dir, args.executor)
+        _sweep(job, run_dir, part)
 
 
 def distinct_labels(runs: Sequence[Run]) -> list[str]:

@@ -46,7 +46,7 @@ PLACES = {
     **dict.fromkeys(("local", "deadline", "patience", "largest_client"), "Node"),
     "cells_at_once": "Execution",
     "compile_for": "Execution",
-    "executor": "Execution",
+    "part": "Execution",
     "log": "Output",
     "tune": "Execution",
     "output": "Output",

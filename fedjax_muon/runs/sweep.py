@@ -8,17 +8,14 @@ points.csv         one line for every point of every grid
 summary.csv, .md   every algorithm at the point that is best on validation
 *.png              figures, drawn from cells/ alone
 suspended/         the group of cells that an interrupt left unfinished
-jobs/              files of SLURM jobs
+parts/3-of-8/      cells/ and suspended/ of a part that one process trains
 """
 
+import contextlib
 import dataclasses
-import hashlib
 import itertools
-import shlex
 import shutil
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,6 @@ from fedjax_muon import data
 from fedjax_muon.core import numbers_of
 from fedjax_muon.core.reading import named
 from fedjax_muon.data.dataset import digest
-from fedjax_muon.engine.programs import cache_programs
 from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
@@ -44,24 +40,14 @@ from fedjax_muon.runs.build import (
     summary_of,
 )
 from fedjax_muon.runs.config import Config, Sweep, label_of, method_of
-from fedjax_muon.runs.directory import from_json, resumable, to_json
+from fedjax_muon.runs.directory import resumable
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation import checkpoint
-from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.sweeps.executors import check_name, executor_named
-from fedjax_muon.sweeps.sweep import (
-    Cell,
-    Outcome,
-    group_size,
-    group_task,
-    run_group,
-    sweep,
-)
-from fedjax_muon.sweeps.workers import RemoteCall, path_of, run_tasks
+from fedjax_muon.sweeps.sweep import Cell, Outcome, sweep
 
 
 class Suspended:
@@ -106,10 +92,12 @@ def clear(path: Path) -> None:
 
 
 Values = tuple[dict[str, Any], int]  # hyperparameters and seed of a cell
+Part = tuple[int, int]  # of a sweep's cells: 3 of 8
+EVERYTHING = (1, 1)
 DRAWN = 10  # methods whose curves are drawn, the best
 
 
-def check(job: Sweep, executor: str | None = None) -> str:
+def check(job: Sweep) -> str:
     """Raises `ValueError` for what can't be swept; only then are programs compiled.
 
     Returns:
@@ -124,12 +112,6 @@ def check(job: Sweep, executor: str | None = None) -> str:
             "a sweep chooses by all validation examples together; leave out "
             "client_tests, and use it in compare with the best rates"
         )
-    if executor is not None:
-        if job.config.devices > 1:
-            raise ValueError(
-                "workers of an executor run on one device each; leave out devices"
-            )
-        check_name(executor)
     launch.devices_of(job.config.devices)
     for name in job.algorithms:
         with named(name):
@@ -181,41 +163,83 @@ def with_owners_counted(config: Config) -> Config:
     return dataclasses.replace(config, num_clients=number)
 
 
-def train(job: Sweep, run_dir: Path, again: str = "", executor: str = "") -> None:
-    """Trains the cells that are not finished."""
+def part_of(text: str) -> Part:
+    """Reads a text like "3/8"; raises `ValueError` for anything else."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 0 < int(number) <= int(count)):
+        raise ValueError(f"--part is one of 1/8 to 8/8, if there are 8; got {text!r}")
+    return int(number), int(count)
+
+
+def begin_part(run_dir: Path, job: Sweep) -> None:
+    """Makes the directory of a sweep, unless another part has made it."""
+    with contextlib.suppress(directory.UsedError):
+        directory.create(run_dir, job, "sweep")
+    if directory.to_json(directory.read(run_dir)) != directory.to_json(job):
+        raise ValueError(
+            f"{run_dir} was not made by a part of this sweep; run all parts with the "
+            "same options, or choose another --output"
+        )
+
+
+def train(job: Sweep, run_dir: Path, again: str = "", part: Part = EVERYTHING) -> None:
+    """Trains the cells that are not finished, or those of a part of them."""
     console = plain_console()
-    if executor and not again:
-        option = f" --executor {shlex.quote(executor)}"
-        again = directory.resume_command(run_dir) + option
+    place = run_dir
+    if part != EVERYTHING:
+        place = run_dir / "parts" / "{}-of-{}".format(*part)
+        again = "{} --part {}/{}".format(directory.resume_command(run_dir), *part)
     with refusing():
         dataset = dataset_of(job.config)
         directory.hold_to(run_dir, digest(dataset), job.config.dataset)
         held_out = data.hold_out(dataset, job.validation)
-    (run_dir / "cells").mkdir(exist_ok=True)
-    total = sum(len(job.points(name)) for name in job.algorithms) * len(job.seeds)
-    progress = Progress(total * job.config.rounds, "all")
-    with resumable(run_dir, again) as stop, shown(console, progress), refusing():
-        rows = {name: rows_of(job, name, run_dir) for name in job.algorithms}
-        todo = {name: list(_unfinished(job, name, rows[name].path)) for name in rows}
-        progress.skip((total - sum(map(len, todo.values()))) * job.config.rounds)
-        place = run_dir / "suspended"
-        if executor:
-            progress.title = executor.partition(":")[0]
-            with executor_named(executor, run_dir / "jobs") as workers:
-                for name, points, outcomes in _on(workers, job, todo, held_out, stop):
-                    _record(rows[name], points, outcomes)
-                    progress.advance(len(points) * job.config.rounds)
-        else:
-            for name in (name for name in todo if todo[name]):
-                progress.title = label_of(name)
-                pause = Suspended(place, stop, rows[name].settings)
-                waiting = iter(todo[name])
-                for group in _groups(
-                    job, name, todo[name], held_out, progress.advance, pause
-                ):
-                    _record(rows[name], itertools.islice(waiting, len(group)), group)
-        clear(place)
+    (place / "cells").mkdir(parents=True, exist_ok=True)
+    with (
+        resumable(place, again or directory.resume_command(run_dir)) as stop,
+        refusing(),
+        contextlib.ExitStack() as opened,
+    ):
+        if part == EVERYTHING:
+            for folder in run_dir.glob("parts/*"):  # none of them is being trained
+                opened.enter_context(directory.held(folder))
+        share = _share(job, part)
+        total = sum(map(len, share.values()))
+        progress = Progress(total * job.config.rounds, "all")
+        opened.enter_context(shown(console, progress))
+        todo = {}
+        for name, cells in share.items():
+            finished = _finished(job, name, run_dir)
+            key = lambda point, seed: (*point.values(), seed)
+            todo[name] = [cell for cell in cells if key(*cell) not in finished]
+        left = sum(map(len, todo.values()))
+        progress.skip((total - left) * job.config.rounds)
+        for name in (name for name in todo if todo[name]):
+            progress.title = label_of(name)
+            rows = rows_of(job, name, place)
+            pause = Suspended(place / "suspended", stop, rows.settings)
+            waiting = iter(todo[name])
+            for group in _groups(
+                job, name, todo[name], held_out, progress.advance, pause
+            ):
+                _record(rows, itertools.islice(waiting, len(group)), group)
+        clear(place / "suspended")
         progress.title = "done"
+
+
+def _share(job: Sweep, part: Part) -> dict[str, list[Values]]:
+    """The cells of a part by algorithm: neighbors, since they share programs."""
+    number, count = part
+    cells = [
+        (name, (point, seed))
+        for name in job.algorithms
+        for point in job.points(name)
+        for seed in job.seeds
+    ]
+    first, end = (len(cells) * n // count for n in (number - 1, number))
+    share: dict[str, list[Values]] = {}
+    for name, values in cells[first:end]:
+        share.setdefault(name, []).append(values)
+    return share
 
 
 def _groups(job: Sweep, name: str, todo, held_out, tick, pause):
@@ -234,30 +258,6 @@ def _groups(job: Sweep, name: str, todo, held_out, tick, pause):
     )
 
 
-def _on(executor: Executor, job: Sweep, todo, held_out, stop):
-    """Trains cells on an executor; yields algorithm, values and outcomes of each group
-    when it ends."""
-    parts = _parts(job, held_out[0])
-    settings = {
-        "rounds": job.config.rounds,
-        "evaluate_every": job.config.evaluate_every,
-        "max_client_size": max(map(max_client_size_of, parts.values())),
-        "drop_nonfinite": job.config.drop_nonfinite,
-    }
-    groups, tasks = [], []
-    text, digest = to_json(_portable(job)), _digest(*held_out)
-    for name in (name for name in todo if todo[name]):
-        call = RemoteCall(path_of(prepare), (text, name, digest), {})
-        size = group_size(len(todo[name]), job.cells_at_once or 1)
-        for first in range(0, len(todo[name]), size):
-            values = todo[name][first : first + size]
-            groups.append((name, values))
-            cells, title = _cells(values, parts), f"{name} {_text(values)}"
-            tasks.append(group_task(call, cells, size, settings, title))
-    for number, outcomes in run_tasks(executor, run_group, tasks, stop):
-        yield *groups[number], outcomes
-
-
 def _held_out(job: Sweep) -> tuple[data.Dataset, Examples]:
     return data.hold_out(dataset_of(job.config), job.validation)
 
@@ -269,52 +269,12 @@ def _common(job: Sweep, name: str, train: data.Dataset) -> Simulation:
     return simulation_of(dataclasses.replace(run, config=config), train)
 
 
-def _portable(job: Sweep) -> Sweep:
-    """The same job with absolute paths, since workers may have another directory."""
-    paths = {key: getattr(job.config, key) for key in ("data_dir", "checkpoint")}
-    paths = {k: path.expanduser().resolve() for k, path in paths.items() if path}
-    return dataclasses.replace(job, config=dataclasses.replace(job.config, **paths))
-
-
-def _digest(train: data.Dataset, validation: Examples) -> str:
-    """Identifies the examples, which workers read by themselves."""
-    digest = hashlib.sha256()
-    for array in (*train[:4], *validation):
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
-
-
-def prepare(text: str, name: str, digest: str) -> tuple[Simulation, Examples]:
-    """Prepares an algorithm's simulation in a worker."""
-    cache_programs()
-    # Workers that compile the same program may read the file that another one writes.
-    warnings.filterwarnings("ignore", "Error reading persistent compilation cache")
-    job = from_json(text)
-    if not isinstance(job, Sweep):
-        raise ValueError(f"workers run sweeps, got {type(job).__name__}")
-    train, validation = _held_out(job)
-    if _digest(train, validation) != digest:
-        raise ValueError(
-            f"the examples of {job.config.dataset} on this machine differ from those "
-            "of the machine that started the sweep; copy the files, or set data_dir"
-        )
-    return _common(job, name, train), validation
-
-
 def _parts(job: Sweep, train: data.Dataset) -> dict[int, Sequence[np.ndarray]]:
     return {seed: parts_of(job.config, train, seed) for seed in job.seeds}
 
 
 def _cells(todo: Iterable[Values], parts: Mapping[int, Any]) -> list[Cell]:
     return [Cell(hyper, start_key(seed), parts[seed]) for hyper, seed in todo]
-
-
-def _text(values: Sequence[Values]) -> str:
-    points = [
-        " ".join([*(f"{k}={v:g}" for k, v in hyper.items()), f"seed {seed}"])
-        for hyper, seed in values
-    ]
-    return ", ".join(points)
 
 
 def _record(
@@ -342,16 +302,15 @@ def rows_of(job: Sweep, name: str, run_dir: Path) -> CheckedRows:
     return CheckedRows(path, config | about)
 
 
-def _unfinished(job: Sweep, name: str, path: Path) -> Iterator[tuple[dict, int]]:
-    finished = _finished(job, name, path)
-    for point in job.points(name):
-        for seed in job.seeds:
-            if (*point.values(), seed) not in finished:
-                yield point, seed
-
-
-def _finished(job: Sweep, name: str, path: Path) -> dict[tuple, History]:
+def _finished(job: Sweep, name: str, run_dir: Path) -> dict[tuple, History]:
     """The rows of every finished cell, by the values of its point and its seed."""
+    finished: dict[tuple, History] = {}
+    for place in (*run_dir.glob("parts/*"), run_dir):
+        finished |= _finished_in(job, name, rows_of(job, name, place).path)
+    return finished
+
+
+def _finished_in(job: Sweep, name: str, path: Path) -> dict[tuple, History]:
     if not path.exists():
         return {}
     columns = metrics_csv.read(path)
@@ -368,7 +327,7 @@ def _finished(job: Sweep, name: str, path: Path) -> dict[tuple, History]:
 def points(job: Sweep, name: str, run_dir: Path) -> list[Point]:
     """Every point of an algorithm's grid, with its runs. Raises `ValueError` if some
     are not finished."""
-    finished = _finished(job, name, rows_of(job, name, run_dir).path)
+    finished = _finished(job, name, run_dir)
     wanted = {(*p.values(), seed) for p in job.points(name) for seed in job.seeds}
     if not wanted <= finished.keys():
         raise ValueError(

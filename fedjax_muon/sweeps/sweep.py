@@ -9,31 +9,33 @@ the same numbers as a separate run. Cells run in groups of one size, which share
 compiled programs, in this process or on the workers of an executor.
 """
 
+import functools
+import pickle
+import platform
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
-from typing import Any
+from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from fedjax_muon.core import check_count, with_numbers
 from fedjax_muon.planning.memory import UnknownMemoryError, held_by, limit_of, memory_of
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.sweeps.groups import Cell, Groups, Outcome, Over, Pause, sequential
-from fedjax_muon.sweeps.workers import (
-    RemoteCall,
-    WorkerTask,
-    prepared,
-    remote_call,
-    run_tasks,
-)
+from fedjax_muon.versions import of_computing
 
-__all__ = ["Cell", "Outcome", "Over", "Pause", "sweep"]
+__all__ = ["Cell", "Executor", "Outcome", "Over", "Pause", "sweep"]
 
 Prepared = Simulation | tuple[Simulation, Examples | None]
+
+
+class Executor(Protocol):
+    """Any `concurrent.futures.Executor`, or one of submitit."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Any:
+        """Starts a call, and returns a future with its `result`."""
+        ...
 
 
 def sweep(
@@ -55,18 +57,16 @@ def sweep(
 
     With an executor, groups of cells are its tasks. A simulation holds functions, data
     and compiled programs, which do not travel to other processes. So you pass the
-    function that makes it, and every worker calls it: only its import path, its
-    arguments, and the cells travel. On a CPU the outcomes are bitwise identical to
-    those of one machine, except for `seconds`, if all workers have the same processor
-    and the same number of cores. On accelerators the size of a group can change the
-    last bits; give the same `cells_at_once` to compare.
+    function that makes it, and every worker calls it. On a CPU the outcomes are bitwise
+    identical to those of one machine, except for `seconds`, if all workers have the
+    same processor and the same number of cores. On accelerators the size of a group can
+    change the last bits; give the same `cells_at_once` to compare.
 
     Args:
       simulation: Settings that the cells have in common, or a function without
         arguments that returns them, alone or as a pair with `validation`. With an
-        executor, it is a function at the top level of a module that workers can
-        import, or a `functools.partial` of one with plain values: numbers, strings,
-        paths, None, and tuples, lists and dictionaries of them.
+        executor, it is a function that pickles, such as one at the top level of a
+        module, or a `functools.partial` of one.
       validation: Examples (x [n, ...], y [n]) that no client has, scored as
         `validation_loss`, `validation_accuracy` and, if the task has one,
         `validation_auc` or `validation_mcc`.
@@ -79,21 +79,17 @@ def sweep(
       tick: Progress callback, called with the number of rounds that the cells of the
         group completed since the last call.
       pause: Interrupts the sweep when it is asked to, and continues it later.
-      executor: Runs groups of cells on its workers, such as Dask's
-        `Client.get_executor()`, `executors.Processes`, or a `ProcessPoolExecutor` with
-        the context "spawn". A group whose worker ends is submitted again, so it
-        runs at most three times.
+      executor: Runs groups of cells on its workers: a `ProcessPoolExecutor` with the
+        context "spawn", Dask's `Client.get_executor()`, submitit's `AutoExecutor`. A
+        group that fails is submitted again once.
       devices: Devices of this process that divide the cells of every group, instead
         of `over`; by default one.
-
-    Raises:
-      WorkerError: If the workers of a group ended three times.
     """
     check_count("evaluate_every", evaluate_every)
-    call = None
+    recipe = b""
     if executor is not None:
         _check_executor(executor, validation, over, pause)
-        call = remote_call(simulation)
+        recipe = _pickled(simulation)
     if devices and (executor is not None or over is not None):
         raise ValueError("give only one of devices, executor and over")
     if not isinstance(simulation, Simulation):
@@ -106,15 +102,13 @@ def sweep(
         "max_client_size": max(each.clients.max_size for each in varied),
         "drop_nonfinite": drop_nonfinite,
     }
-    if executor is not None and call is not None:
+    if executor is not None:
+        asked = recipe, tuple(settings.items()), of_computing()
         size = group_size(len(cells), cells_at_once or 1)
-        tasks = []
-        for first in range(0, len(cells), size):
-            group = cells[first : first + size]
-            numbers = ", ".join(str(first + i) for i in range(len(group)))
-            tasks.append(group_task(call, group, size, settings, f"cells {numbers}"))
-        ended = run_tasks(executor, run_group, tasks)
-        yield from _in_order(ended, lambda cells: tick(rounds * cells))
+        parts = [cells[first : first + size] for first in range(0, len(cells), size)]
+        for outcomes in _on(executor, asked, parts, size):
+            tick(rounds * len(outcomes))
+            yield outcomes
         return
     settings |= {"validation": validation, "over": over, "devices": devices}
     groups = Groups(simulation, **settings)
@@ -198,58 +192,68 @@ def group_size(cells: int, largest: int, multiple: int = 1) -> int:
     return -(-even // multiple) * multiple
 
 
-def group_task(
-    call: RemoteCall,
-    cells: Sequence[Cell],
-    size: int,
-    settings: dict[str, Any],
-    name: str,
-) -> WorkerTask:
-    """A group of cells as arguments of `run_group` in a worker."""
-    return WorkerTask((call, [_sent(cell) for cell in cells], size, settings), name)
+def _pickled(make: Any) -> bytes:
+    try:
+        return pickle.dumps(make)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            "with an executor, give a function that pickles, such as one at the top "
+            f"level of a module, which makes the simulation; {error}"
+        ) from error
+
+
+def _on(
+    executor: Executor, asked: tuple, groups: Sequence[Sequence[Cell]], size: int
+) -> Iterator[list[Outcome]]:
+    """Trains groups of cells on an executor."""
+    submit = lambda group: executor.submit(run_group, *asked, group, size)
+    futures = [submit(group) for group in groups]
+    try:
+        for number, future in enumerate(futures):
+            try:
+                outcomes = future.result()
+            except Exception as error:  # executors have their own for a lost worker
+                warnings.warn(
+                    f"group {number} of cells is submitted again, after "
+                    f"{type(error).__name__}: {error}",
+                    stacklevel=3,
+                )
+                futures[number] = submit(groups[number])
+                outcomes = futures[number].result()
+            yield outcomes
+    finally:
+        for future in futures:
+            if not future.done():
+                future.cancel()
 
 
 def run_group(
-    call: RemoteCall, cells: Sequence[Any], size: int, settings: dict[str, Any]
+    recipe: bytes,
+    settings: tuple[tuple[str, Any], ...],
+    versions: dict[str, str],
+    cells: Sequence[Cell],
+    size: int,
 ) -> list[Outcome]:
-    """Runs a group of cells in a worker, as `group_task` describes it."""
-
-    def prepare() -> Groups:
-        simulation, validation = _with_validation(call.run(), None)
-        return Groups(simulation, validation=validation, **settings)
-
-    groups = prepared(repr((call, settings)), prepare)
-    return groups.run([_received(*cell) for cell in cells], size)
-
-
-def _in_order(
-    ended: Iterator[tuple[int, list[Outcome]]], tick: Callable[[int], None]
-) -> Iterator[list[Outcome]]:
-    """Outcomes of groups by their numbers; `tick` gets the number of cells that end."""
-    waiting: dict[int, list[Outcome]] = {}
-    following = 0
-    for number, outcomes in ended:
-        waiting[number] = outcomes
-        tick(len(outcomes))
-        while following in waiting:
-            yield waiting.pop(following)
-            following += 1
+    """Trains a group of cells in a worker, with the `versions` of who asks."""
+    here = of_computing()
+    for name, asked in versions.items():
+        if here[name] != asked:
+            raise ValueError(
+                f"{name} is {here[name]} on the worker {platform.node()} and {asked} "
+                "here; install the same versions on all machines"
+            )
+    return _groups(recipe, settings).run(cells, size)
 
 
-def _sent(cell: Cell) -> tuple[Any, ...]:
-    """A cell without arrays of JAX, which belong to a device."""
-    number = lambda x: x if isinstance(x, int | float) else np.asarray(x)
-    key, kind = jax.random.key_data(cell.key), str(jax.random.key_impl(cell.key))
-    parts = [np.asarray(part) for part in cell.parts]
-    return jax.tree.map(number, dict(cell.hyper)), np.asarray(key), kind, parts
-
-
-def _received(hyper: Any, key: np.ndarray, kind: str, parts: Any) -> Cell:
-    return Cell(hyper, jax.random.wrap_key_data(jnp.asarray(key), impl=kind), parts)
+@functools.lru_cache(maxsize=2)
+def _groups(recipe: bytes, settings: tuple[tuple[str, Any], ...]) -> Groups:
+    """What a worker keeps for the next groups of a sweep."""
+    simulation, validation = _with_validation(pickle.loads(recipe)(), None)
+    return Groups(simulation, validation=validation, **dict(settings))
 
 
 def _check_executor(executor: Any, *functions: Any) -> None:
-    if not isinstance(executor, Executor):
+    if not callable(getattr(executor, "submit", None)):
         raise ValueError(
             "executor must be a concurrent.futures.Executor, such as Dask's "
             f"Client.get_executor(), got {type(executor).__name__}"

@@ -26,7 +26,7 @@ from grids import (
 from fedjax_muon import algorithms, compression, data, models, simulation
 from fedjax_muon.compression import compress
 from fedjax_muon.reporting import plots
-from fedjax_muon.runs import build as building, config, sweep as sweeps
+from fedjax_muon.runs import build as building, config, directory, sweep as sweeps
 from fedjax_muon.simulation.training import train
 from fedjax_muon.sweeps.sweep import Outcome
 from fedjax_muon.tasks.classification import classification
@@ -239,6 +239,50 @@ def test_an_interrupted_sweep_goes_on(tmp_path, swept, heard, monkeypatch, capsy
     assert_same_files(place, swept)
 
 
+PARTS = ("--algorithms", "fedavg,stem", "--grid", "lr=0.01,0.1", "--seeds", "3,4")
+
+
+@pytest.mark.parametrize("trained", ["2/3 1/3 3/3", "3/3 1/3"])
+def test_parts_make_the_tables_of_the_whole(trained, tmp_path, swept, heard, capsys):
+    place = tmp_path / "sweep"
+    for part in trained.split():
+        run("sweep", *PARTS, *TINY, "--output", place, "--part", part)
+    assert f"merge them with: fedjax-muon resume {place}" in capsys.readouterr().out
+    stem = [("stem", lr, seed) for _, lr, seed in CELLS]
+    assert len(heard) == (8 if "2/3" in trained else 5)
+    run("resume", place, "--part", "1/3")  # which is finished
+    run("resume", place)
+    assert sorted(heard) == sorted([*CELLS, *stem])
+    for name in ("points.csv", "summary.csv"):
+        assert (place / name).read_bytes() == (swept / name).read_bytes()
+
+
+def test_parts_of_another_sweep_are_refused(copy, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sweeps, "check", lambda job: "")  # which compiles
+    for part in ("0/3", "4/3", "3", "x/3"):
+        said = refused(capsys, "sweep", *PARTS, *TINY, "--part", part)
+        assert f"--part is one of 1/8 to 8/8, if there are 8; got '{part}'" in said
+    said = refused(capsys, "sweep", *PARTS, *TINY, "--part", "1/2")
+    assert "--part needs a common run directory; name it by --output" in said
+    other = ("--output", copy, "--part", "1/2", "--validation", 0.2)
+    said = refused(capsys, "sweep", *PARTS, *TINY, *other)
+    assert f"{copy} was not made by a part of this sweep" in said
+    part = copy / "parts" / "1-of-2"
+    part.mkdir(parents=True)
+    with directory.held(part):
+        said = refused(capsys, "resume", copy)
+    assert "another process is using" in said
+
+
+def test_a_sweep_copies_its_examples_to_known_devices(tmp_path, capsys):
+    place = ("--output", tmp_path / "sweep")
+    said = refused(capsys, "sweep", *PARTS, *TINY, *place, "--split-examples")
+    assert "copies the examples to each device; leave out" in said
+    said = refused(capsys, "sweep", *PARTS, *TINY, *place, "--devices", 99)
+    assert "devices must be at most the 8 that this host has" in said
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_plot_draws_the_best_of_a_sweep(swept, tmp_path, monkeypatch):
     drawn: dict = {}
     monkeypatch.setattr(plots, "curves", lambda runs, path, **how: drawn.update(runs))
@@ -260,7 +304,7 @@ def planned(planned):
 
 
 def test_all_algorithms_have_their_published_grids(planned, monkeypatch):
-    monkeypatch.setattr(sweeps, "check", lambda what, executor: None)  # which compiles
+    monkeypatch.setattr(sweeps, "check", lambda what: None)  # which compiles
     what = planned("sweep", "--algorithms", "all", "--grid", "paper", "--seeds", 1)
     assert what == planned("sweep", "--seeds", 1)
     assert what.algorithms == tuple(algorithms.ALL)

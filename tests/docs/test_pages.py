@@ -33,7 +33,6 @@ from fedjax_muon.cli import main
 from fedjax_muon.core import tree
 from fedjax_muon.decentralized import gossip
 from fedjax_muon.decentralized.private import PRIVATE
-from fedjax_muon.sweeps import executors
 
 pytestmark = pytest.mark.slow
 
@@ -388,8 +387,9 @@ def test_the_first_private_command_learns(tmp_path, monkeypatch, capsys):
 
 
 def test_the_study_shown_prints_what_the_page_says(tmp_path, monkeypatch, capsys):
-    """In this process: those that `Processes` starts have tests of their own."""
-    monkeypatch.setattr(executors, "Processes", ThreadPoolExecutor)
+    """In this process: executors have tests of their own."""
+    threads = lambda count, mp_context: ThreadPoolExecutor(count)
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", threads)
     page = DOCS / "devices.md"
     study, script = blocks(page, "py")
     (tmp_path / "study.py").write_text(study)
