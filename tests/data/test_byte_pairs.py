@@ -12,7 +12,7 @@ from fedjax_muon import data
 from fedjax_muon.data.byte_pairs import roberta_encoder
 
 pytestmark = pytest.mark.slow
-checkpoints = needs("experiments.studies.tiny_checkpoints")
+checkpoints = needs("tiny_checkpoints")
 
 TEXTS = [
     "the thing's on the hand, and we'll rename it",

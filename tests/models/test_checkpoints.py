@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 torch = needs("torch")
 safetensors = needs("safetensors.numpy")
 functional = torch.nn.functional
-checkpoints = needs("experiments.studies.tiny_checkpoints")
+checkpoints = needs("tiny_checkpoints")
 
 WIDTH, RANK = 16, 2
 WORDS = ("the hand", "on the sand", "a thing", "in the end", "red and round")

@@ -23,7 +23,7 @@ from fedjax_muon.data.source import File, Source
 from tests.support.packages import needs
 from tests.support.published import with_files
 
-checkpoints = needs("experiments.studies.tiny_checkpoints")
+checkpoints = needs("tests.support.tiny_checkpoints")
 
 RNG = np.random.default_rng(5)
 IMAGES = RNG.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8)

@@ -1,17 +1,9 @@
-"""Random checkpoints of a few thousand numbers, with the published names.
-
-    python -m experiments.studies.tiny_checkpoints roberta tiny_roberta
-    fedjax-muon train --dataset cola --model roberta --checkpoint tiny_roberta
-
-They test that a pretrained experiment runs; the scores mean nothing.
-"""
+"""Random checkpoints of a few thousand numbers, with the published names."""
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
-import tyro
 from safetensors.numpy import save_file
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -148,20 +140,3 @@ def write_swin(
     shapes |= _norm("norm", last) | _dense("head.fc", last, classes)
     save_file(_tensors(shapes, seed), folder / "model.safetensors")
     return folder
-
-
-def main(
-    model: Annotated[Literal["roberta", "swin"], tyro.conf.Positional],
-    folder: Annotated[Path, tyro.conf.Positional],
-) -> None:
-    """Writes a random checkpoint.
-
-    Args:
-      model: Kind of model.
-      folder: Directory of the checkpoint.
-    """
-    print({"roberta": write_roberta, "swin": write_swin}[model](folder))
-
-
-if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
