@@ -39,7 +39,7 @@ USED_FOR = {
     "psutil": "memory of the machine",
     "rich": "tables and progress bars in the terminal",
     "scikit-learn": "digits, breast cancer, stratified splits, words",
-    "scipy": "privacy accounting and audits",
+    "scipy": "privacy accounting, confidence intervals",
     "tensorflow-datasets": "reading and preparing the datasets `tfds:NAME`",
     "tyro": "parser of the command line",
 }

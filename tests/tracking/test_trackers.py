@@ -1,9 +1,9 @@
 """What trackers are told, what they have written, and what a failure does."""
 
 import contextlib
-import importlib
 import json
 import math
+import struct
 import time
 import types
 import warnings
@@ -21,6 +21,7 @@ from fedjax_muon.tracking import Tracker, flat, follow, metrics_of
 
 ROWS = [{"round": r, "train_loss": 1 / (1 + r), "seconds": r / 8} for r in (0, 5, 10)]
 LATER = {"round": 15, "train_loss": 0.25, "seconds": 2.0}
+ALL = [*ROWS, LATER]
 CONFIG = {"lr": 0.1, "config": {"dataset": "digits"}}
 
 
@@ -67,22 +68,17 @@ def test_a_tracker_is_told_how_the_run_ended(error, status):
 def test_a_failure_is_said_once_and_stops_nothing_else(broken):
     seen: list = []
     bad = spy([], name="bad", **{broken: fails})
+    changing = spy([], on_record=lambda record: record.clear())  # its own copy
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with follow([bad, spy(seen)], {}) as log:
+        with follow([bad, changing, spy(seen)], {}) as log:
             for row in ROWS:
                 log(row)
-    assert [word for word, _ in seen] == ["start", *3 * ["record"], "end"]
+    told = [("record", row) for row in ROWS]
+    assert seen == [("start", {}), *told, ("end", "finished")]
     (warning,) = caught
     assert str(warning.message).startswith("bad failed and gets no further records")
     assert "No space left on device" in str(warning.message)
-
-
-def test_a_tracker_that_changes_a_record_changes_its_own_only():
-    row = dict(ROWS[0])
-    with follow([spy([], on_record=lambda r: r.clear())], {}) as log:
-        log(row)
-    assert row == ROWS[0]
 
 
 def test_training_tells_trackers_and_functions_may_still_end_it():
@@ -125,42 +121,70 @@ def test_names_of_nested_values_are_joined_and_metrics_are_finite():
     assert metrics_of(record) == {"loss": 0.5}
 
 
-class Server(types.ModuleType):
-    """Runs by id: steps go up, as on the server of Weights & Biases."""
+# ------------------------------------------------------------------- TensorBoard
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 2])  # with all records, or the new ones alone
+def test_tensorboard_shows_every_round_of_a_resumed_run_once(tmp_path, first):
+    """Its event files have a length, a checksum, an event, and its checksum."""
+    protocol = needs("tensorboardX.proto.event_pb2")
+    tracker = tracking.tensorboard(tmp_path)
+    logged(tracker, ROWS[:2])
+    logged(tracker, ROWS[1:])  # `train` evaluates the state that it is given
+    with pytest.raises(ValueError, match=r"event files of another run.*resume=True"):
+        tracking.tensorboard(tmp_path)
+    logged(tracking.tensorboard(tmp_path, resume=True), ALL[first:])
+    points, texts = [], []
+    for path in sorted(tmp_path.iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            event = protocol.Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            if event.session_log.status == protocol.SessionLog.START:  # drops points
+                points = [point for point in points if point[0] < event.step]
+            values = {value.tag: value for value in event.summary.value}
+            if "seconds" in values:
+                points.append((event.step, values["seconds"].simple_value))
+            texts += [v.tensor for tag, v in values.items() if "config" in tag]
+    assert points == [(row["round"], row["seconds"]) for row in ALL]
+    assert b'"config.dataset": "digits"' in texts[0].string_val[0]
+    assert len(texts) == 3
 
-    def __init__(self, first: str):
-        super().__init__("a server")
-        self.first, self.points = first, defaultdict(dict)
-        self.started, self.ended = [], []
 
-    def init(self, **given):
-        self.started.append(given)
-        points = self.points[given["id"]]
-        first = max(points) + 1 if points else 0
-
-        def log(metrics, step):
-            assert step >= first, "the server drops it"
-            points[step] = metrics
-
-        return types.SimpleNamespace(log=log, **{self.first: first})
-
-    def finish(self, exit_code=None):
-        self.ended.append(exit_code)
+@pytest.mark.slow
+def test_a_directory_that_cannot_be_made_is_said_at_the_start(tmp_path):
+    needs("tensorboardX")
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="TensorBoard in .* failed"):
+        logged(tracking.tensorboard(tmp_path / "file" / "logs"), ROWS)
 
 
+# ------------------------------------------------------------ the interface of wandb
 @pytest.mark.parametrize("first", ["starting_step", "_next_step"])
 def test_a_run_of_a_server_is_continued_after_its_last_step(first):
-    server = Server(first)
+    points, started, ended = defaultdict(dict), [], []
+
+    def init(**given):
+        started.append(given)
+        steps = points[given["id"]]
+        following = max(steps) + 1 if steps else 0
+
+        def log(metrics, step):
+            assert step >= following, "the server drops it"
+            steps[step] = metrics
+
+        return types.SimpleNamespace(log=log, **{first: following})
+
+    server = types.ModuleType("a server")
+    server.init = init
+    server.finish = lambda exit_code=None: ended.append(exit_code)
     make = lambda: tracking.wandb(server, project="p", id="x")
     logged(make(), ROWS, KeyboardInterrupt)
-    logged(make(), [*ROWS, LATER])
-    assert [{"round": step, **row} for step, row in server.points["x"].items()] == [
-        *ROWS,
-        LATER,
-    ]
-    assert server.ended == [1, 0]
+    logged(make(), ALL)
+    assert [{"round": step, **row} for step, row in points["x"].items()] == ALL
+    assert ended == [1, 0]
     given = {"project": "p", "id": "x", "resume": "allow", "config": CONFIG}
-    assert server.started == [given, given]
+    assert started == [given, given]
 
 
 @pytest.mark.slow
@@ -169,9 +193,9 @@ def test_files_of_wandb_have_every_record(tmp_path, monkeypatch):
     for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path / "own"))
     options = {"dir": str(tmp_path), "mode": "offline", "settings": {"silent": True}}
-    logged(tracking.wandb(wandb, project="p", id="x", **options), [*ROWS, LATER])
+    logged(tracking.wandb(wandb, project="p", id="x", **options), ALL)
     (path,) = tmp_path.glob("wandb/offline-run-*/run-x.wandb")
-    numbers = [json.dumps(row["train_loss"]).encode() for row in [*ROWS, LATER]]
+    numbers = [json.dumps(row["train_loss"]).encode() for row in ALL]
     deadline = time.monotonic() + 60
     while not all(number in path.read_bytes() for number in numbers):
         # wandb's own process may write after the end of `finish`
@@ -183,8 +207,8 @@ def test_files_of_wandb_have_every_record(tmp_path, monkeypatch):
 def test_a_database_of_trackio_has_every_record_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read by the first import
     trackio = pytest.importorskip("trackio")
-    storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
-    for rows in (ROWS, [*ROWS, LATER]):
+    storage = needs("trackio.sqlite_storage").SQLiteStorage
+    for rows in (ROWS, ALL):
         logged(tracking.wandb(trackio, project="p", name="x", embed=False), rows)
     steps = [row["step"] for row in storage.get_logs("p", "x")]
-    assert steps == [row["round"] for row in [*ROWS, LATER]]
+    assert steps == [row["round"] for row in ALL]
