@@ -317,10 +317,10 @@ def write_clients(directory: Path, text: str) -> None:
 
 def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
     """The state in the newest checkpoint of a run."""
-    saved = directory / CHECKPOINTS
+    saved, secret, restored = directory / CHECKPOINTS, None, None
     if not saved.exists():  # of a private run that is not finished
+        secret = privacy.secret_of(run, directory)
         saved = privacy.place_of_secrets(run, directory) / CHECKPOINTS
-    restored = None
     if saved.is_dir() and any(saved.iterdir()):
         state = simulation.init(start_key(run.seed), drop_nonfinite=run.config.drops)
         with checkpoint.open_checkpoints(saved) as checkpoints:
@@ -330,4 +330,6 @@ def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
             f"{directory} has no checkpoint yet; train first, with: "
             f"{resume_command(directory)}"
         )
+    if secret is not None:  # who asks for the state may publish it
+        secret.ledger.reach(secret.name, restored[0].round)
     return restored[0]

@@ -180,7 +180,7 @@ def check_state(state: Any, like: Any) -> None:
         raise ValueError(
             "this state is of another simulation, or of another number of clients: "
             f"state{difference}; use a state of this simulation, or start from its "
-            "parameters with init(key, params=state.params)"
+            "parameters with init(key, params=...)"
         )
 
 

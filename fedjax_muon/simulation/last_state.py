@@ -36,7 +36,7 @@ class LastState:
                     "a private simulation trains only from the state that it made "
                     "last, once, since its guarantee covers one release of every "
                     "round; got another state, or a copy; begin a new run, whose cost "
-                    "adds, with init(key, params=state.params), or continue a run "
+                    "adds, with init(key, params=...), or continue a run "
                     "directory with fedjax-muon resume DIRECTORY"
                 )
             self._arrays = None

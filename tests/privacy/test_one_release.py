@@ -147,7 +147,7 @@ OF_CLIENTS = {
 def test_a_private_simulation_trains_only_from_its_last_state(kind, monkeypatch):
     one = simulation(kind)
     state, _ = one.train_round(one.init(KEY))
-    again = r"init\(key, params=state.params\)"
+    again = r"init\(key, params=...\)"
     for way in (WAYS if kind == "agents" else WAYS | OF_CLIENTS).values():
         tried, other = way(one, state, kind)
         refused(again, tried.train_round, other)
@@ -321,6 +321,28 @@ def put_back(older, name, place):
         shutil.copytree(older / name, path)
     elif older is not None and (older / name).exists():
         shutil.copy2(older / name, path)
+
+
+def test_parameters_that_are_exported_are_released(tmp_path, monkeypatch):
+    """Of a checkpoint that the ledger does not know yet."""
+    monkeypatch.setattr(training, "SECONDS_BETWEEN_CHECKPOINTS", 0)
+    job, reach = Job(tmp_path), Ledger.reach
+
+    def reached(self, run, round):
+        if round == 2:
+            raise Killed
+        reach(self, run, round)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "reach", reached)
+        with pytest.raises(Killed):
+            job.start()
+    (name,) = [entry.run for entry in job.ledger.entries()]
+    assert job.ledger.round_of(name) == 1
+    assert training.last_state(job.run, prepared()[1], job.place).round == 2
+    assert job.ledger.round_of(name) == 2
+    shutil.rmtree(tmp_path / "ledger.secret" / name / "checkpoints" / "2")
+    refused("is an older copy", job.start)
 
 
 def test_a_run_whose_secrets_are_deleted_is_refused(tmp_path, monkeypatch):
