@@ -2,7 +2,7 @@
 
 A `PrivacySpec` describes what a run releases: `Release` has the clip (`Each`, `Split`,
 ...) and the noise (`Inside` or `Output`), a sampling (`Poisson`, `Cyclic`, ...) the
-batches, and an adversary (`Neighbor`, `MeanOnly`, `TrustedServer`) what is seen.
+batches, and an adversary (`Neighbor`, `TrustedServer`) what is seen.
 `report` computes epsilon and lists all conditions; `calibrated` finds the noise for an
 epsilon. `ClientPrivacy` makes a federated simulation private, and
 `decentralized.AgentPrivacy` a decentralized one; each has a `Guarantee`. Epsilons need

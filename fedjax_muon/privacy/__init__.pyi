@@ -8,7 +8,6 @@ from .accounting import (
     calibrate_noise as calibrate_noise,
     gaussian_epsilon as gaussian_epsilon,
     joint_multiplier as joint_multiplier,
-    mean_multiplier as mean_multiplier,
 )
 from .client_mechanism import AdaptiveClip as AdaptiveClip
 from .client_privacy import ClientPrivacy as ClientPrivacy
@@ -28,7 +27,6 @@ from .correlated import (
 )
 from .guarantees import (
     Guarantee as Guarantee,
-    MeanOnly as MeanOnly,
     Neighbor as Neighbor,
     PrivacyReport as PrivacyReport,
     PrivacySpec as PrivacySpec,
@@ -55,7 +53,6 @@ from .sampling import (
     FullBatch as FullBatch,
     Poisson as Poisson,
     Sampling as Sampling,
-    Shuffled as Shuffled,
 )
 
 __all__: list[str]

@@ -72,26 +72,6 @@ def joint_multiplier(*multipliers: float) -> float:
     return 1 / math.sqrt(sum(z**-2 for z in multipliers))
 
 
-def mean_multiplier(multiplier: float, agents: int, colluders: int = 0) -> float:
-    """Returns the noise multiplier if only the mean over agents is seen.
-
-    It is multiplier sqrt(agents - colluders); colluders reveal their noise.
-
-    Example:
-      >>> mean_multiplier(0.5, agents=16)
-      2.0
-    """
-    check_range("multiplier", multiplier, schedules=False)
-    check_count("agents", agents)
-    check_count("colluders", colluders, 0)
-    if colluders >= agents:
-        raise ValueError(
-            f"colluders must be below the {agents} agents, got {colluders}: "
-            "the agent itself does not collude"
-        )
-    return multiplier * math.sqrt(agents - colluders)
-
-
 @dataclasses.dataclass(frozen=True)
 class Gaussian:
     """One exact Gaussian mechanism over the whole transcript, not amplified."""
@@ -103,7 +83,7 @@ class Gaussian:
         """Raises `ValueError` for sampling that amplifies privacy."""
         if sampling.amplifies:
             raise ValueError(
-                f"the exact Gaussian accountant covers Cyclic, Shuffled and FullBatch, "
+                f"the exact Gaussian accountant covers Cyclic and FullBatch, "
                 f"got {sampling!r}: use Pld"
             )
 

@@ -80,11 +80,8 @@ class Clip(Protocol):
     def sensitivity(self, beta: Any, batch: Any) -> Any:
         """S, one value for every norm; `beta` is a number or has all leaves."""
 
-    def shuffled_change(self, beta: float, batch: int) -> float:
-        """Bound of a change in every step, if the record may be in any batches."""
-
     def full_batch_change(self, beta: float, batch: int) -> float:
-        """The same for every step t >= 1, if the record is in every batch."""
+        """Bound of a change in every step t >= 1, if the record is in every batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,10 +106,6 @@ class Each:
         least, _ = _extremes(self.clip_norm, beta)
         return jax.tree.map(lambda c, b: (2 - b) * c / batch, self.clip_norm, least)
 
-    def shuffled_change(self, beta: float, batch: int) -> float:
-        del beta
-        return self.sensitivity(1.0, batch)
-
     def full_batch_change(self, beta: float, batch: int) -> float:
         return beta * self.sensitivity(1.0, batch)
 
@@ -134,7 +127,6 @@ class Difference:
         del beta
         return jax.tree.map(lambda c: c / batch, self.clip_norm)
 
-    shuffled_change = sensitivity
     full_batch_change = sensitivity
 
 
@@ -168,7 +160,6 @@ class Split:
         bound = lambda c, d, least, most: (most * c + (1 - least) * d) / batch
         return jax.tree.map(bound, self.clip_norm, self.change_clip_norm, *extremes)
 
-    shuffled_change = sensitivity
     full_batch_change = sensitivity
 
 

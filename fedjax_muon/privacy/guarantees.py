@@ -35,7 +35,6 @@ from fedjax_muon.privacy.accounting import (
     Pld,
     calibrate_noise,
     joint_multiplier,
-    mean_multiplier,
 )
 from fedjax_muon.privacy.releases import Correlated, Output, Release
 from fedjax_muon.privacy.sampling import (
@@ -43,7 +42,6 @@ from fedjax_muon.privacy.sampling import (
     Patterned,
     Poisson,
     Sampling,
-    Shuffled,
 )
 
 # scores that depend on the training data only through what is released
@@ -66,36 +64,6 @@ class Neighbor:
     def effective_multiplier(self, multiplier: float) -> float:
         """Returns the noise multiplier of what is seen."""
         return multiplier
-
-
-@dataclasses.dataclass(frozen=True)
-class MeanOnly:
-    """An adversary who sees only the mean over agents."""
-
-    agents: int
-    colluders: int = 0  # agents that reveal their own part
-
-    def __post_init__(self) -> None:
-        mean_multiplier(1.0, self.agents, self.colluders)
-
-    def __str__(self) -> str:
-        return (
-            f"only the mean over {self.agents} agents is seen, {self.colluders} of "
-            "them collude"
-        )
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """Its conditions, in words."""
-        return (
-            "secure aggregation hides single messages (gossip alone does not)",
-            "all agents hold the same parameters in every step",
-            "every agent adds independent noise of the same standard deviation",
-        )
-
-    def effective_multiplier(self, multiplier: float) -> float:
-        """Returns the noise multiplier of what is seen."""
-        return mean_multiplier(multiplier, self.agents, self.colluders)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +90,7 @@ class TrustedServer:
         return multiplier
 
 
-Threat = Neighbor | MeanOnly | TrustedServer
+Threat = Neighbor | TrustedServer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,7 +254,7 @@ def _noise_assumptions(releases: Mapping[str, Release]) -> tuple[str, ...]:
 
 def _telescopes(spec: PrivacySpec) -> bool:
     """Whether the guarantee needs a record's parts in consecutive batches to cancel."""
-    return isinstance(spec.sampling, Shuffled | FullBatch) and any(
+    return isinstance(spec.sampling, FullBatch) and any(
         isinstance(release.noise, Output) and release.beta < 1
         for release in spec.releases.values()
     )

@@ -2,7 +2,7 @@
 
 `Poisson` draws every batch independently, which hides who took part: the sampling
 amplifies privacy, and only noise inside the recursion can be accounted for.
-`Cyclic`, `Shuffled` and `FullBatch` do not amplify: the steps in which a record takes
+`Cyclic` and `FullBatch` do not amplify: the steps in which a record takes
 part are bounded, and the whole transcript is one Gaussian mechanism.
 
 Constructors refuse batches that are larger than the data, since batches are drawn
@@ -134,34 +134,6 @@ class Cyclic:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shuffled:
-    """Batches of a new permutation in every epoch.
-
-    No amplification is claimed: a record may be in any batch, even in consecutive ones.
-    """
-
-    examples: int  # records of the agent
-    batch: int
-    first_batch: ClassVar[None] = None
-    amplifies: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _check_batch(self)
-
-    def __str__(self) -> str:
-        return (
-            f"shuffled batches of {self.batch} of {self.examples}, accounted for as if "
-            "a record could be in any of them"
-        )
-
-    def changes(self, clip: Clip, beta: float, steps: int) -> np.ndarray:
-        """Returns changes that bound the transcript of any pattern."""
-        changes = np.full(steps, clip.shuffled_change(beta, self.batch))
-        changes[0] = max(changes[0], clip.sensitivity(1.0, self.batch))
-        return changes
-
-
-@dataclasses.dataclass(frozen=True)
 class FullBatch:
     """All records in every step."""
 
@@ -187,11 +159,11 @@ class FullBatch:
         return changes
 
 
-Patterned = Cyclic | Shuffled | FullBatch
+Patterned = Cyclic | FullBatch
 Sampling = Poisson | Patterned
 
 
-def _check_batch(sampling: Poisson | Cyclic | Shuffled) -> None:
+def _check_batch(sampling: Poisson | Cyclic) -> None:
     check_count("examples", sampling.examples)
     check_count("batch", sampling.batch, 1, sampling.examples, limit=LIMIT)
 

@@ -25,7 +25,7 @@ from fedjax_muon.privacy.accounting import (
 )
 from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.correlated import Banded
-from fedjax_muon.privacy.guarantees import MeanOnly, PrivacySpec, report
+from fedjax_muon.privacy.guarantees import PrivacySpec, report
 from fedjax_muon.privacy.ledger import Cost, composed_epsilon, cost_of
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
@@ -75,11 +75,10 @@ SINGLE = {
     "first batch": spec(Inside(4.0, 9.0), Poisson(91, 16, first_batch=91)),
     "first noise": spec(Inside(4.0, 3.0), SMALL),
     "replaced": spec(Inside(8.0), SMALL, adjacency=REPLACE_ONE),
-    "mean": spec(Inside(2.0), SMALL, threat=MeanOnly(5, 1)),
     "two streams": PrivacySpec(TWO, SMALL, 101, DELTA),
     "cyclic": spec(Output(0.5), Cyclic(91, 16)),
     "cyclic replaced": spec(Output(0.5), Cyclic(91, 16), adjacency=REPLACE_ONE),
-    "full batch": spec(Inside(30.0), FullBatch(91), threat=MeanOnly(4)),
+    "full batch": spec(Inside(30.0), FullBatch(91)),
 }
 
 

@@ -18,14 +18,12 @@ from fedjax_muon.privacy.accounting import (
 from fedjax_muon.privacy.client_privacy import client_spec
 from fedjax_muon.privacy.clipping import Each, Split
 from fedjax_muon.privacy.guarantees import (
-    MeanOnly,
-    Neighbor,
     PrivacySpec,
     calibrated,
     report,
 )
 from fedjax_muon.privacy.releases import Inside, Output, Release
-from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Shuffled
+from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
 
 DELTA = 1e-5
 # a clip of one's own that bounds nothing
@@ -114,30 +112,14 @@ def test_noise_inside_without_sampling_counts_participations():
     found = epsilon(Inside(2.0, first_multiplier=3.0), later)
     assert found == pytest.approx(apart, 1e-9)
     every = gaussian_epsilon(20.0 / math.sqrt(1000), DELTA)
-    for sampling in (FullBatch(6512), Shuffled(6512, 20)):
-        assert epsilon(Inside(20.0), sampling) == pytest.approx(every, 1e-9)
+    assert epsilon(Inside(20.0), FullBatch(6512)) == pytest.approx(every, 1e-9)
 
 
 def test_noise_on_the_output_with_other_patterns():
     full = gaussian_epsilon(0.5 * 6512 / math.sqrt(1000), DELTA)
     assert epsilon(Output(0.5), FullBatch(6512)) == pytest.approx(full, 1e-9)
-    shuffled = epsilon(Output(9.0), Shuffled(6512, 20))
-    assert epsilon(Output(9.0), CYCLE) < shuffled
     whole = epsilon(Output(1.0), Cyclic(6512, 20, first_batch=6512))
     assert whole > epsilon(Output(1.0), CYCLE, steps=999)
-
-
-def test_the_mean_over_agents_hides_more():
-    run = spec(Output(1.0), CYCLE)
-    mean = dataclasses.replace(run, threat=MeanOnly(5, colluders=1))
-    assert report(mean).epsilon == pytest.approx(epsilon(Output(2.0), CYCLE), 1e-9)
-    assert "secure aggregation" in report(mean).statement()
-    assert "secure aggregation" not in report(run).statement()
-    assert "only the mean over 5 agents is seen, 1 of them" in report(mean).threat
-    assert report(run).threat == str(Neighbor())
-    inside = spec(Inside(0.4), A9A, accountant=COARSE, threat=MeanOnly(4))
-    alone = epsilon(Inside(0.8), A9A, accountant=COARSE)
-    assert report(inside).epsilon == pytest.approx(alone, 1e-9)
 
 
 def test_without_clipping_epsilon_is_infinite_and_says_why():
@@ -187,8 +169,7 @@ def test_the_statement_says_it_all():
     assert "once in 325 steps; a first batch of 6512 without sampling" in cyclic
     assert "exact Gaussian mechanism" in cyclic
     assert "coins of the sampling" not in cyclic
-    for sampling, part in ((Shuffled(99, 9), "any of them"), (FullBatch(99), "all 99")):
-        assert part in report(spec(Output(1.0), sampling)).statement()
+    assert "all 99" in report(spec(Output(1.0), FullBatch(99))).statement()
     replaced = spec(Output(1.0), CYCLE, adjacency=REPLACE_ONE)
     assert "replaced by another" in report(replaced).statement()
 
@@ -200,7 +181,6 @@ def test_the_statement_says_it_all():
         (Output(1.0), A9A, Pld(), "use Cyclic sampling, or noise Inside"),
         (Output(1.0), A9A, Gaussian(), "use Pld"),
         (Inside(1.0), CYCLE, Pld(), "must not be treated as"),
-        (Inside(1.0), Shuffled(6512, 20), Pld(), "must not be treated as"),
     ],
 )
 def test_what_does_not_go_together_is_refused(noise, sampling, accountant, said):
@@ -210,10 +190,10 @@ def test_what_does_not_go_together_is_refused(noise, sampling, accountant, said)
         refused(said, calibrated, run, 1.0)
 
 
-@pytest.mark.parametrize("sampling", [FullBatch(6512), Shuffled(6512, 20)], ids=str)
-def test_where_a_records_parts_must_cancel_it_is_said(sampling):
+def test_where_a_records_parts_must_cancel_it_is_said():
     """The bounds telescope: sharply, if g(x_t) is the same at t and at t + 1 only."""
     say = lambda *what, **more: "no dropout" in report(spec(*what, **more)).statement()
+    sampling = FullBatch(6512)
     assert say(Output(9.0), sampling)
     assert not say(Output(9.0), CYCLE)  # never in consecutive batches
     assert not say(Output(9.0), sampling, beta=1.0)  # without a memory
@@ -235,7 +215,6 @@ def test_numbers_that_are_refused():
         refused("sigma", Output, wrong)
         refused("multiplier", Inside, wrong)
         refused("first_multiplier", Inside, 1.0, first_multiplier=wrong)
-    refused("colluders must be below", MeanOnly, 4, 4)
     for target in (0.0, -1.0, math.nan):
         refused("epsilon must lie in", calibrated, spec(Output(1.0), CYCLE), target)
 

@@ -10,7 +10,7 @@ from error_lines import refused
 
 from fedjax_muon.privacy.clipping import Difference, Each, Split
 from fedjax_muon.privacy.releases import transcript_norm
-from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Shuffled
+from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
 
 BOUNDED = [Each(1.0), Difference(0.3), Split(1.0, 0.1), Split(1.0, 0.001)]
 BETAS = (0.01, 0.1, 0.3, 0.5)
@@ -176,7 +176,6 @@ def test_an_adversary_never_exceeds_the_bounds(clip, beta):
     every = np.ones(steps)
     cases = [
         (Cyclic(n, b), lambda: np.arange(steps) % 4 == random.integers(4), b),
-        (Shuffled(n, b), lambda: random.integers(2, size=steps), b),
         (FullBatch(n), lambda: every, n),
     ]
     for sampling, draw, size in cases:
@@ -189,23 +188,6 @@ def test_an_adversary_never_exceeds_the_bounds(clip, beta):
             used = game if free else linked
             moved = transcript_of(clip, beta, draw(), np.full(steps, size), used)
             assert np.linalg.norm(moved) <= bound * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("beta", BETAS)
-def test_any_pattern_of_each_clipped_pair_telescopes(beta):
-    # G = B_s P with the clipped gradients P: row t moves at most by its sum of |B_s|
-    steps, n, b, c = 8, 16, 2, 1 - beta
-    largest = 0.0
-    for s in patterns(steps, 1):
-        matrix = telescoped(steps, beta, s)
-        told = np.diag(s) - c * np.diag(s[1:], -1)  # d = told P
-        np.testing.assert_allclose(workload(steps, beta) @ told, matrix, atol=1e-14)
-        largest = max(largest, np.linalg.norm(np.abs(matrix).sum(1)) / b)
-    bound = transcript_norm(Shuffled(n, b).changes(Each(1.0), beta, steps), c)
-    assert bound == pytest.approx(gain(steps, beta, 1) / b, 1e-12)
-    assert largest <= bound * (1 + 1e-12)
-    assert bound <= math.sqrt(steps) / (beta * b)
-    assert bound <= transcript_norm(np.full(steps, (2 - beta) / b), c)
 
 
 def test_full_batches_telescope():
@@ -225,7 +207,7 @@ def test_refusals_of_limits():
 
 
 def test_refusals_of_samplings():
-    for kind in (Poisson, Cyclic, Shuffled):
+    for kind in (Poisson, Cyclic):
         refused(r"at most 100.*got 101", kind, 100, 101)
         refused("batch must be at least 1, got 0", kind, 100, 0)
         refused("examples must be at least 1, got 0", kind, 0, 1)
