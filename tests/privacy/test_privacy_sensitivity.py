@@ -27,12 +27,6 @@ def gain(steps, beta, separation):
     return transcript_norm((np.arange(steps) % separation == 0) * 1.0, 1 - beta)
 
 
-def telescoped(steps, beta, s):
-    """B_s[t, k] = c^(t-k) (s_k - s_{k+1}), diagonal s_t."""
-    below = np.tril(workload(steps, beta), -1)
-    return below * (s - np.append(s[1:], 0)) + np.diag(s)
-
-
 def patterns(steps, separation):
     for bits in itertools.product((0.0, 1.0), repeat=steps):
         at = np.flatnonzero(bits)
