@@ -24,7 +24,7 @@ from fedjax_muon.runs import (
     directory,
     launch,
     logs,
-    plan_record,
+    plans,
     privacy,
     sweep as sweeps,
     train as training,
@@ -89,9 +89,9 @@ def train(args) -> None:
                 )
             private = privacy.Private(run, simulation.guarantee)
             privacy.check_budget([private], dataset)
-        if not is_of_agents(run) and plan_record.is_tuned(run.config, args.tune):
-            forms = plan_record.forms_of(run.config, simulation, dataset)
-            config, simulation = plan_record.fastest(forms)
+        if not is_of_agents(run) and plans.is_tuned(run.config, args.tune):
+            forms = plans.forms_of(run.config, simulation, dataset)
+            config, simulation = plans.fastest(forms)
             run = dataclasses.replace(run, config=config)
         else:
             check_memory(simulation)

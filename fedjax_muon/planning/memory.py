@@ -9,10 +9,8 @@ import jax
 import psutil
 
 from fedjax_muon.core import tree
-from fedjax_muon.engine.plans import Plan, smaller_plans, vmapped
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import Devices
-from fedjax_muon.simulation.federated import with_plan
 from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation
 
@@ -97,14 +95,6 @@ def _on_one_device(x: Any) -> int:
     return x.addressable_data(0).nbytes if isinstance(x, jax.Array) else x.nbytes
 
 
-def plans_of(setup: Any, devices: int) -> list[tuple[str, Plan]]:
-    """The plans of a cohort by decreasing memory; none for agents without a server."""
-    if not isinstance(setup, Setup):
-        return []
-    clients_of_device = -(-setup.cohort_size // max(1, devices))
-    return [("vmapped", vmapped), *smaller_plans(clients_of_device)]
-
-
 def check_memory(simulation: Simulation) -> None:
     """Raises `ValueError` if a simulation does not fit in the memory of its devices.
 
@@ -114,40 +104,23 @@ def check_memory(simulation: Simulation) -> None:
     try:
         limit = limit_of(devices)
         need = memory_of(simulation)
-        if need is not None and need.total <= limit:
-            return
-        advice = _advice(simulation, need, limit)
     except UnknownMemoryError as error:
         warnings.warn(f"memory not checked: {error}", stacklevel=2)
         return
+    if need is not None and need.total <= limit:
+        return
     each = " on each device" if len(devices) > 1 else ""
-    needs = f"{bytes_text(need.total)} of" if need else "more"
-    than = ", of" if need else " than"
+    needs = f"more memory{each} than {bytes_text(limit)}"
+    if need is not None:
+        sizes = ", ".join(f"{k} {bytes_text(v)}" for k, v in need._asdict().items())
+        needs = (
+            f"{bytes_text(need.total)} of memory{each}, of {bytes_text(limit)} "
+            f"({sizes})"
+        )
     raise ValueError(
-        f"this plan needs {needs} memory{each}{than} {bytes_text(limit)}; {advice}"
+        f"this plan needs {needs}; take plan mapped, more devices, or fewer examples, "
+        "clients, batch examples or parameters"
     )
-
-
-def _advice(simulation: Simulation, need: Memory | None, limit: int) -> str:
-    """Names a plan that fits in `limit` bytes, or another remedy."""
-    setup = simulation.setup
-    for name, plan in plans_of(setup, len(setup.devices))[1:]:
-        need = memory_of(with_plan(simulation, plan))
-        if need is not None and need.total <= limit:
-            return f"{name} needs {bytes_text(need.total)}"
-    if need is None:
-        return "take smaller batches or a smaller model"
-    # `need` is now that of the last plan, `mapped`
-    large = max(need._fields, key=need._asdict().__getitem__)
-    total, most = bytes_text(need.total), bytes_text(max(need))
-    known = f"even mapped needs {total}, of which {most} are "
-    if large == "examples":
-        splits = setup.split_examples
-        remedy = "more devices" if splits else "more devices and split_examples"
-        return f"{known}examples: take fewer, or {remedy}"
-    if large == "state":
-        return f"{known}the state: take more devices, fewer clients or a smaller model"
-    return f"{known}for the work: take smaller batches or a smaller model"
 
 
 def bytes_text(count: float) -> str:

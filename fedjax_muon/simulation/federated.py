@@ -103,7 +103,7 @@ def federate(
 ) -> Simulation:
     """Prepares federated training; programs are compiled when they are first used.
 
-    `memory.check_memory` suggests another plan if it does not fit in memory.
+    `memory.check_memory` tells whether it fits in memory.
 
     Args:
       algorithm: The algorithm to run, such as `fedavg(lr=0.1)`.

@@ -183,12 +183,14 @@ def test_the_lock_of_another_process_is_set_aside(libtpu):
 
 
 @pytest.mark.slow
-def test_a_plan_that_fits_is_named(libtpu):
+def test_what_does_not_fit_is_refused(libtpu):
     wide = classification(models.MLP(10, (8192, 8192)), DIGITS)
     parts = partition.iid(DIGITS.y_train, 64, key=jax.random.key(0))
     sizes = {"cohort_size": 64, "local_steps": 1, "batch_size": 2}
     large = federate(fedavg(lr=0.1), wide, DIGITS, parts, **sizes)
-    with pytest.raises(ValueError, match=r"^this plan does not fit: .*; chunked with"):
+    with pytest.raises(
+        ValueError, match=r"^this plan does not fit: .*; take plan mapped"
+    ):
         compile_for(large, "v5e:1x1")
 
 

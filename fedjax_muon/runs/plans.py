@@ -1,8 +1,4 @@
-"""The fastest plan of a run: measured once on a device, and remembered.
-
-The config of a run has the plan that was chosen, so that a resumed run has the same one
-whatever was measured since.
-"""
+"""The fastest plan of a run, which its config keeps: a resumed run has the same one."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +9,7 @@ import jax
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine.processes import is_first
 from fedjax_muon.engine.terminal import plain_console
-from fedjax_muon.planning.tuning import tune_once
+from fedjax_muon.planning.tuning import tune
 from fedjax_muon.runs.build import CONVOLUTIONAL, task_of
 from fedjax_muon.runs.config import Config
 from fedjax_muon.simulation.federated import with_task
@@ -49,12 +45,12 @@ def forms_of(
 def fastest(
     forms: Mapping[str, tuple[Config, Simulation]],
 ) -> tuple[Config, Simulation]:
-    """Chooses the fastest plan and form, measured now or before."""
+    """Chooses the fastest plan and form by measurement."""
     simulations = {name: simulation for name, (_, simulation) in forms.items()}
     [first, *others] = simulations.values()
-    console = plain_console(quiet=not is_first())
-    tuned = tune_once(simulations if others else first, console)
+    tuned = tune(simulations if others else first)
     times = ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in tuned.seconds.items())
+    console = plain_console(quiet=not is_first())
     console.print(f"fastest plan: {tuned.plan} (a round by plan: {times})")
     form, _, plan = tuned.plan.rpartition(", ")
     chosen, _ = forms[form or next(iter(forms))]
