@@ -128,8 +128,8 @@ def data_directory(name: str, data_dir: Directory) -> Path:
     if not chosen:
         raise ValueError(
             f"{name} is stored in files: give data_dir or set the environment variable "
-            f"{DATA_DIR_VARIABLE} to the directory that holds them; fedjax-muon list "
-            "says how to get them"
+            f"{DATA_DIR_VARIABLE} to the directory that holds them; how to get them: "
+            "fedjax-muon list"
         )
     return Path(chosen).expanduser()
 

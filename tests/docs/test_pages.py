@@ -391,7 +391,7 @@ def test_the_study_shown_prints_what_the_page_says(tmp_path, monkeypatch, capsys
     threads = lambda count, mp_context: ThreadPoolExecutor(count)
     monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", threads)
     page = DOCS / "devices.md"
-    study, script = blocks(page, "py")
+    *_, study, script = blocks(page, "py")
     (tmp_path / "study.py").write_text(study)
     monkeypatch.syspath_prepend(tmp_path)
     exec(compile(script, page.name, "exec"), {"__name__": "__main__"})
