@@ -15,7 +15,7 @@ from fedjax_muon.data.dataset import digest
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
 from fedjax_muon.engine.terminal import Progress, plain_console, shown
-from fedjax_muon.planning import ahead_of_time
+from fedjax_muon.planning.ahead_of_time import compile_for, report
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import score_column
@@ -77,10 +77,8 @@ def train(args) -> None:
         if args.compile_for is not None:
             default = run.config.plan == "default"
             plan = None if default else plan_of(run.config)
-            compiled = ahead_of_time.compile_for(
-                simulation, args.compile_for, plan=plan
-            )
-            plain_console().print(ahead_of_time.table(compiled))
+            compiled = compile_for(simulation, args.compile_for, plan=plan)
+            print(report(compiled, args.compile_for))
             return
         if simulation.guarantee is not None:
             if jax.process_count() > 1:

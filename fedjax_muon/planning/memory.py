@@ -73,18 +73,18 @@ def memory_of(simulation: Simulation) -> Memory | None:
     # whatever the devices are, one of them evaluates
     score = programs.score.trace(*jax.eval_shape(lambda *shapes: shapes, *scored))
     try:
-        begun = _work(begin) - held.state  # which is its result
-        work = max(begun, _work(rounds), _work(score))
+        needs = [work_of(one.lower().compile()) for one in (begin, rounds, score)]
     except jax.errors.JaxRuntimeError as error:
         if EXHAUSTED in str(error):
             return None
         raise
-    return held._replace(work=work)
+    needs[0] -= held.state  # the result of `begin`
+    return held._replace(work=max(needs))
 
 
-def _work(program: jax.stages.Traced) -> int:
+def work_of(compiled: jax.stages.Compiled) -> int:
     """The bytes that a program needs besides its arguments, by its compiler."""
-    memory = program.lower().compile().memory_analysis()
+    memory = compiled.memory_analysis()
     if memory is None:
         raise UnknownMemoryError("the compiler does not say how much memory it needs")
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes

@@ -180,7 +180,7 @@ def test_what_no_compiler_accepts_does_not_fit(limit, monkeypatch):
     def refused(program):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory on HBM")
 
-    monkeypatch.setattr(memory, "_work", refused)
+    monkeypatch.setattr(memory, "work_of", refused)
     limit(10**9)
     with pytest.raises(ValueError, match=r"^this plan needs more memory than 1 GB; ta"):
         check_memory(prepared("fedavg", plans.vmapped, 40, 36))
