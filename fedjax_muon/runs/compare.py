@@ -45,6 +45,7 @@ from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.logs import NO_LOG, Log
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.train import is_complete, train
+from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 
 TUNING = "tuning"
@@ -61,6 +62,8 @@ class Checked(NamedTuple):
 def check(job: Comparison, run_dir: Path | None = None) -> Checked:
     """Checks a comparison, and whether its privacy budget allows it."""
     dataset = dataset_of(job.config)
+    if job.config.devices == 1:
+        dataset = on_device(dataset)
     kinds = {row[0].algorithm: is_of_agents(row[0]) for row in job.rows}
     if job.config.private and len(set(kinds.values())) > 1:
         agents, clients = (

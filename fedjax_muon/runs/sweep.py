@@ -45,6 +45,7 @@ from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation import checkpoint
+from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.sweeps.sweep import Cell, Outcome, sweep
@@ -119,7 +120,7 @@ def check(job: Sweep) -> str:
                 raise ValueError(
                     "it is decentralized, and a sweep is only for methods with a server"
                 )
-    train, validation = _held_out(job)
+    train, validation = _held_out(job, dataset_of(job.config))
     commons = {}
     for name in job.algorithms:
         with named(name):
@@ -192,7 +193,7 @@ def train(job: Sweep, run_dir: Path, again: str = "", part: Part = EVERYTHING) -
     with refusing():
         dataset = dataset_of(job.config)
         directory.hold_to(run_dir, digest(dataset), job.config.dataset)
-        held_out = data.hold_out(dataset, job.validation)
+        held_out = _held_out(job, dataset)
     (place / "cells").mkdir(parents=True, exist_ok=True)
     with (
         resumable(place, again or directory.resume_command(run_dir)) as stop,
@@ -258,8 +259,9 @@ def _groups(job: Sweep, name: str, todo, held_out, tick, pause):
     )
 
 
-def _held_out(job: Sweep) -> tuple[data.Dataset, Examples]:
-    return data.hold_out(dataset_of(job.config), job.validation)
+def _held_out(job: Sweep, dataset: data.Dataset) -> tuple[data.Dataset, Examples]:
+    train, validation = data.hold_out(dataset, job.validation)
+    return on_device(train), validation
 
 
 def _common(job: Sweep, name: str, train: data.Dataset) -> Simulation:

@@ -78,10 +78,20 @@ def check_dataset(dataset: Any) -> Dataset:
         x_train = x_train.astype(np.float32, copy=False)
         x_test = x_test.astype(np.float32, copy=False)
     checked = data.check(dataset._replace(x_train=x_train, x_test=x_test))
-    original = dataset.x_train
-    if isinstance(original, jax.Array) and original.dtype == x_train.dtype:
-        return checked._replace(x_train=original)  # not copied to the device again
-    return checked
+    # what is on the device is not copied to it again
+    kept: dict[str, Any] = {
+        name: x
+        for name, x in (("x_train", dataset.x_train), ("x_test", dataset.x_test))
+        if isinstance(x, jax.Array) and x.dtype == getattr(checked, name).dtype
+    }
+    return checked._replace(**kept)
+
+
+def on_device(dataset: Dataset) -> Dataset:
+    """Puts the examples on the device, where all simulations share the one copy."""
+    x_train: Any = jnp.asarray(dataset.x_train)
+    x_test: Any = jnp.asarray(dataset.x_test)
+    return dataset._replace(x_train=x_train, x_test=x_test)
 
 
 def check_parts(parts: Any) -> list[np.ndarray]:

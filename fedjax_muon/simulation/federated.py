@@ -66,6 +66,7 @@ from fedjax_muon.simulation.rounds import (
     Weighting,
     check_setup,
     cohort_loss,
+    drawn_cohort,
     init_state,
     objective_and_sampler,
     run_prologue,
@@ -270,6 +271,7 @@ def _programs(setup: Setup) -> Programs:
         begin=jax.jit(begin, donate_argnums=1),
         rounds=jax.jit(rounds, donate_argnums=1),
         score=jax.jit(evaluate),
+        draw=partial(drawn_cohort, setup),
         loss=jax.jit(loss),
         own=own_accuracy.program(setup),
     )

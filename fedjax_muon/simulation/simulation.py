@@ -31,10 +31,11 @@ from fedjax_muon.simulation.arguments import (
 from fedjax_muon.simulation.batching import Clients
 from fedjax_muon.simulation.evaluation import OwnTests, own_tests_of
 from fedjax_muon.simulation.last_state import LastState
-from fedjax_muon.simulation.rounds import Inputs, Metrics, answers, drawn_cohort
+from fedjax_muon.simulation.rounds import Inputs, Metrics, answers
 from fedjax_muon.simulation.timing import Timing, durations_of, on_time, timing_of
 
 NOISE = ("noise_scale", "noise_multiplier")  # hyperparameters that privacy decides
+TIMINGS = 16  # runs whose times are kept, since they are computed from round 0 on
 
 
 class NonFiniteError(ArithmeticError):
@@ -71,6 +72,7 @@ class Programs(NamedTuple):
     # (task, params, clients, test, own_tests) -> scores
     score: jax.stages.Wrapped
     # of a federated simulation:
+    draw: Any = None  # `drawn_cohort` of its setup
     loss: Any = None  # (inputs, state, clients) -> the cohort's loss
     own: Any = None  # see `own_accuracy`
 
@@ -317,11 +319,7 @@ class Simulation:
         in_time = np.ones(setup.num_clients, bool)
         if setup.deadline is not None:
             in_time = np.asarray(on_time(setup, self.durations))
-        return int(answers(self._draw_cohort, key, jnp.asarray(in_time), rounds))
-
-    @functools.cached_property
-    def _draw_cohort(self) -> Callable[..., Any]:
-        return functools.partial(drawn_cohort, self.setup)
+        return int(answers(self.programs.draw, key, jnp.asarray(in_time), rounds))
 
     def virtual_seconds(self, state: Any) -> float | None:
         """The time of a state by the simulation's clock; None without a clock."""
@@ -342,13 +340,15 @@ class Simulation:
             return None
         name = np.asarray(jax.random.key_data(key)).tobytes()
         if name not in self._timings:
-            kept = jnp.copy(key)  # states are donated
-            self._timings[name] = timing_of(self.setup, self.durations, kept)
+            if len(self._timings) == TIMINGS:
+                self._timings.pop(next(iter(self._timings)))
+            kept, draw = jnp.copy(key), self.programs.draw  # states are donated
+            self._timings[name] = timing_of(self.setup, self.durations, kept, draw)
         return self._timings[name]
 
     @functools.cached_property
     def _timings(self) -> dict[bytes, Timing]:
-        """Times of runs by their keys."""
+        """Times of the last runs by their keys."""
         return {}
 
     @functools.cached_property

@@ -1,5 +1,7 @@
 """Virtual time: how long jobs of clients, rounds and runs take by a clock."""
 
+import functools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -11,9 +13,10 @@ from fedjax_muon.clocks import Away, Clock
 from fedjax_muon.core import check_range
 from fedjax_muon.simulation.arrivals import Arrivals, Rows, Schedule, blank
 from fedjax_muon.simulation.batching import Clients
-from fedjax_muon.simulation.rounds import Setup, drawn_cohort
+from fedjax_muon.simulation.rounds import Setup
 
 BLOCK = 64  # rounds whose cohorts are drawn together
+Draw = Callable[[jax.Array, Any], tuple[jax.Array, jax.Array, jax.Array]]
 
 
 def timed(
@@ -88,12 +91,10 @@ class Asynchronous:
 class Synchronous:
     """Rounds that last as long as their slowest member, or until a deadline."""
 
-    def __init__(self, setup: Setup, durations: np.ndarray, key: jax.Array):
-        self.setup, self.durations, self.key = setup, durations, key
+    def __init__(self, setup: Setup, durations: np.ndarray, key: jax.Array, draw: Draw):
+        self.setup, self.durations, self.key, self.draw = setup, durations, key, draw
         self.on_time = on_time(setup, durations)
         self.ends: list[float] = []  # of rounds
-        draw = lambda index: drawn_cohort(setup, key, index)
-        self.draw = jax.jit(lambda first: jax.vmap(draw)(first + jnp.arange(BLOCK)))
 
     def check(self, rounds: int) -> None:
         del rounds
@@ -104,7 +105,7 @@ class Synchronous:
 
     def seconds(self, rounds: int) -> float:
         while len(self.ends) < rounds:
-            drawn = map(np.asarray, self.draw(jnp.int32(len(self.ends))))
+            drawn = map(np.asarray, _block(self.draw, self.key, len(self.ends)))
             for cohort, joins, present in zip(*drawn, strict=True):
                 before = self.ends[-1] if self.ends else 0.0
                 self.ends.append(before + self._round(cohort, joins, present))
@@ -119,6 +120,12 @@ class Synchronous:
             return max(there, default=0.0)
         missed = (joins & ~present).any() or max(there, default=0.0) > deadline
         return deadline if missed else max(there, default=0.0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _block(draw: Draw, key: jax.Array, first: jax.Array | int) -> Any:
+    """The cohorts of `BLOCK` rounds, leaves [BLOCK, ...]."""
+    return jax.vmap(lambda index: draw(key, index))(first + jnp.arange(BLOCK))
 
 
 def on_time(setup: Setup, durations: np.ndarray) -> jax.Array | None:
@@ -159,10 +166,12 @@ def durations_of(
     return steps * speeds.step + nbytes * speeds.byte
 
 
-def timing_of(setup: Setup, durations: np.ndarray, key: jax.Array) -> Timing:
-    """The times of a run with a key."""
+def timing_of(
+    setup: Setup, durations: np.ndarray, key: jax.Array, draw: Draw
+) -> Timing:
+    """The times of a run with a key, whose cohorts `draw` draws."""
     if setup.arrivals is None:
-        return Synchronous(setup, durations, key)
+        return Synchronous(setup, durations, key, draw)
     away = away_of(setup)
     return Asynchronous(setup.arrivals, durations, setup.dropout, key, away)
 

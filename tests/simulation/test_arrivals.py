@@ -19,7 +19,9 @@ from fedjax_muon import clocks, engine, staleness
 from fedjax_muon.core import Algorithm, Exchange
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz
+from fedjax_muon.simulation import timing
 from fedjax_muon.simulation.arrivals import asynchronous, damped, queue
+from fedjax_muon.simulation.simulation import TIMINGS
 
 N, K, LR = 12, 3, 0.1
 KEY = jax.random.key(0)
@@ -392,6 +394,17 @@ def test_bytes_take_time_and_local_steps_differ():
     clock = clocks.constant(step=2.0)
     timed = federation.federation(clock=clock, local_steps=steps)
     np.testing.assert_allclose(timed.durations, 2 * np.array(steps))
+
+
+def test_cohorts_of_all_runs_are_drawn_by_one_program():
+    clock = clocks.measured([1.0, 2, 3, 4, 5, 6])
+    simulation = federation.federation(clock=clock, deadline=4.5)
+    before = timing._block._cache_size()
+    for seed in range(2 * TIMINGS + 1):
+        varied = simulation.vary(hyper={"lr": 0.1}) if seed % 2 else simulation
+        assert varied.timing(jax.random.key(seed)).seconds(3) > 0
+    assert timing._block._cache_size() == before + 1
+    assert len(simulation._timings) == TIMINGS  # the last ones
 
 
 def test_a_deadline_ends_rounds_without_those_who_are_late():

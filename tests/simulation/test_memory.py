@@ -28,9 +28,9 @@ from fedjax_muon.planning.memory import (
     memory_bytes,
     memory_of,
 )
-from fedjax_muon.runs import directory
+from fedjax_muon.runs import compare, directory, sweep as swept
 from fedjax_muon.runs.build import simulation_of
-from fedjax_muon.runs.config import Config, Run
+from fedjax_muon.runs.config import Comparison, Config, Run
 from fedjax_muon.simulation import rounds
 from fedjax_muon.simulation.batching import with_replacement
 from fedjax_muon.sweeps import sweep as sweeps
@@ -263,3 +263,19 @@ def test_the_smallest_limit_of_the_groups_counts(tmp_path, groups, limits, found
     assert memory_bytes(tmp_path / "without groups") == TOTAL
     assert list(container_limits(tmp_path / "without groups")) == []
     assert memory_bytes(machine(tmp_path, groups, **limits)) == found
+
+
+def test_methods_that_are_compared_share_one_copy_of_the_examples(monkeypatch):
+    shape = load("digits").x_train.shape
+    held: set[int] = set()
+
+    def count(simulation):
+        mine = [x for x in jax.live_arrays() if x.shape[1:] == shape[1:]]
+        held.update(x.unsafe_buffer_pointer() for x in mine if len(x) > shape[0] // 2)
+
+    monkeypatch.setattr(compare, "check_memory", count)
+    monkeypatch.setattr(swept, "check_memory", count)
+    names, config = ("fedavg", "fedmuon", "scaffold"), Config(rounds=2)
+    grids = dict.fromkeys(names, (0.1, 0.3))
+    compare.check(Comparison(names, {}, {}, (0,), config, grids))
+    assert len(held) == 2  # all of them, and those without validation
