@@ -49,6 +49,8 @@ class Round(NamedTuple):
     steps: int | jax.Array
     clients: int | jax.Array  # S, the number of clients that take part
     fraction: float | jax.Array  # S / N
+    # int32 [], for the server: largest staleness of the messages in asynchronous rounds
+    late: int | jax.Array = 0
 
 
 def as_sent(message: Any) -> Any:
@@ -103,7 +105,8 @@ class Exchange(NamedTuple):
 class Algorithm(NamedTuple):
     """A federated algorithm: initial states, and the exchanges of a round."""
 
-    init: Callable[[Params], Any]  # params -> server state, which has `.params`
+    # params -> server state, a named tuple with the field `params`
+    init: Callable[[Params], Any]
     init_client: Callable[[Params], Any]  # params -> client state, () if none
     exchanges: tuple[Exchange, ...]
     prologue: tuple[Exchange, ...] = ()  # run once, by all clients, before round 0

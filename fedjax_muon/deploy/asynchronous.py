@@ -49,15 +49,12 @@ class AsynchronousRounds(Rounds):
         self.order = orders_of(run_key, shared.setup.num_clients)
 
     def prologue(self, progress: Progress) -> Progress:
-        late = progress.state.training.server
-        progress = super().prologue(_with_server(progress, late.inner))
-        inner = progress.state.training.server
+        progress = super().prologue(progress)
         seconds = round(time.monotonic() - self.began, 3)
         silent = [
             Arrival(PROLOGUE, lost.client, PROLOGUE, seconds) for lost in self.missing
         ]
-        progress = progress._replace(arrived=tuple(silent))
-        return _with_server(progress, late._replace(inner=inner))
+        return progress._replace(arrived=tuple(silent))
 
     def round(self, progress: Progress) -> Progress:
         """Takes messages until the buffer is full, or no client is left."""
@@ -74,7 +71,7 @@ class AsynchronousRounds(Rounds):
         )
         size = jnp.float32(arrivals.buffer)
         shared = self.broadcast[number](
-            training.server.inner, training.index, keys.server, size
+            training.server, training.index, keys.server, size
         )
 
         def begin(client: int) -> None:
@@ -177,8 +174,3 @@ class _Event(NamedTuple):
     client: int
     data: bytes | Exception | None  # None at the end
     start: int = -1  # round in which the job started that has ended
-
-
-def _with_server(progress: Progress, server: Any) -> Progress:
-    training = progress.state.training._replace(server=server)
-    return progress._replace(state=progress.state._replace(training=training))

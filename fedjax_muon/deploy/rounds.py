@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import Params, message_shapes, streams, tree
+from fedjax_muon.core import Params, map_exchanges, message_shapes, streams, tree
 from fedjax_muon.deploy import messages
 from fedjax_muon.deploy.federation import Federation, description
 from fedjax_muon.deploy.messages import Message, MessageError, plain
 from fedjax_muon.deploy.node import INITIAL, round_of
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.plans import CohortMember
-from fedjax_muon.engine.round import exchange_keys, make_exchange
-from fedjax_muon.simulation.arrivals import Arrival, asynchronous, damped
+from fedjax_muon.engine.round import exchange_keys, make_exchange, staleness_of
+from fedjax_muon.simulation.arrivals import Arrival, asynchronous
 from fedjax_muon.simulation.batching import objective_of
 from fedjax_muon.simulation.rounds import Inputs, State, cohort_of, init_state
 from fedjax_muon.simulation.simulation import inputs_of
@@ -261,7 +261,8 @@ def _broadcast_program(shared: Federation, number: int) -> Callable[..., Any]:
     def broadcast(inputs, server, index, key, present):
         ours = shared.with_inputs(inputs)
         round = round_of(ours, number, index, key, present)
-        return ours.exchanges[number].broadcast(server, round)
+        state = server if ours.setup.arrivals is None else server.inner
+        return ours.exchanges[number].broadcast(state, round)
 
     return functools.partial(broadcast, _inputs(shared))
 
@@ -272,7 +273,7 @@ def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
     That is given as the leaves of all messages, [S, ...]. If rounds are asynchronous,
     the rounds that they started in are given too, int32 [S].
     """
-    arrivals = shared.setup.arrivals if number >= shared.first else None
+    arrivals = shared.setup.arrivals
     given = lambda objective, broadcast, state, batches, round: (batches, state)
 
     @jax.jit
@@ -284,14 +285,17 @@ def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
 
         def of_server(present: jax.Array) -> Any:
             size = jnp.sum(present).astype(weights.dtype)
-            return round_of(ours, number, index, keys.server, size)
+            round = round_of(ours, number, index, keys.server, size)
+            return round._replace(late=staleness_of(index, starts, present))
 
-        exchange = ours.exchanges[number]._replace(client=given)
+        algorithm = map_exchanges(
+            lambda number, exchange: exchange._replace(client=given),
+            ours.setup.algorithm,
+        )
         if arrivals is not None:
-            algorithm = ours.setup.algorithm._replace(exchanges=(exchange,))
-            (exchange,) = asynchronous(algorithm, arrivals).exchanges
+            algorithm = asynchronous(algorithm, arrivals)
         run = make_exchange(
-            exchange,
+            (*algorithm.prologue, *algorithm.exchanges)[number],
             objective_of(ours.setup.task),
             plans.mapped,
             lambda entry, key: entry,
@@ -300,9 +304,6 @@ def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
         member_keys = keys.members, keys.draws
         members = CohortMember(cohort, messages, weights, *member_keys, None, starts)
         after, _, received = run(server, (), members)
-        if arrivals is not None:
-            late = jnp.where(received, index - starts, 0)
-            after = damped(arrivals, server.params, after, late)
         return after, received
 
     return functools.partial(update, _inputs(shared))

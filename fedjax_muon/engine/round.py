@@ -44,7 +44,7 @@ class State(NamedTuple):
 
     # int32 [], number of completed rounds
     index: jax.Array  # type: ignore[assignment]  # hides tuple.index
-    server: Any  # server state of the algorithm, has `.params`
+    server: Any  # server state of the algorithm, has the field `params`
     client_states: Any  # of all N clients, stacked on axis 0, possibly padded
 
 
@@ -172,6 +172,13 @@ def server_round(
     return Round(index, key, steps, size, size / num_clients)
 
 
+def staleness_of(
+    index: jax.Array, starts: jax.Array | None, present: jax.Array
+) -> int | jax.Array:
+    """The largest staleness of those who take part; 0 if all started in this round."""
+    return 0 if starts is None else jnp.where(present, index - starts, 0).max()
+
+
 def _takes_all(exchange: Exchange) -> bool:
     """Whether a function takes all messages of the exchange together."""
     return bool(exchange.attacks or exchange.stack)
@@ -289,7 +296,8 @@ def _runner(
         ) -> Round:
             steps = bound if own is None else _mean_steps(own, weights, present)
             kind = weights.dtype
-            return server_round(index, server_key, steps, present, num_clients, kind)
+            made = server_round(index, server_key, steps, present, num_clients, kind)
+            return made._replace(late=staleness_of(index, starts, present))
 
         received = weights > 0
         for number, exchange in enumerate(exchanges, first):

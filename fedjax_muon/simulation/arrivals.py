@@ -25,6 +25,7 @@ from fedjax_muon import staleness as weights
 from fedjax_muon.clocks import NEVER, Away
 from fedjax_muon.core import (
     Algorithm,
+    Exchange,
     Objective,
     Round,
     after_change,
@@ -266,13 +267,18 @@ def size_of(
 class State(NamedTuple):
     """An algorithm's state, and its last broadcasts."""
 
-    inner: Any
+    params: Any  # current parameters
+    rest: Any  # the algorithm's state, without its parameters
     ring: Any  # broadcasts [depth, ...]; that of step v is at v % depth
 
     @property
-    def params(self) -> Any:
-        """The server's current parameters."""
-        return self.inner.params
+    def inner(self) -> Any:
+        """The algorithm's state."""
+        return self.rest._replace(params=self.params)
+
+    def with_inner(self, inner: Any) -> "State":
+        """The same broadcasts with another state of the algorithm."""
+        return State(inner.params, inner._replace(params=()), self.ring)
 
 
 class Broadcast(NamedTuple):
@@ -287,7 +293,10 @@ class Sent(NamedTuple):
 
 
 def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
-    """Lets clients start from earlier broadcasts; `Round.index` says from which."""
+    """Lets clients start from earlier broadcasts; `Round.index` says from which.
+
+    The parameters move by the part of their step that `damping` says.
+    """
     (main,) = algorithm.exchanges
     depth = arrivals.depth
     at = lambda ring, index: jax.tree.map(lambda x: x[index % depth], ring)
@@ -297,12 +306,13 @@ def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
         begin = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
         first = jax.eval_shape(main.broadcast, inner, begin)
         ring = jax.tree.map(lambda x: jnp.zeros((depth, *x.shape), x.dtype), first)
-        return State(inner, ring)
+        return State((), (), ring).with_inner(inner)
 
     def prepare(state: State, round: Round) -> State:
         inner = main.prepare(state.inner, round)
         put = lambda ring, new: ring.at[round.index % depth].set(new)
-        return State(inner, jax.tree.map(put, state.ring, main.broadcast(inner, round)))
+        ring = jax.tree.map(put, state.ring, main.broadcast(inner, round))
+        return state._replace(ring=ring).with_inner(inner)
 
     def client(
         objective: Objective, sent: Broadcast, before: Any, batches: Any, round: Round
@@ -325,7 +335,11 @@ def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
         return message._replace(params=scaled)
 
     def server(state: State, mean: Any, round: Round) -> State:
-        return state._replace(inner=main.server(state.inner, mean, round))
+        after = state.with_inner(main.server(state.inner, mean, round))
+        if arrivals.damping is None:
+            return after
+        part = arrivals.damping(jnp.asarray(round.late))
+        return after._replace(params=tree.mix(state.params, part, after.params))
 
     wrapped = main._replace(
         prepare=prepare,
@@ -335,20 +349,25 @@ def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
         decode=decode,
         local_params=None,
     )
-    return algorithm._replace(init=init, exchanges=(wrapped,), recipe=None)
+    return algorithm._replace(
+        init=init,
+        exchanges=(wrapped,),
+        prologue=tuple(map(_inside, algorithm.prologue)),
+        recipe=None,
+    )
 
 
-def damped(arrivals: Arrivals, before: Any, after: State, late: jax.Array) -> State:
-    """Shortens a step of the server from the parameters `before`.
-
-    Args:
-      late: Staleness of the received messages, and 0 for others, int32 [S].
-    """
-    if arrivals.damping is None:
-        return after
-    latest = late.max()
-    params = tree.mix(before, arrivals.damping(latest), after.params)
-    return after._replace(inner=after.inner._replace(params=params))
+def _inside(exchange: Exchange) -> Exchange:
+    """An exchange of the algorithm as one of the whole state."""
+    return exchange._replace(
+        prepare=lambda state, round: state.with_inner(
+            exchange.prepare(state.inner, round)
+        ),
+        broadcast=lambda state, round: exchange.broadcast(state.inner, round),
+        server=lambda state, mean, round: state.with_inner(
+            exchange.server(state.inner, mean, round)
+        ),
+    )
 
 
 def check_suits(

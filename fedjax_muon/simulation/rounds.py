@@ -32,7 +32,6 @@ from fedjax_muon.simulation.arrivals import (
     answered,
     asynchronous,
     check_suits,
-    damped,
 )
 from fedjax_muon.simulation.batching import (
     Clients,
@@ -284,18 +283,13 @@ def run_prologue(
     objective, draw = objective_and_sampler(setup, clients, prologue=True)
     plan = _plan(setup, prologue=True)
     run = engine.make_prologue(
-        setup.algorithm, objective, setup.num_clients, plan, draw
+        _executed(setup), objective, setup.num_clients, plan, draw
     )
     all_clients = jnp.arange(setup.num_clients, dtype=jnp.int32)
     asked = answered(setup.arrivals, setup.num_clients)
     weights = jnp.where(asked, setup.weighting(clients.size), 0)
     engine_key = jax.random.fold_in(key, streams.ENGINE)
-    late = training.server if setup.arrivals is not None else None
-    if late is not None:
-        training = training._replace(server=late.inner)
     training, received = run(training, all_clients, all_clients, weights, engine_key)
-    if late is not None:
-        training = training._replace(server=late._replace(inner=training.server))
     return State(training, key), received | ~asked
 
 
@@ -388,10 +382,6 @@ def _round(
         steps_of(setup, clients),
     )
     training, received = run(state.training, cohort, cohort, weights, key, starts)
-    if setup.arrivals is not None and starts is not None:
-        late = jnp.where(received, state.training.index - starts, 0)
-        server = damped(setup.arrivals, state.params, training.server, late)
-        training = training._replace(server=server)
     return State(training, state.key), cohort, present & ~received
 
 

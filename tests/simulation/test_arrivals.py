@@ -20,7 +20,7 @@ from fedjax_muon.core import Algorithm, Exchange
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz
 from fedjax_muon.simulation import timing
-from fedjax_muon.simulation.arrivals import asynchronous, damped, queue
+from fedjax_muon.simulation.arrivals import asynchronous, queue
 from fedjax_muon.simulation.simulation import TIMINGS
 
 N, K, LR = 12, 3, 0.1
@@ -160,13 +160,10 @@ def path_of(algorithm, arrivals, steps, plan=plans.mapped, steps_of=K):
     run = jax.jit(engine.make_round(executed, objective(), N, plan))
     path = []
     for step in steps:
-        before, index = state.server.params, state.index
         ids, starts = np.array(step.clients), jnp.array(step.starts, jnp.int32)
         args = (jnp.asarray(ids, jnp.int32), batches(ids), jnp.ones(len(ids)), KEY)
         state, received = run(state, *args, starts)
         assert received.all()
-        late = damped(arrivals, before, state.server, (index - starts).max())
-        state = state._replace(server=late)
         path.append(np.asarray(state.server.params["w"]))
     return path
 
