@@ -22,7 +22,8 @@ from fedjax_muon.deploy.node import INITIAL, round_of
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.plans import CohortMember
 from fedjax_muon.engine.round import exchange_keys, make_exchange, staleness_of
-from fedjax_muon.simulation.arrivals import Arrival, asynchronous
+from fedjax_muon.simulation.arrivals import Arrival
+from fedjax_muon.simulation.asynchronous import asynchronous
 from fedjax_muon.simulation.batching import objective_of
 from fedjax_muon.simulation.rounds import Inputs, State, cohort_of, init_state
 from fedjax_muon.simulation.simulation import inputs_of

@@ -27,12 +27,8 @@ from fedjax_muon.engine.plans import Plan, chunked, vmapped
 from fedjax_muon.engine.sharding import Devices, sharded, sharded_gather
 from fedjax_muon.personalization import params_of_clients
 from fedjax_muon.simulation.arguments import check_rule_kinds, check_rules
-from fedjax_muon.simulation.arrivals import (
-    Arrivals,
-    answered,
-    asynchronous,
-    check_suits,
-)
+from fedjax_muon.simulation.arrivals import Arrivals, answered
+from fedjax_muon.simulation.asynchronous import asynchronous, check_suits
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,

@@ -20,7 +20,8 @@ from fedjax_muon.core import Algorithm, Exchange
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz
 from fedjax_muon.simulation import timing
-from fedjax_muon.simulation.arrivals import asynchronous, queue
+from fedjax_muon.simulation.arrivals import queue
+from fedjax_muon.simulation.asynchronous import asynchronous
 from fedjax_muon.simulation.simulation import TIMINGS
 
 N, K, LR = 12, 3, 0.1
