@@ -1,6 +1,5 @@
 """Methods off their published settings: rates, options, keys, special cases, bounds.
 
-That methods coincide with their published options is tested of the oracles.
 """
 
 from functools import partial

@@ -10,7 +10,7 @@ from cases import slow_but
 from oracles import fedavg as avg
 from oracles.cases import PARTIAL, SIZES, X
 from oracles.fedmuon import fedmuon_align
-from oracles.proximal import coefficients, fednova, fedprox
+from oracles.proximal import fednova, fedprox
 from oracles.scaffold import scaffold
 
 import fedjax_muon as fm
@@ -108,11 +108,3 @@ def test_muon_takes_unequal_steps_and_the_server_their_mean():
         momentum = {name: -d / (steps * 0.1) for name, d in change.items()}
         x = {name: x[name] + d for name, d in change.items()}
     assert traces.farthest(got[-1:], [x]) < 1e-10
-
-
-@pytest.mark.parametrize("rho", [0.0, 0.7])
-def test_the_oracles_coefficients_are_those_of_the_paper(rho):
-    of_momentum = [(1 - rho ** (6 - k)) / (1 - rho) for k in range(6)]
-    np.testing.assert_allclose(coefficients(6, rho, 0.0), of_momentum)
-    of_pull = [(1 - 0.3) ** (5 - k) for k in range(6)]
-    np.testing.assert_allclose(coefficients(6, 0.0, 0.3), of_pull)

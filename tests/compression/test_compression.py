@@ -11,7 +11,6 @@ import pytest
 from federation import assert_same_bits
 from oracles import compression as oracle, fedavg as avg
 from oracles.cases import FULL, PARTIAL, SIZES, X
-from oracles.fedmuon import fedmuon_align as fedmuon_align_oracle
 from oracles.outer import muloco as muloco_oracle
 from oracles.problem import draw_params, draw_trace, first_gradient, mean
 from traces import TOY, farthest, path, precision, run, stack
@@ -131,18 +130,6 @@ def test_the_identity_changes_no_bit(name):
     assert costs(algorithm) == costs(
         compress(algorithm, no_compression(), feedback=1.0)
     )
-
-
-def test_oracles_without_compression_are_those_of_the_algorithms():
-    keep = lambda v: v
-    for feedback in (None, 1.0):
-        got, errors = oracle.fedavg(X, PARTIAL, 0.1, keep, feedback)
-        assert farthest(got, avg.fedavg_weighted(X, PARTIAL, 0.1)) <= 1e-12
-        assert not any(np.any(e[k]) for now in errors for e in now for k in X)
-    got = oracle.muloco(X, PARTIAL, 0.02, keep, 1.0)[0]
-    assert farthest(got, muloco_oracle(X, PARTIAL, 0.02)) <= 1e-12
-    got = oracle.fedmuon_svd(X, PARTIAL, 0.03, keep)
-    assert farthest(got, fedmuon_align_oracle(X, PARTIAL, 0.03)) <= 1e-12
 
 
 # ------------------------------------------------------------------- error feedback

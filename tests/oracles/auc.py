@@ -55,31 +55,3 @@ def auc_grad(
             d_w3 += share[j] * 2 * p * score
         d_w3 -= share[j] * 2 * p * (1 - p) * w3
     return AucGradient(d_h, float(d_w1), float(d_w2), float(d_w3))
-
-
-class AucOptimum(NamedTuple):
-    """The saddle point in (w1, w2; w3) for fixed scores, and the value there."""
-
-    w1: float
-    w2: float
-    w3: float
-    value: float
-
-
-def auc_optimum(h: np.ndarray, positive: np.ndarray, weight: np.ndarray) -> AucOptimum:
-    """w1 = E[h|+], w2 = E[h|-], w3 = w2 - w1, where p is the ratio of the batch.
-
-    The value is ``p (1-p) (E(1 - h_+ + h_-)^2 - 1)`` over independent pairs of a
-    positive and a negative example: the square surrogate of the AUC.
-    """
-    mass_positive = float(np.sum(weight[positive]))
-    mass_negative = float(np.sum(weight[~positive]))
-    w1 = float(np.sum(weight[positive] * h[positive])) / mass_positive
-    w2 = float(np.sum(weight[~positive] * h[~positive])) / mass_negative
-    surrogate = 0.0
-    for a, share_a in zip(h[positive], weight[positive], strict=True):
-        for b, share_b in zip(h[~positive], weight[~positive], strict=True):
-            surrogate += share_a * share_b * (1 - a + b) ** 2
-    surrogate /= mass_positive * mass_negative
-    p = mass_positive / (mass_positive + mass_negative)
-    return AucOptimum(w1, w2, w2 - w1, float(p * (1 - p) * (surrogate - 1)))
