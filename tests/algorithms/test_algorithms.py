@@ -5,7 +5,6 @@ stands for each code. What the engine alone is responsible for needs three metho
 """
 
 import functools
-import re
 from typing import Any, NamedTuple
 
 import jax
@@ -282,49 +281,6 @@ def test_labels_are_unique_and_cost_rows_exist():
     assert len({method.label for method in ALL.values()}) == len(ALL)
     assert ALL.keys() >= COST.keys()
     assert ALL.keys() >= BEFORE.keys()
-
-
-# hyperparameter, value, interval: the methods that refuse it
-REFUSED = {
-    ("lr", -0.1, "[0, infinity)"): (
-        "fedadamw fedmuon_align fedavg_m fedavg_vr scaffold_vr fedlada "
-        "fedavg feddyn fedex_lora fedexp fedprox scaffold fedmuon fedmuon_correct "
-        "local_muon_persistent streaming_diloco diloco ef21_muon scaffold_m "
-        "padamfed_vr fafed stem"
-    ),
-    ("server_lr", float("inf"), "[0, infinity)"): "fedavg",
-    ("server_lr", float("nan"), "[0, infinity)"): "diloco",
-    ("server_lr", -1.0, "[0, infinity)"): (
-        "scaffold fedavg_m fedavg_vr scaffold_vr fedlada scaffold_m padamfed_vr"
-    ),
-    ("momentum", -0.1, "[0, 1]"): "fedmuon_correct",
-    ("momentum", 1.5, "[0, 1]"): (
-        "ef21_muon fedmuon local_muon_persistent fedavg_m fedavg_vr scaffold_vr "
-        "scaffold_m padamfed_vr fafed stem"
-    ),
-    ("align", 1.5, "[0, 1]"): "fedmuon_align",
-    ("align", -1.0, "[0, infinity)"): "fedadamw",
-    ("decay", -1.0, "[0, infinity)"): "fedadamw fedmuon_align muloco",
-    ("alpha", 0.0, "(0, infinity)"): "feddyn",
-    ("scale", 0.0, "(0, infinity)"): "fedex_lora",
-    ("mu", -1e-3, "[0, infinity)"): "fedprox",
-    ("amend", -0.1, "[0, 1]"): "fedlada",
-    ("b1", 1.0, "[0, 1)"): "fedadamw fedlada",
-    ("b2", 1.0, "[0, 1)"): "fedadamw fedlada",
-    ("eps", 0.0, "(0, infinity)"): "fedadamw fedexp fedlada",
-    ("beta", 1.1, "[0, 1]"): "fafed",
-    ("own_share", 1.1, "[0, 1]"): "streaming_diloco",
-    ("feedback", 1.1, "[0, 1]"): "sparseloco",
-    ("floor", 0.0, "(0, infinity)"): "fafed",
-}
-
-
-def test_values_out_of_range_are_refused():
-    for (hyper, value, interval), names in REFUSED.items():
-        message = re.escape(f"{hyper} must lie in {interval}, got ")
-        for name in names.split():
-            with pytest.raises(ValueError, match=f"^{message}"):
-                ALL[name].function(**{hyper: value})
 
 
 # ------------------------------------------------------------------- differentiation

@@ -1,6 +1,4 @@
-"""Methods off their published settings: rates, options, keys, special cases, bounds.
-
-"""
+"""Methods off their published settings: rates, options, keys, special cases, bounds."""
 
 from functools import partial
 from typing import Any

@@ -321,18 +321,6 @@ def test_misfits_of_broadcasts_are_refused_at_once(algorithm, parts, message):
 
 
 # ------------------------------------------------------------------------- refusals
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"parts": "momentum"}, TypeError, "parts must be a sequence of names, got 'm"),
-        ({"feedback": -0.1}, ValueError, r"feedback must lie in \[0, 1\], got -0.1"),
-        ({"feedback": 1.1}, ValueError, r"feedback must lie in \[0, 1\], got 1.1"),
-        ({"feedback": lambda r: 1.0}, TypeError, "feedback must be a number, got"),
-    ],
-)
-def test_wrong_options_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        compress(fedavg(), no_compression(), **options)
 
 
 FIRST = compress(fedmuon_align(), top_k(0.5), parts=["params"])

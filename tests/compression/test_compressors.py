@@ -320,31 +320,6 @@ def test_vectors_go_to_the_rest(make):
 
 # ------------------------------------------------------------------------- refusals
 
-BITS = "bits must be an integer from 1 to 8"
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: truncated_svd(0), "rank must be at least 1, got 0"),
-        (lambda: power_iteration(-2), "rank must be at least 1, got -2"),
-        (lambda: power_iteration(1, iterations=0), "iterations must be at least 1, go"),
-        (lambda: memory_share(0.0), r"share must lie in \(0, 1\], got 0"),
-        (lambda: memory_share(1.1), r"share must lie in \(0, 1\], got 1.1"),
-        (lambda: rank_share(0), r"share must lie in \(0, 1\], got 0"),
-        (lambda: rank_share(math.nan), r"share must lie in \(0, 1\], got nan"),
-        (lambda: top_k(0.0), r"share must lie in \(0, 1\], got 0"),
-        (lambda: top_k(1.5), r"share must lie in \(0, 1\], got 1.5"),
-        (lambda: chunked_top_k(0), "k must be at least 1, got 0"),
-        (lambda: chunked_top_k(1, 257), "chunk must be at most 256, since a position"),
-        *((partial(bins, b), f"{BITS}, got {b}") for b in (0, 9, True)),
-        *((partial(quantize, b), f"{BITS}, got {b}") for b in (0, 9, 2.5, 2.0)),
-    ],
-)
-def test_values_out_of_range_are_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
 
 @pytest.mark.parametrize("make", OF_MATRICES.values(), ids=OF_MATRICES)
 def test_ranks_that_a_matrix_cannot_have_and_vectors_without_a_rest_are_refused(make):

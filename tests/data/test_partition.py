@@ -268,19 +268,6 @@ def test_noise_grows_from_client_to_client():
     assert alone == 1
 
 
-def test_noise_refuses_what_it_cannot_add():
-    x, parts = np.ones((4000, 2), np.float32), partition.iid(LABELS, 4, key=KEY)
-    for std in (-1.0, np.nan):
-        with pytest.raises(ValueError, match="std"):
-            partition.add_noise(x, parts, std, key=KEY)
-    with pytest.raises(ValueError, match="floating-point inputs, got int64"):
-        partition.add_noise(x.astype(int), parts, 0.1, key=KEY)
-    with pytest.raises(ValueError, match="clients share 1000 examples"):
-        partition.add_noise(x, [*parts, parts[0]], 0.1, key=KEY)
-    with pytest.raises(TypeError, match="typed key"):
-        partition.add_noise(x, parts, 0.1, key=0)
-
-
 def test_balanced_clients_stop_at_their_average_size():
     """By NIID-Bench's loop over classes, on the same draws."""
     p = np.random.default_rng(0).dirichlet(np.full(5, 0.3), (3, 4))
@@ -339,55 +326,13 @@ NO_KEYS = (0, jax.random.key_data(KEY), np.zeros(2, np.uint32), jax.random.split
 
 @pytest.mark.parametrize("name", SPLITS)
 def test_labels_numbers_of_clients_and_keys_are_checked(name):
-    for labels, message in (
-        ([[0, 1]], r"shape \(1, 2\)"),
-        ([0.0, 1.0], "dtype float64"),
-        ([True, False], "dtype bool"),
-        (np.zeros(0, int), r"non-empty.*shape \(0,\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            parted(name, labels, 1, KEY)
-    for num_clients, error, message in (
-        (0, ValueError, "at least 1, got 0"),
-        (4001, ValueError, r"in 1\.\.4000 \(the examples\), got 4001"),
-        (2.0, TypeError, r"a whole number, got 2\.0"),
-        (True, TypeError, "a whole number, got True"),
-    ):
-        with pytest.raises(error, match=f"num_clients must be {message}"):
-            parted(name, LABELS, num_clients, KEY)
+    with pytest.raises(ValueError, match="dtype bool"):
+        parted(name, [True, False], 1, KEY)
+    with pytest.raises(ValueError, match="num_clients must be at least 1, got 0"):
+        parted(name, LABELS, 0, KEY)
     for key in NO_KEYS:
         with pytest.raises(TypeError, match=r"one typed key such as jax\.random\.key"):
             parted(name, LABELS, NUM_CLIENTS, key)
-
-
-def test_other_refusals():
-    dirichlet, per_client = partition.dirichlet, partition.dirichlet_per_client
-    counts, shards = partition.label_counts, partition.shards
-    labels, quantity = partition.labels_per_client, partition.quantity
-    one = "at least 1, got 0"
-    for call, message in (
-        (lambda: dirichlet(LABELS, 2, 1.0, key=KEY, min_size=0), f"min_.*{one}"),
-        (lambda: dirichlet(LABELS, 2, 1.0, key=KEY, max_tries=0), f"max_.*{one}"),
-        (lambda: per_client(LABELS, 2, 1.0, key=KEY, size=0), f"size.*{one}"),
-        (lambda: shards(LABELS, 2, 0, key=KEY), f"shards_per_client.*{one}"),
-        (lambda: counts(LABELS, [], 0), f"num_classes.*{one}"),
-        (lambda: counts([0, 3], [np.array([0])], 3), r"labels must be in 0\.\.2, got"),
-        (lambda: counts([-1, 0], [np.array([0])], 3), r"labels must be in 0\.\.2, got"),
-        (lambda: counts([0, 1], [[0], [0, 2]], 3), r"client 1 holds.*only 0\.\.1"),
-        (lambda: counts([0, 1], [[0], [-1]], 3), r"client 1 holds.*only 0\.\.1"),
-        (lambda: dirichlet(LABELS, 401, 1.0, key=KEY), "401 .* min_size=10 of 4000"),
-        (lambda: shards(LABELS, 40, 101, key=KEY), "40 clients x 101 shards.*got 4000"),
-        (lambda: labels(LABELS, 9, 11, key=KEY), "labels_per_client=11 of 10 classes"),
-        (lambda: labels(LABELS, 9, 1, key=KEY), r"out classes \[9\]; raise .* to 10"),
-        (lambda: labels([0, 0, 1], 3, 2, key=KEY), "3 clients have class 0, .* has 2"),
-        (lambda: quantity(LABELS, 401, 1.0, key=KEY), "401 .* min_size=10 of 4000"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
-    for split in (dirichlet, per_client, quantity):
-        for alpha in (0.0, -1.0, np.inf, np.nan):
-            with pytest.raises(ValueError, match=r"alpha must lie in \(0, infinity\)"):
-                split(LABELS, 2, alpha, key=KEY)
 
 
 # ------------------------------------------------------- shares of positives
@@ -477,46 +422,3 @@ def test_clients_are_drawn_at_random_and_shuffled():
         deviation = np.sqrt(share.mean() * (1 - share.mean()) / 300)
         assert np.all(abs(share - share.mean()) < 5 * deviation)
     assert abs(np.mean(place) - 0.5) < 5 * np.sqrt(1 / 12 / len(place))
-
-
-def test_labels_and_ratios_are_checked():
-    drop, clients, some = imbalance.drop_positives, imbalance.with_ratios, [0, 1] * 9
-    for ratio in (-0.1, 1.1, float("nan")):
-        with pytest.raises(ValueError, match=r"ratio must lie in \[0, 1\], got"):
-            drop(some, ratio, key=KEY)
-        with pytest.raises(ValueError, match=r"ratios\[1\] must lie in \[0, 1\], got"):
-            clients(some, [0.5, ratio], key=KEY)
-    for labels, message in (
-        ([0, 1, 2], r"labels must be 0 \(negative\) or 1 \(positive\), got 2 too"),
-        ([0, 1, -1], "got -1 too"),
-        ([0.0, 1.0], "one non-empty axis of integers"),
-        ([], "one non-empty axis of integers"),
-    ):
-        for call, given in ((drop, 0.5), (clients, [0.5])):
-            with pytest.raises(ValueError, match=message):
-                call(labels, given, key=KEY)
-
-
-def test_impossible_ratios():
-    for negatives, positives, ratio, message in (
-        (90, 9, 0.1, r"needs 10 positives, which must be in 1\.\.9; choose a lower"),
-        (4, 9, 0.1, r"with 4 negatives needs 0 positives.*choose a higher ratio"),
-        (0, 9, 0.1, "with 0 negatives needs 0 positives"),
-        (2, 9, 1.0, "ratio 1 leaves no room for the 2 negatives"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            imbalance.drop_positives(labels_of(negatives, positives), ratio, key=KEY)
-
-
-def test_clients_without_enough():
-    for negatives, positives, ratios, message in (
-        (99, 0, PAPER, r"client 0 of 8 with a ratio of 0\.05 would get 0 positives"),
-        (0, 99, [0.9, 0.5], r"client 0 .* 0 negatives, out of 99 and 0 for all"),
-        (40, 40, PAPER, r"client 0 .* get 0 positives and \d negatives, out of 40"),
-        (5, 1, [0.0, 1.0, 1.0], "client 2 of 3 with a ratio of 1.0 would get 1 posit"),
-        (1, 5, [1.0, 0.0, 0.0], "client 2 of 3 with a ratio of 0.0 .* 1 negatives"),
-        (2, 1, [0.0] * 5, "client 2 of 5"),
-        (9, 9, [], "ratios must hold one number for every client, got none"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            imbalance.with_ratios(labels_of(negatives, positives), ratios, key=KEY)

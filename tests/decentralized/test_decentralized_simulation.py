@@ -1,6 +1,5 @@
 """Simulated agents against the same arithmetic in NumPy, with the same batches."""
 
-import itertools
 from functools import partial
 
 import jax
@@ -179,28 +178,3 @@ def test_devices_share_the_agents_in_one_program(caplog):
     assert_close(there.evaluate(state), here.evaluate(expected))
     assert there.bytes_after(3) == here.bytes_after(3)
     assert_close(plain(varied), plain(trained(here.vary(parts=parts[::-1]), 3)))
-
-
-def test_refusals_of_variants(plain):
-    with pytest.raises(ValueError, match="this simulation has 5 clients, got 4 parts"):
-        plain.vary(parts=PARTS[:4])
-    with pytest.raises(ValueError, match="weights are for 4 agents, but there"):
-        plain.vary(weights=np.full((4, 4), 0.25))
-    with pytest.raises(ValueError, match="no hyperparameter 'beta'; it has lr"):
-        plain.vary(hyper={"beta": 0.1})
-    with pytest.raises(ValueError, match="lr must lie in"):
-        plain.vary(hyper={"lr": -1.0})
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="weights are for 4 agents, but there"):
-        simulated(weights=np.full((4, 4), 0.25))
-    with pytest.raises(ValueError, match="divide the 5 agents equally, got 4 devices"):
-        simulated(devices=jax.devices()[:4])
-    with pytest.raises(ValueError, match="W has 5 components that do not exchange"):
-        simulated(weights=np.eye(5))
-    for name, size in itertools.product(("batch_size", "first_size"), (0, 7)):
-        with pytest.raises(ValueError, match=f"{name} must be at (least 1|most 6)"):
-            simulated(**{name: size})
-    with pytest.raises(ValueError, match="client 1 has no examples"):
-        simulated(parts=[np.arange(3), np.array([], int)], weights=np.full((2, 2), 0.5))

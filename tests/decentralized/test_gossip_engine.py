@@ -180,30 +180,6 @@ def test_traffic_is_the_papers():
     assert sent == {name: (n * unit, n * unit) for name, n in UNITS.items()}
 
 
-@pytest.mark.parametrize("mixer", [dense, sparse, shifted])
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        (np.eye(3)[:2], r"weights must be \[m, m\] or \[T, m, m\], got shape \(2, 3\)"),
-        (np.ones(3), r"weights must be \[m, m\] or \[T, m, m\], got shape \(3,\)"),
-        (np.ones((0, 0)), r"weights must be .* got shape \(0, 0\)"),
-        (np.array([[0.5, 0.5], [1.0, 0.0]]), "sum to 1, one is off by 0.5"),
-        (np.array([[0.5, 0.4], [0.5, 0.6]]), "sum to 1, one is off by 0.1"),
-        (np.full((2, 2), np.nan), "sum to 1, one is off by nan"),
-        (np.stack([np.eye(2), 2 * np.eye(2)]), "sum to 1, one is off by 1"),
-    ],
-)
-def test_weights_that_mix_wrongly_are_refused(mixer, weights, message):
-    with pytest.raises(ValueError, match=message):
-        mixer(weights)
-
-
-@pytest.mark.parametrize("mixer", [sparse, shifted])
-def test_functions_are_only_for_dense(mixer):
-    with pytest.raises(TypeError, match="give a function of t to `dense`"):
-        mixer(lambda t: jnp.eye(3))
-
-
 @pytest.mark.parametrize(
     "mixer",
     [
@@ -217,13 +193,6 @@ def test_weights_of_other_agents_are_refused(mixer):
     start, _ = make(ECHO, NONE, mixer, 4)
     with pytest.raises(ValueError, match="for 3 agents, but there are 4"):
         start((), messages(4), KEY)
-
-
-def test_agents_and_devices_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="agents must be at least 1, got 0"):
-        make(ECHO, NONE, dense(np.eye(1)), 0)
-    with pytest.raises(ValueError, match="divide the 6 agents equally, got 4 devices"):
-        make(ECHO, NONE, dense(np.eye(6)), 6, jax.devices()[:4])
 
 
 def test_batches_of_other_agents_are_refused():

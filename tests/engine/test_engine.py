@@ -301,13 +301,6 @@ def test_without_a_prologue_or_states_nothing_happens_before_round_0(plan):
     assert received.tolist() == [i != 2 for i in range(N)]
 
 
-def test_the_plan_of_cpus_is_mapped_and_there_is_a_client():
+def test_the_plan_of_cpus_is_mapped():
     assert jax.default_backend() == "cpu"
     assert plans.default_plan() is plans.mapped
-    for count in (0, -3):
-        message = f"^chunk_size must be at least 1, got {count}$"
-        with pytest.raises(ValueError, match=message):
-            plans.chunked(count)
-        message = f"^num_clients must be at least 1, got {count}$"
-        with pytest.raises(ValueError, match=message):
-            engine.init(fedavg(), jnp.ones(2), count)

@@ -250,30 +250,7 @@ def test_rows():
     assert rows([np.array(JORDAN[0])], 1) == JORDAN
 
 
-@pytest.mark.parametrize(
-    ("coefficients", "steps", "message"),
-    [
-        *((DION, steps, f"exactly 5 steps, got steps={steps}") for steps in (4, 6)),
-        *((JORDAN, steps, f"integer >= 0, got {steps}") for steps in (-1, 2.0)),
-        *((rows, 5, "three finite numbers") for rows in ((), JORDAN[0], ((1.0, 2.0),))),
-        (((1.0, 2.0, float("nan")),), 5, "three finite numbers"),
-    ],
-)
-def test_bad_coefficients(coefficients, steps, message):
-    with pytest.raises(ValueError, match=message):
-        orthogonalize(jnp.ones((2, 2)), coefficients=coefficients, steps=steps)
-
-
 # ------------------------------------------------------------------ bad input
-@pytest.mark.parametrize("function", [orthogonalize, polar, spectral])
-def test_bad_matrices_and_types(function):
-    with pytest.raises(ValueError, match=r"got shape \(3,\); reshape it"):
-        function(jnp.ones(3))
-    for dtype in ("int32", "complex64"):
-        with pytest.raises(TypeError, match=f"got {dtype}"):
-            function(jnp.ones((3, 3), dtype))
-    with pytest.raises(TypeError, match="got int8"):
-        orthogonalize(jnp.ones((3, 3)), dtype=jnp.int8)
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 2, 3), (2, 0, 0)])

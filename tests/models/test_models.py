@@ -82,32 +82,6 @@ def test_where_dropout_acts():
     assert seen == [(shape, 0.1) for shape in [(*tokens, 10), *block, *block]]
 
 
-SIDES = r"multiples of patch = 4, got shape \(2, 3"
-AT_LEAST_ONE = "must be at least 1, got 0"
-RATE = r"dropout must lie in \[0, 1\)"
-
-
-@pytest.mark.parametrize(
-    ("model", "image", "message"),
-    [
-        (models.LeNet(), (8, 8, 1), "at least 12 x 12, got shape"),
-        (models.LeNet(), (28, 11, 1), "at least 12 x 12, got shape"),
-        (models.LeNet(), (28, 28), "at least 12 x 12, got shape"),
-        (models.EmnistCNN(), (5, 8, 1), "at least 6 x 6, got shape"),
-        (models.EmnistCNN(), (784,), "at least 6 x 6, got shape"),
-        *((models.ViT(), image, SIDES) for image in ((30, 32, 3), (32, 30, 3))),
-        *((models.ViT(dropout=rate), (32, 32, 3), RATE) for rate in (-0.1, 1.0)),
-        *(
-            (models.ViT(**{name: 0}), (32, 32, 3), f"ViT's {name} {AT_LEAST_ONE}")
-            for name in ("patch", "width", "depth", "heads", "head_width", "hidden")
-        ),
-    ],
-)
-def test_images_and_sizes_are_refused(model, image, message):
-    with pytest.raises(ValueError, match=message):
-        shapes(model, image)
-
-
 # ------------------------------- in bfloat16: what is rounded, and how far off
 
 VIT = PATCHES | {"width": 12, "depth": 1, "heads": 2}

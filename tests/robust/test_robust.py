@@ -12,7 +12,6 @@ from scipy import stats
 import fedjax_muon as fm
 from fedjax_muon import aggregators, attacks
 from fedjax_muon.core import Messages
-from fedjax_muon.privacy.client_mechanism import private_clients
 
 ROWS = np.arange(1.0, 10).reshape(3, 3)  # of ByzFL's documentation
 KEY = jax.random.key(3)
@@ -372,56 +371,12 @@ def test_the_median_of_huge_messages_is_finite():
 # ---------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: aggregators.trimmed_mean(0.5), r"bad must lie in \[0, 0.5\), got 0.5"),
-        (lambda: aggregators.trimmed_mean(-1), "bad must be at least 0, got -1"),
-        (lambda: aggregators.krum(1, chosen=0), "chosen must be at least 1, got 0"),
-        (lambda: aggregators.centered_clipping(0.0), "largest must"),
-        (lambda: aggregators.bucketing(0), "size must be at least 1"),
-        (lambda: fm.attack(fm.fedavg(lr=1.0), attacks.alie(), []), "ids of clients"),
-        (lambda: fm.attack(fm.fedavg(lr=1.0), attacks.alie(), [-1]), "ids of clients"),
-    ],
-)
-def test_arguments_are_checked(make, said):
-    with pytest.raises(ValueError, match=said):
-        make()
-
-
-def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match="must be a function such as median"):
-        fm.robust(fm.fedavg(lr=0.1), 0.2)
-    with pytest.raises(TypeError, match="must be a function such as alie"):
-        fm.attack(fm.fedavg(lr=0.1), "alie", [1])
-
-
 def federated(algorithm, **changes):
     digits = fm.data.load("digits")
     parts = fm.partition.iid(digits.y_train, 6, key=jax.random.key(0))
     task = fm.tasks.classification(fm.models.MLP(10, (4,)), digits)
     sizes = {"cohort_size": 4, "local_steps": 2, "batch_size": 8} | changes
     return fm.federate(algorithm, task, digits, parts, **sizes)
-
-
-@pytest.mark.parametrize(
-    ("aggregator", "said"),
-    [
-        (
-            aggregators.trimmed_mean(2),
-            "trimmed_mean with 2 bad messages needs at least 5 messages in a round",
-        ),
-        (aggregators.krum(2), "krum with 2 bad messages needs at least 6 messages"),
-        (aggregators.krum(0, chosen=5), "krum averages 5 messages, but a round has 4"),
-        (
-            aggregators.chain(aggregators.bucketing(2), aggregators.trimmed_mean(1)),
-            "needs at least 3 messages in a round, got 2",
-        ),
-    ],
-)
-def test_cohorts_that_are_too_small_are_refused_at_once(aggregator, said):
-    with pytest.raises(ValueError, match=said):
-        federated(fm.robust(fm.fedavg(lr=0.1), aggregator))
 
 
 @pytest.mark.parametrize(
@@ -437,18 +392,6 @@ def test_a_share_that_rounds_to_nobody_warns_before_the_first_round(rule):
     with pytest.warns(UserWarning, match=r"\(0.2\) of 4 messages .* rounds down to no"):
         federated(fm.robust(fm.fedavg(lr=0.1), rule(0.2)))
     federated(fm.robust(fm.fedavg(lr=0.1), rule(0.25)))
-
-
-def test_other_weights_and_privacy_are_refused():
-    algorithm = fm.robust(fm.fedavg(lr=0.1), aggregators.median())
-    with pytest.raises(ValueError, match="use weighting=uniform"):
-        federated(algorithm, weighting=fm.simulation.by_examples)
-    how = {"clip_norm": 1.0, "noise_multiplier": 1.0, "clients": 6, "cohort": 4}
-    with pytest.raises(ValueError, match="leave out one of them"):
-        private_clients(algorithm, **how)
-    private = private_clients(fm.fedavg(lr=0.1), **how)
-    with pytest.raises(ValueError, match="leave out privacy"):
-        fm.robust(private, aggregators.median())
 
 
 # ------------------------------------------------------------------- attacks, literally

@@ -460,68 +460,6 @@ def test_traces_are_checked(tmp_path, text, message):
         clocks.trace(path)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: fm.buffered(2, 3), "a buffer of 3 never fills with concurrency=2"),
-        (lambda: fm.buffered(7, 3), "concurrency=7 of 6 clients"),
-        (lambda: fm.buffered(3, 2, max_staleness=-1), "max_staleness"),
-        (lambda: fm.fedasync(3, weight=1.5), "weight"),
-    ],
-)
-def test_arrivals_are_checked(make, message):
-    with pytest.raises(ValueError, match=message):
-        simulated(fm.fedavg(lr=0.1), 0, arrivals=make())
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "changes", "message"),
-    [
-        (fm.stem(lr=0.1), {"arrivals": fm.buffered(3, 2)}, "needs the messages of all"),
-        (
-            fm.scaffold(lr=0.1),
-            {"arrivals": fm.fedasync(3)},
-            "not changes of parameters alone",
-        ),
-        (fm.fedavg(), {"deadline": 1.0}, "a deadline needs a clock"),
-        (
-            fm.fedavg(),
-            {"deadline": 1.0, "clock": clocks.constant()},
-            "no client makes the deadline of 1 seconds; the fastest needs 2",
-        ),
-        (
-            fm.fedavg(),
-            {"clock": clocks.measured([1.0, 2.0])},
-            "the clock has 2 clients, the simulation 6",
-        ),
-        (
-            fm.fedavg(),
-            {"clock": clocks.absent(clocks.constant(), {1: [(0.0, 2.0)]})},
-            "leave and return need asynchronous rounds; add arrivals",
-        ),
-        (
-            fm.fedavg(),
-            {"clock": clocks.absent(clocks.constant(), {6: [(0.0, 2.0)]})},
-            "client 6 is away, but there are 6 clients",
-        ),
-        (
-            fm.fedavg(),
-            {"clock": clocks.constant(), "local_steps": None, "local_epochs": (1, 3)},
-            r"local_epochs=\(1, 3\)",
-        ),
-        (
-            fm.fedavg(),
-            {"arrivals": fm.buffered(3, 2), "cohort_size": 2},
-            "cohort_size",
-        ),
-        (fm.fedavg(), {"arrivals": 3}, "fm.buffered or fm.fedasync, got 3"),
-    ],
-)
-def test_what_does_not_fit_is_refused(algorithm, changes, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        simulated(algorithm, 0, **changes)
-
-
 @pytest.mark.slow
 def test_all_methods_are_asynchronous_but_four():
     refused = {}
@@ -533,21 +471,6 @@ def test_all_methods_are_asynchronous_but_four():
             refused[name] = str(error)
     assert set(refused) == {"stem", "fafed", "streaming_diloco", "ef21_muon"}
     assert all("leave out arrivals" in text for text in refused.values())
-
-
-def test_speeds_are_checked():
-    for make in (
-        lambda: clocks.constant(-1.0),
-        lambda: clocks.constant(0.0, 0.0),
-        lambda: clocks.lognormal(-1.0, key=KEY),
-        lambda: clocks.two_speeds(0.5, key=KEY),
-        lambda: clocks.measured([[1.0]]),
-        lambda: clocks.absent(clocks.constant(), {1: [(3.0, 2.0)]}),
-        lambda: staleness.polynomial(-1.0),
-        lambda: staleness.inverse(0.5),
-    ):
-        with pytest.raises(ValueError, match=r"\d"):
-            make()
 
 
 def test_a_run_whose_clients_have_left_ends():

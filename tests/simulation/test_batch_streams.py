@@ -294,29 +294,3 @@ def test_epochs_are_drawn_for_each_client_and_round():
     assert len({tuple(row) for row in found.told.tolist()}) > 10
     shares = np.array(UNEQUAL) / sum(UNEQUAL)
     np.testing.assert_allclose(found.mean, found.told @ shares, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("work", "error", "message"),
-    [
-        ({}, TypeError, "either local_steps or local_epochs"),
-        ({"local_steps": 1, "local_epochs": 1}, TypeError, "either local_steps"),
-        ({"local_steps": [1, 2]}, ValueError, "one for each of the 4 clients, got 2"),
-        ({"local_steps": [1, 2, 0, 1]}, ValueError, "local_steps must be at least 1"),
-        ({"local_steps": [1, 2, 1.5, 1]}, TypeError, "local_steps must be a whole"),
-        ({"local_epochs": 0}, ValueError, "local_epochs must be at least 1, got 0"),
-        ({"local_epochs": (3, 2)}, ValueError, r"\(low, high\), got \(3, 2\)"),
-        ({"local_epochs": (1, 2, 3)}, ValueError, r"\(low, high\), got \(1, 2, 3\)"),
-        ({"local_epochs": 0.5}, TypeError, "local_epochs must be a whole"),
-    ],
-)
-def test_wrong_numbers_are_refused(work, error, message):
-    with pytest.raises(error, match=message):
-        unequal(fm.fedavg(0.1), **work)
-
-
-def test_privacy_does_not_cover_unequal_work():
-    noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
-    privacy = fm.privacy.ClientPrivacy(**noise, cohort_size=2, rounds=2)
-    with pytest.raises(ValueError, match="different numbers of local steps"):
-        unequal(fm.fedavg(0.1), None, local_epochs=1, privacy=privacy)

@@ -337,17 +337,6 @@ def test_only_answers_are_counted_as_sent():
     assert 0 < row["answered"] < 7 * size
 
 
-def test_training_is_of_one_round_or_more_and_needs_a_cadence(plain):
-    for every in (0, -3):
-        message = f"evaluate_every must be at least 1, got {every}"
-        with pytest.raises(ValueError, match=message):
-            ran(plain, start(plain), rounds=1, evaluate_every=every)
-    for rounds in (0, -1):
-        message = f"rounds must be at least 1, got {rounds}"
-        with pytest.raises(ValueError, match=message):
-            training.train(plain, start(plain), rounds=rounds)
-
-
 GREEDY, FIRST = 4, 5  # whose message overflows, from which round on
 
 
@@ -456,15 +445,3 @@ def test_it_stops_after_the_patience(values, options, stops):
     stop = early_stopping("loss", **options)
     answers = [stop(None, {"loss": value}) for value in values]
     assert (answers.index(True) if True in answers else None) == stops
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="patience must be at least 1, got 0"):
-        early_stopping("train_loss", patience=0, mode="min")
-    with pytest.raises(ValueError, match='"min" or "max", got \'less\''):
-        early_stopping("train_loss", patience=1, mode="less")
-    with pytest.raises(ValueError, match="min_change must be at least 0, got -1"):
-        early_stopping("train_loss", patience=1, mode="min", min_change=-1)
-    stop = early_stopping("loss", patience=1, mode="min")
-    with pytest.raises(ValueError, match="no metric 'loss'; there are round, f1"):
-        stop(None, {"round": 0, "f1": 1.0})

@@ -12,8 +12,6 @@ from command import SMALL, run
 
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg
-from fedjax_muon.decentralized import dsgd, topology
-from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped, vmapped
 from fedjax_muon.planning import tune, tuning
 from fedjax_muon.planning.memory import Memory
@@ -111,14 +109,6 @@ def test_plans_that_do_not_fit_are_left_out(monkeypatch):
     monkeypatch.setattr(tuning, "memory_of", lambda _: None)
     with pytest.raises(ValueError, match="no plan fits in memory; use fewer clients"):
         tune(federation.federation(**SIX))
-
-
-def test_agents_are_refused():
-    ring = topology.metropolis(topology.ring(6))
-    given = federation.TASK, federation.DATA, federation.PARTS
-    agents = decentralize(dsgd(lr=0.1), *given, weights=ring, batch_size=2)
-    with pytest.raises(ValueError, match="agents of a decentralized simulation have"):
-        tune(agents)
 
 
 @pytest.mark.slow

@@ -101,19 +101,7 @@ def test_hill_by_its_formula_on_signed_values_of_any_shape():
         np.testing.assert_allclose(HILL(-values.T, tail), expected, rtol=2e-5)
 
 
-@pytest.mark.parametrize("tail", [0, -1, 6, 7])
-def test_tails_longer_than_the_sample_are_refused(tail):
-    with pytest.raises(ValueError, match=f"between 1 and 5, got {tail}"):
-        hill(jnp.ones((2, 3)), tail)
-
-
 COUNT = 20_000
-NOISES = {
-    "gaussian": gaussian(0.7),
-    "pareto": pareto(1.2, 0.7),
-    "alpha_stable": alpha_stable(1.5, 0.7),
-}
-EACH = pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
 
 
 @partial(jax.jit, static_argnums=(0, 3, 4))
@@ -222,27 +210,3 @@ def test_noise_of_scale_zero_changes_nothing(factory):
     expected = half_square(PARAMS, 2.0, key)
     same = partial(np.testing.assert_array_equal, strict=True)  # types too
     jax.tree.map(same, found, expected)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: gaussian(-1.0), r"scale must lie in \[0, infinity\), got -1.0"),
-        (lambda: pareto(1.0), r"tail must lie in \(1, infinity\), got 1.0"),
-        (lambda: pareto(math.inf), r"tail must lie in \(1, infinity\), got inf"),
-        (lambda: pareto(1.5, -2.0), r"scale must lie in \[0, infinity\), got -2.0"),
-        (lambda: alpha_stable(1.0), r"alpha must lie in \(1, 2\], got 1.0"),
-        (lambda: alpha_stable(2.1), r"alpha must lie in \(1, 2\], got 2.1"),
-        (lambda: alpha_stable(2.0, -1), r"scale must lie in \[0, infinity\), got -1"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
-
-
-@EACH
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.complex64, jnp.bool_])
-def test_types_without_real_fractions_are_refused(noise, dtype):
-    with pytest.raises(TypeError, match=r"real floating-point types, got (int|com|bo)"):
-        noise(jax.random.key(0), (2,), dtype)

@@ -154,14 +154,7 @@ def test_auc_is_evaluated():
         close(found[f"{part}_accuracy"], accuracy_score(y, h > 0.5))
 
 
-def test_auc_refuses_shares_three_classes_and_batches_without_shares():
-    for share in (0, 1, 0.0, 1.0, -0.1, float("nan")):
-        with pytest.raises(ValueError, match=r"share must lie in \(0, 1\)"):
-            auc(Linear(2), (5,), share=share)
-    with pytest.raises(TypeError, match="share must be a number"):
-        auc(Linear(2), (5,), share="half")
-    with pytest.raises(ValueError, match="two classes; the model gives 3 logits"):
-        auc(Linear(3), (5,))
+def test_auc_refuses_batches_without_shares():
     params = auc_params()
     with pytest.raises(ValueError, match=r"shares of two classes.*got None"):
         BINARY.grad(params, draw_batch(2), KEY)
@@ -228,15 +221,6 @@ def test_weights_stay_in_the_simplex_and_go_to_the_worst_client():
     assert y[2] > 0.4
 
 
-def test_agnostic_refusals():
-    with pytest.raises(ValueError, match="num_clients must be at least 1, got 0"):
-        agnostic(Linear(3), (5,), 0)
-    with pytest.raises(ValueError, match="strength must lie in"):
-        agnostic(Linear(3), (5,), 2, strength=-1)
-    with pytest.raises(ValueError, match="must have its client's number"):
-        MIXED.grad(MIXED.init(KEY), draw_batch(3), KEY)
-
-
 # ------------------------------------------------ one perturbation of all examples
 def test_adversarial_gradient_by_hand():
     task, batch = adversarial(Linear(3), (5,), radius=0.5, strength=0.4), draw_batch(3)
@@ -276,14 +260,6 @@ def test_the_perturbation_stays_in_the_ball_and_increases_the_loss():
         other *= radius / np.linalg.norm(other)
         assert loss_by_hand(state.params.x, x + other, y) < worst
     assert worst > clean + 0.05
-
-
-def test_adversarial_refusals():
-    with pytest.raises(ValueError, match=r"strength must lie in \[0, infinity\)"):
-        adversarial(Linear(3), (5,), radius=0.5, strength=-0.1)
-    for radius in (0, -1.0, float("inf")):
-        with pytest.raises(ValueError, match=r"radius must lie in \(0, infinity\)"):
-            adversarial(Linear(3), (5,), radius=radius)
 
 
 @pytest.mark.slow
@@ -394,12 +370,9 @@ def test_gradients_of_examples_data_and_public_terms_make_the_whole():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), whole, unpadded)
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match="features must be at least 1"):
-        robust_logistic(0, 5)
-    for name in ("regularization", "bend"):
-        with pytest.raises(ValueError, match=f"{name} must lie in"):
-            robust_logistic(3, 5, **{name: -1.0})
+def test_batches_without_numbers_are_refused():
+    with pytest.raises(ValueError, match="must have its client's number"):
+        MIXED.grad(MIXED.init(KEY), draw_batch(3), KEY)
     for task, ids, said in (
         (robust_logistic(FEATURES, EXAMPLES), None, "its examples' numbers"),
         (robust_logistic(FEATURES, AGENTS, agents), np.int32([1]), "its agent's numb"),

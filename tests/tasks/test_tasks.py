@@ -305,17 +305,6 @@ def test_methods_that_compare_two_points_meet_the_same_crops():
     assert np.abs(before - IMAGES.mean(0)).max() > 0.1
 
 
-def test_paddings_and_what_is_no_image_are_refused():
-    with pytest.raises(ValueError, match="padding must be at least 0, got -1"):
-        crop_and_flip(-1)
-    with pytest.raises(TypeError, match="padding must be a whole number"):
-        crop_and_flip(1.5)
-    message = r"\[B, H, W, C\] can be cropped, got exam"
-    for shape in ((3,), (3, 4), (3, 4, 4)):
-        with pytest.raises(ValueError, match=message):
-            crop_and_flip()(KEY, np.zeros(shape, np.float32))
-
-
 @pytest.mark.slow
 def test_the_config_names_it():
     dataset = Dataset(IMAGES, LABELS, IMAGES, LABELS, ("a", "b", "c"))

@@ -9,11 +9,13 @@ import pytest
 from federation import DATA, PARTS, TASK, Linear
 
 import fedjax_muon as fm
-from fedjax_muon import simulation
+from fedjax_muon import aggregators as bad, clocks, simulation
 from fedjax_muon.algorithms import fedmuon_correct
 from fedjax_muon.data import client_tests
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation.arguments import check_parts
+from fedjax_muon.simulation.batching import clients_of
+from fedjax_muon.simulation.participation import poisson_cohorts
 
 
 def start(prepared):
@@ -32,8 +34,24 @@ def federate(algorithm=None, task=TASK, data=DATA, parts=PARTS, **changes):
 
 
 def decentralize(algorithm, **changes):
-    given = TASK, DATA, PARTS
-    return fm.decentralize(algorithm, *given, weights=WEIGHTS, batch_size=4, **changes)
+    how = {"weights": WEIGHTS, "batch_size": 3} | changes
+    return fm.decentralize(algorithm, TASK, DATA, PARTS, **how)
+
+
+def epochs(count):
+    return {"local_steps": None, "local_epochs": count}
+
+
+def ruled(rule, **changes):
+    return {"algorithm": fm.robust(fm.fedavg(), rule), "cohort_size": 4, **changes}
+
+
+def arriving(make, *given):
+    return {"arrivals": make(*given), "cohort_size": None}
+
+
+def away(client):
+    return clocks.absent(clocks.constant(), {client: [(0.0, 2.0)]})
 
 
 def changed(**parts):
@@ -60,6 +78,11 @@ ONE = {"noise_multiplier": 1.0, "clients": 6, "cohort": 2}
 RECORD = {"round": 0, "client": 0, "start": 0, "seconds": 0.0}
 SIMULATION, DSGD = federate(), fm.decentralized.dsgd(lr=0.1)
 FOUR = federate(fm.scaffold(), parts=PARTS[:4])
+AGENTS, FOURTH, COHORT = decentralize(DSGD), np.full((4, 4), 0.25), {"cohort_size": 3}
+PRIVATE = private_clients(fm.fedavg(), clip_norm=1.0, **ONE)
+CLIENTS = fm.privacy.ClientPrivacy(
+    clip_norm=1.0, noise_multiplier=1.0, delta=1e-3, cohort_size=2, rounds=2
+)
 # what the message says: the arguments of `federate`, or another call
 MISTAKES = {
     "call it first: fedavg": {"algorithm": fm.fedavg},
@@ -234,6 +257,93 @@ MISTAKES = {
     "algorithms.ALL['fedcm'].function(...)": lambda: missing("fedcm"),
     "give AgentPrivacy": lambda: missing("dpmixsgd"),
     "names example 80": lambda: SIMULATION.vary(parts=[*PARTS[:5], np.array([80])]),
+    # work
+    "either local_steps or local_epochs": {"local_epochs": 1},
+    "one for each of the 6 clients, got 2": {"local_steps": [1, 2]},
+    "local_steps must be at least 1": {"local_steps": [1, 2, 0, 1, 1, 1]},
+    "local_steps must be a whole": {"local_steps": [1, 2, 1.5, 1, 1, 1]},
+    "local_epochs must be at least 1, got 0": epochs(0),
+    "(low, high), got (3, 2)": epochs((3, 2)),
+    "(low, high), got (1, 2, 3)": epochs((1, 2, 3)),
+    "local_epochs must be a whole": epochs(0.5),
+    "different numbers of local steps": epochs(1)
+    | {"privacy": CLIENTS, "cohort_size": None},
+    # cohorts and rounds
+    "full participation only; use a cohort_size of all 6": {"algorithm": fm.stem()},
+    "full participation only; use": {
+        "algorithm": fm.minimax.ALL["fedsgda_m"].function()
+    },
+    "evaluate_every must be at least 1, got 0": (
+        lambda: fm.train(SIMULATION, start(SIMULATION), rounds=1, evaluate_every=0)
+    ),
+    "rounds must be at least 1, got 0": lambda: fm.train(SIMULATION, None, rounds=0),
+    "room must be at least 2, got 1": {"cohorts": poisson_cohorts(1)},
+    "at most 6, the number of clients, got 7": {"cohorts": poisson_cohorts(7)},
+    "(clients, cohort_size) (6, 2), got (6, 3)": {"algorithm": PRIVATE} | COHORT,
+    "(clients, cohort_size) (6, 2), got (4, 2)": {
+        "algorithm": PRIVATE,
+        "parts": PARTS[:4],
+    },
+    "or bounds each client's part": {
+        "algorithm": PRIVATE,
+        "weighting": simulation.by_examples,
+    },
+    "several devices": {"split_examples": True},
+    # robust rules
+    "trimmed_mean with 2 bad messages needs at least 5": ruled(bad.trimmed_mean(2)),
+    "krum with 2 bad messages needs at least 6": ruled(bad.krum(2)),
+    "krum averages 5 messages, but a round has 4": ruled(bad.krum(0, chosen=5)),
+    "needs at least 3 messages in a round, got 2": ruled(
+        bad.chain(bad.bucketing(2), bad.trimmed_mean(1))
+    ),
+    "use weighting=uniform": ruled(bad.median(), weighting=simulation.by_examples),
+    "leave out one of them": lambda: private_clients(
+        fm.robust(fm.fedavg(), bad.median()), clip_norm=1.0, **ONE
+    ),
+    "leave out privacy": lambda: fm.robust(PRIVATE, bad.median()),
+    # arrivals and clocks
+    "a buffer of 3 never fills with concurrency=2": lambda: fm.buffered(2, 3),
+    "concurrency=7 of 6 clients": arriving(fm.buffered, 7, 3),
+    "max_staleness must": lambda: fm.buffered(3, 2, max_staleness=-1),
+    "weight must": lambda: fm.fedasync(3, weight=1.5),
+    "needs the messages of all": arriving(fm.buffered, 3, 2) | {"algorithm": fm.stem()},
+    "not changes of parameters alone": (
+        arriving(fm.fedasync, 3) | {"algorithm": fm.scaffold()}
+    ),
+    "arrivals decide who takes part": arriving(fm.buffered, 3, 2) | COHORT,
+    "fm.buffered or fm.fedasync, got 3": {"arrivals": 3, "cohort_size": None},
+    "a deadline needs a clock": {"deadline": 1.0},
+    "no client makes the deadline of 1 seconds; the fastest needs": {
+        "deadline": 1.0,
+        "clock": clocks.constant(2.0),
+    },
+    "the clock has 2 clients, the simulation 6": {"clock": clocks.measured([1.0, 2.0])},
+    "leave and return need asynchronous rounds": {"clock": away(1)},
+    "client 6 is away, but there are 6 clients": {"clock": away(6)},
+    "(1, 3)": epochs((1, 3)) | {"clock": clocks.constant()},
+    # clients' own test examples
+    "one for each of the 6 clients, got 3": {"test_parts": [[0], [1], [2]]},
+    "a client test examples, got none": {"test_parts": [[]] * 6},
+    "0 to 19, got int64 from 20 to 20": {"test_parts": [[20]] + [[]] * 5},
+    "got float64 from 0.5 to 0.5": {"test_parts": [[0.5]] + [[]] * 5},
+    "holds ids of examples, got float64": (
+        lambda: clients_of(DATA.x_train, DATA.y_train, [np.array([0.0, 1.0])])
+    ),
+    # agents
+    "weights are for 4 agents, but there": lambda: decentralize(DSGD, weights=FOURTH),
+    "divide the 6 agents equally, got 4 devices": (
+        lambda: decentralize(DSGD, devices=jax.devices()[:4])
+    ),
+    "W has 6 components that do not exchange": (
+        lambda: decentralize(DSGD, weights=np.eye(6))
+    ),
+    "batch_size must be at most 3": lambda: decentralize(DSGD, batch_size=4),
+    "first_size must be at least 1, got 0": lambda: decentralize(DSGD, first_size=0),
+    "this simulation has 6 clients, got 5": lambda: AGENTS.vary(parts=PARTS[:5]),
+    "weights are for 4 agents": lambda: AGENTS.vary(weights=FOURTH),
+    "no hyperparameter 'beta'; it has lr": lambda: AGENTS.vary(hyper={"beta": 0.1}),
+    "lr must lie in": lambda: AGENTS.vary(hyper={"lr": -1.0}),
+    "agents of a decentralized simulation have": lambda: fm.tune(AGENTS),
 }
 
 
