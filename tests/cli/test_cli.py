@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
-from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.cli import commands
 from fedjax_muon.minimax import ALL as MINIMAX
@@ -59,6 +58,7 @@ def test_rounds_may_be_asynchronous(tmp_path, capsys):
     late = ("--clock", "lognormal:1.0:0.5", "--buffer", 2, "--concurrency", 4)
     run("train", "--algorithm", "fedavg", *TINY, *late, "--output", tmp_path)
     out = capsys.readouterr().out
+    assert "on cpu" in out.splitlines()
     columns = metrics_csv.read(tmp_path / "metrics.csv")
     seconds = columns["virtual_seconds"]
     assert seconds[0] == 0
@@ -66,25 +66,6 @@ def test_rounds_may_be_asynchronous(tmp_path, capsys):
     assert f"and {seconds[-1]:.1f} virtual seconds" in " ".join(out.split())
     # a buffer of two messages a step; 64 x 8 + 8 and 8 x 10 + 10 numbers of four bytes
     np.testing.assert_array_equal(columns["bytes_up"], columns["round"] * 2 * 4 * 610)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--clock lognormal", "clock must be such as constant:1:0"),
-        ("--clock fast:1", "got 'fast:1'"),
-        ("--buffer 3", "add --concurrency"),
-        ("--concurrency 3", "add --buffer"),
-        ("--staleness 1", "add --buffer"),
-        ("--buffer 3 --concurrency 2", "a buffer of 3 never fills"),
-        ("--round-deadline 1", "a deadline needs a clock"),
-        ("--clock nowhere.csv", "nowhere.csv"),
-    ],
-)
-def test_times_that_do_not_fit_are_refused(options, message, tmp_path, capsys):
-    what = ("train", "--algorithm", "fedavg", *TINY, "--output", tmp_path / "run")
-    assert message in refused(capsys, *what, *options.split())
-    assert not (tmp_path / "run").exists()
 
 
 def test_resuming_a_finished_run_or_after_a_lost_tail_gives_its_rows(copy, trained):
@@ -259,12 +240,6 @@ def test_a_diverging_run_stops_with_status_1_and_names_the_client(tmp_path, caps
     assert "not a finite message from client" in capsys.readouterr().out
 
 
-def test_train_prints_the_device(tmp_path, capsys):
-    run("train", *TINY, "--rounds", 1, "--output", tmp_path / "run")
-    assert "on cpu" in capsys.readouterr().out.splitlines()
-    assert launch.device_words(2) == "2 x cpu"
-
-
 @pytest.mark.slow
 def test_a_model_computes_in_bfloat16(trained, tmp_path):
     place = tmp_path / "run"
@@ -302,30 +277,11 @@ def test_list_breaks_no_word(columns, monkeypatch, capsys):
     assert sum(line.split() == ["name", "algorithm", "options"] for line in lines) == 4
 
 
-def test_a_minimax_method_names_the_option_that_it_needs(capsys):
-    said = refused(capsys, "train", "--algorithm", "fedmuon_da")
-    assert said.endswith("add --problem auc")
-
-
 def test_partition_draws_and_counts(tmp_path, capsys):
     figure = tmp_path / "parts.png"
     run("partition", "--num-clients", 5, "--partition", "iid", "--output", figure)
     assert "5 clients with 287 to 288 examples" in capsys.readouterr().out
     assert figure.stat().st_size > 10_000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["train", "compare", "partition", "plot"])
-def test_every_option_has_help(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        run(command, "--help")
-    assert stop.value.code == 0
-    text = capsys.readouterr().out.replace("│", "\n")
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    for i, line in enumerate(lines):
-        if line.startswith("--"):
-            rest = " ".join(line.split()[2:]) + " ".join(lines[i + 1 : i + 4])
-            assert len(rest) > 15, f"{line} has no help"
 
 
 def test_used_and_unwritable_directories_are_left_alone(copy, tmp_path, capsys):
@@ -339,13 +295,6 @@ def test_used_and_unwritable_directories_are_left_alone(copy, tmp_path, capsys):
     assert str(place) in refused(capsys, "train", *TINY, "--output", place)
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
-def test_a_read_only_directory_is_refused(tmp_path, capsys):
-    tmp_path.chmod(0o500)
-    message = refused(capsys, "train", *TINY, "--output", tmp_path / "run")
-    assert "ermission denied" in message
-
-
 def test_another_config_and_a_damaged_one_are_refused(copy, capsys):
     config = copy / "config.json"
     config.write_text(config.read_text().replace('"lr": 0.1', '"lr": 0.2'))
@@ -354,27 +303,6 @@ def test_another_config_and_a_damaged_one_are_refused(copy, capsys):
     assert (copy / "metrics.csv").read_text() == before
     config.write_text(config.read_text()[:40])
     assert "config.json: not JSON: " in refused(capsys, "resume", copy)
-
-
-@pytest.mark.parametrize("problem", TUNED)
-def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
-    """As experiments.studies.learning_rates printed it."""
-    place = Path(__file__).parents[2] / "results"
-    text = (place / f"learning_rates_{problem}.jsonl").read_text()
-    rows = [json.loads(line) for line in text.splitlines()]
-    score = f"validation_{config.DEFAULTS[problem].score.lower()}"
-    assert {row["algorithm"] for row in rows} == set(TUNED[problem])
-    least = {(rate(e), schedule) for e in EXPONENTS for schedule in SCHEDULES}
-    for name, tuned in TUNED[problem].items():
-        own = [row for row in rows if row["algorithm"] == name]
-        mine = {(row["lr"], row["lr_schedule"]): row for row in own}
-        assert least <= mine.keys()  # the same budget for every method
-        chosen = mine[tuned]
-        assert chosen["best"]
-        ended = [row for row in mine.values() if not row["diverged"]]
-        assert chosen[score] == max(row[score] for row in ended)
-        rates = [lr for lr, _ in mine]
-        assert min(rates) < tuned.lr < max(rates)
 
 
 @pytest.mark.slow
@@ -400,7 +328,7 @@ def test_a_schedule_for_all_replaces_the_tuned_ones(planned):
     for name in names:
         assert schedule(tuned, name) == TUNED["classification"][name].lr_schedule
     assert schedule(tuned, "fedcm") is None
-    for given in SCHEDULES:
+    for given in ("constant", "cosine"):
         what = planned(*words, "--lr-schedule", given)
         assert {schedule(what, name) for name in (*names, "fedcm")} == {given}
         assert what.lr == tuned.lr

@@ -3,6 +3,8 @@
 import csv
 import functools
 import itertools
+import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +12,40 @@ import numpy as np
 import pytest
 
 from experiments.studies import client_privacy, minimax_tails
+from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
 from fedjax_muon import engine
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.engine import plans
+from fedjax_muon.runs.config import DEFAULTS
+from fedjax_muon.runs.tuned import TUNED
 from fedjax_muon.tasks import quadratic
 from fedjax_muon.tasks.heavy_tails import gaussian
 
 pytestmark = pytest.mark.slow
+
+
+# ---------------------------------------------------------------------- learning rates
+
+
+@pytest.mark.parametrize("problem", TUNED)
+def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
+    """As experiments.studies.learning_rates printed it."""
+    place = Path(__file__).parents[2] / "results"
+    text = (place / f"learning_rates_{problem}.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    score = f"validation_{DEFAULTS[problem].score.lower()}"
+    assert {row["algorithm"] for row in rows} == set(TUNED[problem])
+    least = {(rate(e), schedule) for e in EXPONENTS for schedule in SCHEDULES}
+    for name, tuned in TUNED[problem].items():
+        own = [row for row in rows if row["algorithm"] == name]
+        mine = {(row["lr"], row["lr_schedule"]): row for row in own}
+        assert least <= mine.keys()  # the same budget for every method
+        chosen = mine[tuned]
+        assert chosen["best"]
+        ended = [row for row in mine.values() if not row["diverged"]]
+        assert chosen[score] == max(row[score] for row in ended)
+        rates = [lr for lr, _ in mine]
+        assert min(rates) < tuned.lr < max(rates)
 
 
 # --------------------------------------------------------------------- private clients

@@ -125,21 +125,6 @@ def test_a_log_that_fails_stops_no_run(copied, plain, capsys):
     assert_same_but_for_seconds(copied / "metrics.csv", plain / "metrics.csv")
 
 
-def test_wrong_names_are_refused_at_once(capsys, tmp_path):
-    place = tmp_path / "run"
-    for names, message in {
-        "json": "unknown tracker 'json'; log takes tensorboard, wandb, trackio",
-        "lines,lines": "log names 'lines' twice",
-        "none": "unknown tracker 'none'",
-    }.items():
-        said = refused(capsys, *TRAIN, "--log", names, "--output", place)
-        assert said.startswith(message)
-        assert not place.exists()
-    with pytest.raises(SystemExit):
-        run("sweep", "--algorithms", "fedavg", "--log", "lines")
-    assert "unknown option --log" in capsys.readouterr().err
-
-
 def test_a_missing_package_is_refused_at_once(capsys, tmp_path, monkeypatch, copied):
     absent = "no_such_package", lines
     monkeypatch.setitem(logs.TRACKERS, "absent", absent)
