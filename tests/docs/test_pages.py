@@ -25,7 +25,6 @@ from printed import ROOT, blocks, code_lines
 
 import fedjax_muon
 from benchmarks import table
-from experiments.board import page as board
 from fedjax_muon import compression, core, decentralized, minimax
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.algorithms.registry import Source
@@ -214,15 +213,6 @@ def unfounded(block: str, tables: list[str]) -> list[str]:
 def test_numbers_are_those_of_the_linked_tables(block):
     tables = [(CHOOSE.parent / link).read_text() for link in LINK.findall(block)]
     assert unfounded(LINK.sub("", block), tables) == []
-
-
-def test_front_pages_have_numbers_of_the_board():
-    found = board.differences(board.ranked(ROOT / "results" / "board"))
-    assert len(found) == 7
-    for front in README, (DOCS / "index.md").read_text():
-        shown = re.findall(r"[+-]\d+\.\d ± \d+\.\d", front)
-        signed = [board.signed(apart).strip("*") for _, apart in found.values()]
-        assert sorted(shown) == sorted(signed)
 
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven")

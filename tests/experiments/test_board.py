@@ -1,6 +1,7 @@
 """The board: its rules, and its page from kept runs."""
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -152,3 +153,12 @@ def test_a_row_again_is_bitwise_identical(tmp_path, monkeypatch, capsys):
     assert (
         "no declared space on the board; add it to ENTRIES" in capsys.readouterr().err
     )
+
+
+def test_front_pages_have_numbers_of_the_board():
+    found = page.differences(page.ranked(KEPT))
+    assert len(found) == 7
+    for name in ("README.md", "docs/index.md"):
+        shown = re.findall(r"[+-]\d+\.\d ± \d+\.\d", Path(name).read_text())
+        signed = [page.signed(apart).strip("*") for _, apart in found.values()]
+        assert sorted(shown) == sorted(signed)

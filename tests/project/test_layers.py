@@ -88,6 +88,14 @@ def test_imports_flow_downwards():
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
 
 
+def test_only_tests_of_experiments_import_them():
+    tests = Path(__file__).parents[1]
+    others = {*tests.rglob("*.py")} - {*tests.glob("experiments/*.py")}
+    found = {path: list(imported(path.read_text())) for path in others}
+    roots = {path: {name.split(".")[0] for name in found[path]} for path in others}
+    assert [path for path in others if "experiments" in roots[path]] == []
+
+
 def test_files_are_small_and_named_by_what_they_hold():
     size = {path: len(path.read_text().splitlines()) for path in FILES}
     assert [path for path in FILES if size[path] > 600] == []

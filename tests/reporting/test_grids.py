@@ -9,8 +9,6 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy import stats
 
-from experiments import kept
-from experiments.papers import paper_report
 from fedjax_muon.reporting import comparison, plots, style, tables
 from fedjax_muon.reporting.comparison import Point, Summary
 from fedjax_muon.reporting.tables import Cells, latex
@@ -198,9 +196,6 @@ def test_a_method_has_one_color_in_the_figures_of_all_commands(figures, tmp_path
     runs = {name: [random_run(i), random_run(i + 9)] for i, name in enumerate(NAMES)}
     plots.curves(runs, tmp_path / "comparison.png", target=0.5)
     shown = list(reversed(NAMES))  # the order does not matter
-    rows = [(paper_report.Row("all", name, "", runs[name], 0), "") for name in shown]
-    kept.write(tmp_path / "a.json", paper_report.curves("title", "accuracy", rows))
-    paper_report.draw(tmp_path / "a.json", tmp_path / "a.png")
     ranked = [Summary(name, 0.5, 0.1, 1, 2.0, 1.0, 1.0) for name in shown]
     plots.ranking(ranked, tmp_path / "ranking.png")
     both = [random_run(0), random_run(1)]
@@ -208,9 +203,8 @@ def test_a_method_has_one_color_in_the_figures_of_all_commands(figures, tmp_path
     plots.grids(dict.fromkeys(NAMES, grid), tmp_path / "grids.png")
 
     expected = [style.line_of(name).color for name in NAMES]
-    compared, papers, ranking, grids = figures
+    compared, ranking, grids = figures
     assert colors_of(compared.axes[0]) == colors_of(compared.axes[2]) == expected
-    assert colors_of(papers.axes[0]) == colors_of(papers.axes[1]) == expected[::-1]
     assert colors_of(ranking.axes[0]) == expected[::-1]
     panels = [axis for axis in grids.axes if axis.get_visible()]
     assert [colors_of(panel)[0] for panel in panels] == expected

@@ -21,7 +21,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = "--headless=new --disable-gpu --disable-dev-shm-usage --disable-extensions"
 OPTIONS += " --disable-background-networking --no-first-run --hide-scrollbars"
 OPTIONS += " --no-sandbox"  # not there for root, as whom CI runs; the pages are our own
-# other hosts are not there: what a page would load from them fails, and is noted
+# other hosts are not there: what a page would load from them fails
 ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
 
@@ -31,12 +31,11 @@ class Tab:
     def __init__(self, commands: int, replies: int):
         self._commands, self._replies = commands, replies
         self._rest, self._calls, self._session = b"", 0, {}
-        self._width = 0
         self.events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = {"sessionId": attached["sessionId"]}
-        for domain in ("Page", "Runtime", "Network"):
+        for domain in ("Page", "Runtime"):
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params) -> dict[str, Any]:
@@ -62,24 +61,6 @@ class Tab:
         self.call("Page.navigate", url=url)
         while not any(e["method"] == "Page.loadEventFired" for e in self.events):
             self.events.append(self._receive())
-
-    def block(self, *urls: str) -> None:
-        """Loads what these patterns match no more; without any, loads all again."""
-        self.call("Network.setBlockedURLs", urls=list(urls))
-
-    def resize(self, width: int) -> None:
-        """Gives the window another size; widths of a phone count as those of one."""
-        if width == self._width:
-            return  # the browser would lay the page out again
-        self._width = width
-        sizes = {"width": width, "height": 900, "deviceScaleFactor": 1}
-        phone = width < 600
-        self.call("Emulation.setDeviceMetricsOverride", **sizes, mobile=phone)
-
-    def requested(self) -> set[str]:
-        """What was asked of the network since the page was opened."""
-        sent = [e for e in self.events if e["method"] == "Network.requestWillBeSent"]
-        return {event["params"]["request"]["url"] for event in sent}
 
     def _receive(self, seconds: float = 30) -> dict[str, Any]:
         end = time.monotonic() + seconds
