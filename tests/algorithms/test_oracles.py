@@ -178,11 +178,7 @@ CASES = {
     ),
     "muloco_16": Case(
         muloco,
-        {
-            "lr": 0.015625,
-            "outer_lr": 1.0,
-            "scale": MULOCO_SCALE,
-        },
+        {"lr": 0.015625, "outer_lr": 1.0, "scale": MULOCO_SCALE},
         orthogonalizes=True,
     ),
 }
@@ -353,14 +349,7 @@ VARIANTS |= {
     "muloco, a large decay and Nesterov momentum": (
         "muloco",
         {"decay": 0.5, "nesterov": True, "polar": kernel.polar},
-        lambda lr: muloco(
-            X,
-            PARTIAL,
-            lr,
-            decay=0.5,
-            scale=MULOCO_SCALE,
-            nesterov=True,
-        ),
+        lambda lr: muloco(X, PARTIAL, lr, decay=0.5, scale=MULOCO_SCALE, nesterov=True),
     ),
     "fedlada, another b2": (
         "fedlada",

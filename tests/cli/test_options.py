@@ -6,13 +6,7 @@ import typing
 import pytest
 from command import run
 
-from fedjax_muon.cli import (
-    RUNNERS,
-    _given as given,
-    command_kinds,
-    commands,
-    parsing,
-)
+from fedjax_muon.cli import RUNNERS, _given as given, command_kinds, commands, parsing
 from fedjax_muon.cli.arguments import method_options
 from fedjax_muon.runs import config
 

@@ -175,10 +175,7 @@ SWEPT = Sweep(
     ("job", "named"),
     [
         (dataclasses.replace(ONE, algorithm="evil:f"), "--algorithm evil:f"),
-        (
-            dataclasses.replace(ONE, config=Config(model="evil:f")),
-            "--model evil:f",
-        ),
+        (dataclasses.replace(ONE, config=Config(model="evil:f")), "--model evil:f"),
         (SWEPT, "--algorithm evil:f,evil:g"),
         (
             Comparison(("fedavg", "evil:f"), {}, {}, (0,), Config()),

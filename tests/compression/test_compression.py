@@ -306,10 +306,8 @@ def test_both_directions_may_be_compressed():
 @pytest.mark.parametrize(
     ("algorithm", "parts", "message"),
     [
-        (fedavg(), ["momentum"],
-         "^no broadcast has a part 'momentum'; there are params$"),
-        (fedavg(), [],
-         r"^broadcast.params\['b'\] can.t be .* array \(3,\) is not a matrix"),
+        (fedavg(), ["momentum"], "^no broadcast has a part 'momentum'; there are"),
+        (fedavg(), [], r"^broadcast.params\['b'\] can.t be .* array \(3,\) is not a"),
     ],
 )  # fmt: skip
 def test_misfits_of_broadcasts_are_refused_at_once(algorithm, parts, message):
@@ -340,19 +338,13 @@ def nameless() -> Algorithm:
 @pytest.mark.parametrize(
     ("algorithm", "compressor", "parts", "message"),
     [
-        (fedmuon_align(), no_compression(), ["momenta"],
-         "^no message has a part 'momenta'; there are momentum, params$"),
-        (fedmuon_align(), no_compression(), ["params", "sent"],
-         "has a part 'sent'; there are"),
+        (fedmuon_align(), no_compression(), ["momenta"], "^no message has a part"),
+        (fedmuon_align(), no_compression(), ["params", "sent"], "has a part 'sent';"),
         (FIRST, no_compression(), ["sent"], "'sent'; there are momentum, params$"),
-        (nameless(), no_compression(), ["params"],
-         "^no message has a part 'params'; there are no parts with names$"),
-        (fedavg(), truncated_svd(1), [],
-         r"^message.params\['b'\] can.t be .* array \(3,\) is not a matrix"),
-        (fedmuon_align(), truncated_svd(4), ["momentum"],
-         r"^message.momentum\[0\] can't be compressed: the rank for a matrix \(4, 3\)"),
-        (ALL["stem"].function(), power_iteration(1), [],
-         r"^message.* can't be compressed: an array \(3,\) is not a matrix"),
+        (nameless(), no_compression(), ["params"], "^no message has a part 'params';"),
+        (fedavg(), truncated_svd(1), [], r"^message.params\['b'\] can.t be .* array"),
+        (fedmuon_align(), truncated_svd(4), ["momentum"], r"^message.momentum\[0\]"),
+        (ALL["stem"].function(), power_iteration(1), [], r"^message.* can't be"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("feedback", [None, 1.0])

@@ -6,13 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_muon.core import (
-    Round,
-    check_range,
-    mean_direction,
-    tree,
-    value_at,
-)
+from fedjax_muon.core import Round, check_range, mean_direction, tree, value_at
 from fedjax_muon.core.pair import Pair, as_pair, descent_ascent, on_y, per_variable
 
 KEY = jax.random.key(0)

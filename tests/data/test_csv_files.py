@@ -89,9 +89,7 @@ def test_cells_of_several_lines_and_columns_that_are_left_out(tmp_path):
 
 def test_numbers_of_rows_are_no_feature(tmp_path):
     numbered = text(lambda i, row: [str(i), *row], ["", *HEAD])
-    with pytest.warns(
-        UserWarning, match="first column, without a name, numbers the rows"
-    ):
+    with pytest.warns(UserWarning, match="first column, without a name, numbers the"):
         np.testing.assert_equal(read(tmp_path / "a.csv", numbered), PLAIN)
     np.testing.assert_equal(read(tmp_path / "a.csv", numbered, exclude=[""]), PLAIN)
     parts = text(lambda i, row: [str(i % 9), *row], ["Unnamed: 0", *HEAD])
@@ -109,47 +107,23 @@ def test_booleans_are_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (
-            text(head=["age", "age", "bank", "risk"]),
-            "names of columns in line 1, found 'ag",
-        ),
-        (
-            text(head=["age", "", "bank", "risk"]),
-            "column 2 has no name; name it in line 1",
-        ),
-        (
-            text(at(0, "")),
-            "numbers: 'age' in 10 of 60 rows .'' in line 2.; correct them",
-        ),
+        (text(head=["age", "age", "bank", "risk"]), "names of columns in line 1,"),
+        (text(head=["age", "", "bank", "risk"]), "column 2 has no name; name it in"),
+        (text(at(0, "")), "numbers: 'age' in 10 of 60 rows .'' in line 2.; correct"),
         (text(at(0, "NaN")), "numbers: 'age' in 10 of 60 rows .'NaN' in line 2.; corr"),
         (text(at(0, "inf")), "numbers: 'age' in 10 of 60 rows .'inf' in line 2.; corr"),
         (text(at(0, "1_0")), "numbers: 'age' in 10 of 60 rows .'1_0' in line 2.; corr"),
-        (
-            text(at(1, '"1,234.50"')),
-            "'1,234.50' in line 2.; write numbers without sepa",
-        ),
-        (
-            text(lambda i, r: at(1, "", 5)(i, ["ab"[i % 2], *r[1:]])),
-            "'age' in 60 of 60 rows .2 texts, 'a' in line 2., 'income' in 12 of 60 row",
-        ),
+        (text(at(1, '"1,234.50"')), "'1,234.50' in line 2.; write numbers without"),
+        (text(lambda i, r: at(1, "", 5)(i, ["ab"[i % 2], *r[1:]])), "'age' in 60 of"),
         (
             text(lambda i, r: COMMA(i, r)[:1] + r[1:], separator=";"),
             "'age' in 60 of|'inc",
         ),
         (text(at(3, "low,high")), "line 2: expected 4 columns as in line 1, found 5"),
-        (
-            text().encode("latin-1") + b"1,2,\xfcber,low\n",
-            "expected a table, found a damaged one",
-        ),
+        (text().encode("latin-1") + b"1,2,\xfcber,low\n", "expected a table, found a"),
         ("a b\n", "there is no column 'risk' for label; its columns are a, b"),
-        (
-            "table\n1\n2\n",
-            "expected two or more names of columns in the first line, with c",
-        ),
-        (
-            b"PK\3\4rest",
-            "expected a CSV file, found a zip archive or an Excel file; save",
-        ),
+        ("table\n1\n2\n", "expected two or more names of columns in the first line,"),
+        (b"PK\3\4rest", "expected a CSV file, found a zip archive or an Excel file;"),
         (b"PAR1rest", "expected a CSV file, found a Parquet file; save it as CSV"),
         (gzip.compress(text().encode())[:-20], "expected a table"),
     ],
@@ -217,9 +191,7 @@ def test_a_column_of_parts_in_usual_words(parts, count, tmp_path):
     ours = read(tmp_path / "a.csv", text(change, [*HEAD, "part"]), split="part")
     assert len(ours.x_test) == count == len(ours.test_owners)
     three = lambda i, row: [*row, ("train", "val", "test")[i % 3]]
-    with one_line(
-        "line 3: 'val' in column 'part' is neither train nor test; change it"
-    ):
+    with one_line("line 3: 'val' in column 'part' is neither train nor test; change"):
         read(tmp_path / "a.csv", text(three, [*HEAD, "part"]), split="part")
 
 
@@ -229,9 +201,7 @@ def test_classes_without_training_examples_are_warned_of(tmp_path):
         "rare" if i == 59 else row[3],
         "train" if i < 50 else "test",
     ]
-    with pytest.warns(
-        UserWarning, match="the class 'rare' has test examples, and none"
-    ):
+    with pytest.warns(UserWarning, match="the class 'rare' has test examples, and"):
         read(tmp_path / "a.csv", text(change, [*HEAD, "part"]), split="part")
 
 
@@ -248,9 +218,7 @@ def test_times_keep_their_digits(unit, tmp_path):
 def test_digits_that_are_lost_are_named(tmp_path):
     times = 1_700_000_000 + 3600 * np.arange(60)
     x = np.stack([times, X[:, 0]], axis=1)
-    with pytest.warns(
-        UserWarning, match="channel 0: numbers around 1.7.*e.09 lose digits"
-    ):
+    with pytest.warns(UserWarning, match="channel 0: numbers around 1.7.*e.09 lose"):
         data.from_arrays(x.astype(np.float32), [0, 1] * 30)
     whole = data.from_arrays(x.astype(int), [0, 1] * 30)
     assert len(np.unique(whole.x_train[:, 0])) == 48
@@ -258,14 +226,10 @@ def test_digits_that_are_lost_are_named(tmp_path):
     with one_line("channel 0 is constant .* subtract the smallest first if they diff"):
         data.from_arrays(x.astype(np.float32), [0, 1] * 30)
     change = lambda i, row: [str(10**18 + i), *row[1:]]
-    with one_line(
-        "column 'age' is constant .* subtract the smallest first if they dif"
-    ):
+    with one_line("column 'age' is constant .* subtract the smallest first if they"):
         read(tmp_path / "a.csv", text(change))
     same = lambda i, row: ["0.1", "7", *row[2:]]
-    with one_line(
-        "column 'age', column 'income' are constant in the training examples"
-    ):
+    with one_line("column 'age', column 'income' are constant in the training"):
         read(tmp_path / "a.csv", text(same))
 
 
@@ -302,18 +266,9 @@ def test_names_in_all_types_of_arrays(labels, classes):
         (GAPS.astype("U").astype("U3") != "dog", None),
         (np.array([np.nan, 1, 2] * 20), "example 0: y is empty .20 of 60 are missing"),
         (np.array(["nan", "a", "b"] * 20), "example 0: y is 'nan', which stands for a"),
-        (
-            np.array([0.5, 1] * 30),
-            "y must be integers or strings, got 0.5 in example 0; n",
-        ),
-        (
-            np.array([(1,), 2] * 30, object),
-            "y must be integers or strings, got .1,. in e",
-        ),
-        (
-            np.eye(60, dtype=int),
-            r"one per example, got int64.60, 60.; give y.argmax.1.",
-        ),
+        (np.array([0.5, 1] * 30), "y must be integers or strings, got 0.5 in example"),
+        (np.array([(1,), 2] * 30, object), "y must be integers or strings, got .1,."),
+        (np.eye(60, dtype=int), r"one per example, got int64.60, 60.; give"),
         (np.ones((60, 1), int), r"one per example, got int64.60, 1.; give y.ravel()"),
         (np.arange(60), "there are 60 different labels: numbers that are no classes"),
     ],

@@ -154,9 +154,7 @@ def test_missing_files(tmp_path, name):
         data.load(name, tmp_path)
     write_glue("sst2", tmp_path / "SST-2")  # both files are needed
     (tmp_path / "SST-2" / "dev.tsv").unlink()
-    with pytest.raises(
-        FileNotFoundError, match=r"no train\.tsv, dev\.tsv in .*SST-2; down"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"no train\.tsv, dev\.tsv in .*SST-2;"):
         data.load("sst2", tmp_path)
 
 

@@ -78,18 +78,12 @@ HUGE_IDS = {"x": np.full((60, 2), 2**40), "text": True}
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"y": [0.5] * 60},
-            "y must be integers or strings, got 0.5 in example 0; numb",
-        ),
+        ({"y": [0.5] * 60}, "y must be integers or strings, got 0.5 in example 0;"),
         ({"y": Y[:5]}, r"y must be 60 integers or strings, .*<U4\[5\]"),
         ({"y": ["low"] * 60}, "all labels are 'low'; classification needs two or more"),
         ({"x": [["a"]] * 60}, "x must be an array of numbers, got <U1"),
         ({"x": np.full((60, 2), np.nan)}, "x has NaN or infinity in 60 of 60 examples"),
-        (
-            {"x": np.full((60, 2), 0.1)},
-            "channel 0, channel 1 are constant in the train",
-        ),
+        ({"x": np.full((60, 2), 0.1)}, "channel 0, channel 1 are constant in the"),
         ({"owners": [1, 2]}, "owners must be 60 integers or strings"),
         ({"owners": [None] * 60}, "example 0: owners is empty .60 of 60 are missing."),
         ({"y": ["low"] * 60, "classes": ("low", "high")}, "all labels are 'low'; clas"),
@@ -174,14 +168,8 @@ def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
 def test_wrong_tables_are_refused(tmp_path):
     path = tmp_path / "a.csv"
     for text, said in (
-        (
-            "",
-            "expected two or more names of columns in the first line, .*found nothing",
-        ),
-        (
-            "a,a\n1,2\n",
-            "expected different names of columns in line 1, found 'a' twice; rename",
-        ),
+        ("", "expected two or more names of columns in the first line, .*found"),
+        ("a,a\n1,2\n", "expected different names of columns in line 1, found 'a'"),
         ("a,risk\n", "expected rows below the names of columns, found none"),
         ("a,b\n1,2\n", "no column 'risk' for label; its columns are a, b"),
         ("risk,b\n1,2\n1\n", "line 3: expected 2 columns as in line 1, found 1"),
@@ -190,10 +178,7 @@ def test_wrong_tables_are_refused(tmp_path):
         ("risk,b\nx,1\ny,two\n", "line 3: 'two' in column 'b' is not a finite number"),
         ("risk,b\nx,1\ny,1e300\n", "line 3: '1e300' in column 'b' is not a finite n"),
         ("risk,b\nx,1\n ,2\n", "line 3: column 'risk' is empty; fill it in, or leave"),
-        (
-            "risk,b\n" + "x,1\ny,1\n" * 9,
-            "column 'b' is constant in the training examples",
-        ),
+        ("risk,b\n" + "x,1\ny,1\n" * 9, "column 'b' is constant in the training"),
         ("risk,b\nx,1\nx,2\n", "all labels are 'x'"),
         ('risk,b\n"x,1\n', r"expected a table with commas, found a damaged one \(u"),
         ("risk,b\x00\nx,1\n", "a.csv"),

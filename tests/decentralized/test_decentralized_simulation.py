@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 from federation import DATA, NAMES, TASK, as_float64, assert_same_bits, cut, gradient
 
-from fedjax_muon.decentralized import (
-    ALL,
-    dsgd,
-    gradient_tracking,
-    topology,
-)
+from fedjax_muon.decentralized import ALL, dsgd, gradient_tracking, topology
 from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 from fedjax_muon.decentralized.simulation import (
     batches as draw_batches,

@@ -27,10 +27,7 @@ from traces import grad_fn as plain_grad
 
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
-from fedjax_muon.decentralized import (
-    ALL,
-    engine as gossip_engine,
-)
+from fedjax_muon.decentralized import ALL, engine as gossip_engine
 from fedjax_muon.decentralized.estimators import (
     add_public_gradient,
     fresh,

@@ -17,13 +17,7 @@ from fedjax_muon.decentralized.private import (
     calibrate,
     noise_scale_of,
 )
-from fedjax_muon.privacy import (
-    Cyclic,
-    Inside,
-    Poisson,
-    gaussian_epsilon,
-    report,
-)
+from fedjax_muon.privacy import Cyclic, Inside, Poisson, gaussian_epsilon, report
 from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.privacy.releases import Correlated
 

@@ -192,15 +192,9 @@ def changed(i, j, value):
         ([[1.0], [0.5, 0.5]], "^W must have rows of one length, got a ragged list$"),
         (changed(2, 3, np.nan), r"^W must be finite, got nan at \[2, 3\]$"),
         (changed(2, 3, np.inf), r"^W must be finite, got inf at \[2, 3\]$"),
-        (
-            changed(4, 1, 0.2),
-            r"^W must be symmetric, got 0 at \[1, 4\] but 0.2 at \[4, 1",
-        ),
+        (changed(4, 1, 0.2), r"^W must be symmetric, got 0 at \[1, 4\] but 0.2 at"),
         (changed(4, 1, 2e-6), r"^W must be symmetric, got 0 at \[1, 4\] but 2e-06"),
-        (
-            2 * RING - np.eye(6),
-            r"^W must not be negative, got -0.333333333 at \[0, 0\]",
-        ),
+        (2 * RING - np.eye(6), r"^W must not be negative, got -0.333333333 at \[0,"),
         (changed(3, 3, 0.125), "^every row of W must sum to 1, got 1.125 in row 3; "),
         (changed(3, 3, -2e-6), "^every row of W must sum to 1, got 0.999998 in row 3"),
         (PARTS, r"messages, as agents \[0, 1, 2, 3, 4\] and others and \[9, 10, 11"),

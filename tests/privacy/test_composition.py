@@ -17,12 +17,7 @@ from oracles.accountant import Interval, Steps, epsilon_interval
 
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.privacy import accounting, guarantees, ledger
-from fedjax_muon.privacy.accounting import (
-    REPLACE_ONE,
-    Adjacency,
-    Pld,
-    gaussian_epsilon,
-)
+from fedjax_muon.privacy.accounting import REPLACE_ONE, Adjacency, Pld, gaussian_epsilon
 from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.privacy.guarantees import PrivacySpec, report

@@ -93,8 +93,7 @@ REFERENCES = [  # sampling, z, steps, adjacency, first z; epsilon
 
 
 @pytest.mark.parametrize(
-    ("sampling", "z", "steps", "adjacency", "first", "epsilon"),
-    slow_but(3, REFERENCES),
+    ("sampling", "z", "steps", "adjacency", "first", "epsilon"), slow_but(3, REFERENCES)
 )
 def test_references(sampling, z, steps, adjacency, first, epsilon):
     found = Pld().epsilon(sampling, z, steps, DELTA, adjacency, first)

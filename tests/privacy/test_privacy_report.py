@@ -17,11 +17,7 @@ from fedjax_muon.privacy.accounting import (
 )
 from fedjax_muon.privacy.client_privacy import client_spec
 from fedjax_muon.privacy.clipping import Each, Split
-from fedjax_muon.privacy.guarantees import (
-    PrivacySpec,
-    calibrated,
-    report,
-)
+from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
 from fedjax_muon.privacy.releases import Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
 

@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 from packages import needs
 
-from benchmarks import (
-    convolutions,
-    figure,
-    library,
-    table,
-    turns,
-    workloads,
-)
+from benchmarks import convolutions, figure, library, table, turns, workloads
 from benchmarks.peers import handwritten
 from benchmarks.workloads import WORKLOADS
 
