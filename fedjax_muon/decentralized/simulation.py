@@ -136,10 +136,14 @@ def keys_of(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def created(
-    key: jax.Array, run_key: jax.Array | None = None, params: Params | None = None
+    inputs: Inputs,
+    key: jax.Array,
+    run_key: jax.Array | None = None,
+    params: Params | None = None,
 ) -> Any:
     """Makes what `begin_run` starts from: the key of the initial parameters, or these,
     and the key of the run."""
+    del inputs
     init_key, rest = jax.random.split(key)
     start = init_key if params is None else params
     return start, rest if run_key is None else run_key
@@ -266,7 +270,7 @@ def decentralize(
     inputs = inputs_of(algorithm, setup.task, mixed, noise)
     check_rule_kinds(algorithm)
     # raises if sizes or parameters do not fit
-    keys = created(jax.random.key(0))
+    keys = created(inputs, jax.random.key(0))
     jax.eval_shape(partial(begin_run, setup), inputs, keys, clients)
     check_rules(algorithm, jax.eval_shape(task.init, jax.random.key(0)))
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)

@@ -132,9 +132,10 @@ def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
     if several:
         shardings = runner.shardings(setup, simulation.clients)
     clients = _placed(simulation.clients, shardings[2], len(devices))
-    created = jax.eval_shape(programs.create, jax.random.key(0))
-    begun = programs.begin.trace(simulation.inputs, created, clients).out_info[0]
-    inputs, state = map(_placed, (simulation.inputs, begun), shardings)
+    inputs = simulation.inputs
+    created = jax.eval_shape(programs.create, inputs, jax.random.key(0))
+    begun = programs.begin.trace(inputs, created, clients).out_info[0]
+    inputs, state = map(_placed, (inputs, begun), shardings)
     count = jax.ShapeDtypeStruct((), jnp.int32)
     return programs.rounds.trace(inputs, state, clients, count)
 

@@ -49,10 +49,9 @@ def held_by(simulation: Simulation) -> Memory:
 
 
 def _begin(simulation: Simulation) -> jax.stages.Traced:
-    created = jax.eval_shape(simulation.programs.create, jax.random.key(0))
-    return simulation.programs.begin.trace(
-        simulation.inputs, created, simulation.clients
-    )
+    inputs, programs = simulation.inputs, simulation.programs
+    created = jax.eval_shape(programs.create, inputs, jax.random.key(0))
+    return programs.begin.trace(inputs, created, simulation.clients)
 
 
 @promoting

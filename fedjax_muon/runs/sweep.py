@@ -26,6 +26,7 @@ from fedjax_muon import data
 from fedjax_muon.core import numbers_of
 from fedjax_muon.core.reading import named
 from fedjax_muon.data.dataset import digest
+from fedjax_muon.decentralized import topology
 from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
@@ -33,6 +34,7 @@ from fedjax_muon.reporting.comparison import History, Point
 from fedjax_muon.runs import directory, launch, own_code
 from fedjax_muon.runs.build import (
     algorithm_of,
+    graph_of,
     is_of_agents,
     parts_of,
     simulation_of,
@@ -114,12 +116,6 @@ def check(job: Sweep) -> str:
             "client_tests, and use it in compare with the best rates"
         )
     launch.devices_of(job.config.devices)
-    for name in job.algorithms:
-        with named(name):
-            if is_of_agents(job.cell(name, {}, 0)):
-                raise ValueError(
-                    "it is decentralized, and a sweep is only for methods with a server"
-                )
     train, validation = _held_out(job, dataset_of(job.config))
     commons = {}
     for name in job.algorithms:
@@ -247,7 +243,7 @@ def _groups(job: Sweep, name: str, todo, held_out, tick, pause):
     train, validation = held_out
     return sweep(
         _common(job, name, train),
-        _cells(todo, _parts(job, train)),
+        _cells(job, name, todo, _parts(job, train)),
         rounds=job.config.rounds,
         evaluate_every=job.config.evaluate_every,
         validation=validation,
@@ -275,8 +271,17 @@ def _parts(job: Sweep, train: data.Dataset) -> dict[int, Sequence[np.ndarray]]:
     return {seed: parts_of(job.config, train, seed) for seed in job.seeds}
 
 
-def _cells(todo: Iterable[Values], parts: Mapping[int, Any]) -> list[Cell]:
-    return [Cell(hyper, start_key(seed), parts[seed]) for hyper, seed in todo]
+def _cells(
+    job: Sweep, name: str, todo: Iterable[Values], parts: Mapping[int, Any]
+) -> list[Cell]:
+    graphs: dict[int, Any] = {}  # mixing weights by seed, of agents
+    if is_of_agents(job.cell(name, {}, 0)):
+        weights = lambda seed: topology.metropolis(graph_of(job.config, seed))
+        graphs = {seed: weights(seed) for seed in job.seeds}
+    return [
+        Cell(hyper, start_key(seed), parts[seed], graphs.get(seed))
+        for hyper, seed in todo
+    ]
 
 
 def _record(

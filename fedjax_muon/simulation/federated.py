@@ -354,14 +354,16 @@ def _on_devices(
 
 def _create(
     setup: Setup,
+    inputs: Inputs,
     key: jax.Array,
     run_key: jax.Array | None = None,
     params: Params | None = None,
 ) -> State:
     """Makes the state before the prologue on its devices."""
+    create = with_inputs(init_state, setup)
     if not setup.devices:
-        return init_state(setup, key, run_key, params)
+        return create(inputs, key, run_key, params)
     where = shardings(setup.devices, STATE)
-    return jax.jit(with_inputs(init_state, setup), out_shardings=where)(
+    return jax.jit(create, out_shardings=where)(
         inputs_of(setup.algorithm, setup.task), key, run_key, params
     )

@@ -63,7 +63,7 @@ class NonFiniteLossError(NonFiniteError):
 class Programs(NamedTuple):
     """Programs, which are compiled when they are first used; `inputs` are `Inputs`."""
 
-    # (key, key of the run or None, parameters or None) -> state before `begin`
+    # (inputs, key, key of the run or None, parameters or None) -> state before `begin`
     create: Callable[..., Any]
     begin: jax.stages.Wrapped  # (inputs, state, clients)
     # -> (state before round 0, whether each client's message was received)
@@ -158,9 +158,8 @@ class Simulation:
         if params is not None:
             params = check_params(params, self._params)
         run_key = fresh_key(self.guarantee)
-        state, received = self.programs.begin(
-            self.inputs, self.programs.create(key, run_key, params), self.clients
-        )
+        created = self.programs.create(self.inputs, key, run_key, params)
+        state, received = self.programs.begin(self.inputs, created, self.clients)
         if not drop_nonfinite and not np.all(received):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(received)).tolist())
         return state if run_key is None else self._owned(state)
@@ -273,7 +272,8 @@ class Simulation:
     @functools.cached_property
     def like(self) -> Any:
         """The shapes and dtypes of its states, in their structure."""
-        keys = jax.eval_shape(self.programs.create, jax.random.key(0))
+        create, key = self.programs.create, jax.random.key(0)
+        keys = jax.eval_shape(create, self.inputs, key)
         return self.programs.begin.trace(self.inputs, keys, self.clients).out_info[0]
 
     @functools.cached_property

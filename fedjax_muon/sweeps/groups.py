@@ -1,6 +1,5 @@
 """Groups of cells of a sweep, which share compiled programs."""
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,21 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_muon.core import numbers_of, with_numbers
-from fedjax_muon.core.recipe import as_arrays
-from fedjax_muon.engine import sharding
+from fedjax_muon.engine import Traffic, sharding
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import REPLICATED, SHARDED
 from fedjax_muon.simulation.batching import Clients
-from fedjax_muon.simulation.evaluation import Evaluation, Examples, evaluate, measure
-from fedjax_muon.simulation.rounds import (
-    Metrics,
-    Setup,
-    init_state,
-    run_prologue,
-    run_rounds,
-)
-from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.simulation.evaluation import Examples
+from fedjax_muon.simulation.rounds import Inputs, Metrics
+from fedjax_muon.simulation.simulation import Programs, Simulation
 from fedjax_muon.simulation.timing import Timing
 from fedjax_muon.simulation.training import Record, calls
 from fedjax_muon.tasks.task import Task
@@ -39,6 +30,7 @@ class Cell(NamedTuple):
     hyper: Mapping[str, float]  # the same names in all cells
     key: jax.Array  # argument of `Simulation.init`
     parts: Sequence[np.ndarray]  # for every client, the ids of its training examples
+    weights: Any = None  # of a decentralized simulation, if it has other ones
 
 
 class Outcome(NamedTuple):
@@ -109,12 +101,11 @@ def vectorized(function: Callable[..., Any], *stacked: Any) -> Any:
 class _Stacked(NamedTuple):
     """Inputs that differ between the cells of a group, leaves [cells, ...]."""
 
-    numbers: dict[str, Any]  # all hyperparameters, including those that cells share
+    inputs: Inputs  # without the task
     order: jax.Array  # the clients' segments
     start: jax.Array
     size: jax.Array
     shares: jax.Array
-    timing: Any  # see `simulation.timing`
 
 
 class _Shared(NamedTuple):
@@ -162,7 +153,9 @@ class Groups:
         self.devices = devices
         self.shared = self._on_devices(shared, REPLICATED)
         self.over = over
-        self.programs = make_programs(simulation.setup, over, max_client_size, devices)
+        self.programs = make_programs(
+            simulation.programs, over, max_client_size, devices
+        )
         self.rounds, self.evaluate_every = rounds, evaluate_every
 
     @promoting
@@ -180,20 +173,18 @@ class Groups:
             groups share a program.
         """
         shared, number = self.shared, len(cells)
-        record = GroupRecord(self.simulation, number, self.drop_nonfinite)
-        runs = [(cell, self.simulation.vary(parts=cell.parts)) for cell in cells]
-        states, stacked, timings, answered = stack(
-            [*runs, *runs[-1:] * (size - number)], self.rounds
-        )
-        record.timings, record.answered = timings[:number], answered[:number]
+        runs = [(cell.key, self._of(cell)) for cell in cells]
+        filled = [*runs, *runs[-1:] * (size - number)]
+        states, stacked, told = stack(filled, self.simulation, self.rounds)
+        record = GroupRecord(told[:number], self.drop_nonfinite)
         states, stacked = self._on_devices((states, stacked), SHARDED)
+        states, received = self.programs.begin(states, stacked, shared)
         kept = pause.restore(cells, states) if pause else None
         if kept is not None:
             states, notes = kept
             record.load(notes)
             tick(record.round * number)
         else:
-            states, received = self.programs.begin(states, stacked, shared)
             record.add_prologue(received)
             record.add_rows(0, self.programs.score(states, stacked, shared))
         train = lambda states, count: self.programs.rounds(
@@ -214,14 +205,23 @@ class Groups:
                 raise KeyboardInterrupt
         return list(map(Outcome, record.rows, record.diverged))
 
+    def _of(self, cell: Cell) -> Simulation:
+        varied = {"parts": cell.parts, "hyper": cell.hyper, "weights": cell.weights}
+        return self.simulation.vary(**varied)
+
     def _on_devices(self, tree: Any, specs: Any) -> Any:
         return sharding.placed(tree, self.devices, specs) if self.devices else tree
 
 
 def make_programs(
-    setup: Setup, over: Over, max_client_size: int, devices: Sequence[jax.Device] = ()
+    programs: Programs,
+    over: Over,
+    max_client_size: int,
+    devices: Sequence[jax.Device] = (),
 ) -> _Programs:
-    """Makes the programs of a group, which are compiled when they are first used.
+    """Maps the programs of one run over the cells of a group.
+
+    They are compiled when they are first used.
 
     Args:
       devices: Devices that divide the cells of a group evenly; by default one.
@@ -232,12 +232,10 @@ def make_programs(
     ) -> Any:
         def here(states: Any, stacked: _Stacked, shared: _Shared) -> Any:
             def one(state: Any, cell: _Stacked) -> Any:
-                algorithm = with_numbers(setup.algorithm, cell.numbers)
+                inputs = cell.inputs._replace(task=shared.task)
                 segments = (cell.order, cell.start, cell.size, cell.shares)
                 clients = Clients(shared.x, shared.y, *segments, max_client_size)
-                given = {"task": shared.task, "timing": cell.timing}
-                with_cell = setup._replace(algorithm=algorithm, **given)
-                return function(with_cell, state, clients, shared)
+                return function(inputs, state, clients, shared)
 
             return over(one, states, stacked)
 
@@ -248,68 +246,80 @@ def make_programs(
         return run(states, stacked, shared)
 
     def begin(states: Any, stacked: _Stacked, shared: _Shared) -> Any:
-        run = lambda setup, state, clients, _: run_prologue(setup, state, clients)
+        run = lambda inputs, state, clients, _: programs.begin(inputs, state, clients)
         return each(run, states, stacked, shared)
 
     def rounds(states: Any, count: int, stacked: _Stacked, shared: _Shared) -> Any:
-        run = lambda setup, state, clients, _: run_rounds(setup, state, clients, count)
+        run = lambda inputs, state, clients, _: programs.rounds(
+            inputs, state, clients, count
+        )
         return each(run, states, stacked, shared)
+
+    def score(inputs: Inputs, state: Any, clients: Clients, shared: _Shared) -> Any:
+        on = partial(programs.score, inputs.task, state.params, clients)
+        scores = on(shared.test)
+        if shared.validation is not None:
+            scores = scores | {
+                name.replace("test_", "validation_"): value
+                for name, value in on(shared.validation).items()
+                if name.startswith("test_")
+            }
+        return scores
 
     return _Programs(
         begin=jax.jit(begin, donate_argnums=0),
         rounds=jax.jit(rounds, donate_argnums=0),
-        score=jax.jit(partial(each, _score)),
+        score=jax.jit(partial(each, score)),
     )
 
 
-def _score(setup: Setup, state: Any, clients: Clients, shared: _Shared) -> Evaluation:
-    scores = evaluate(setup.task, state.params, clients, shared.test)
-    if shared.validation is not None:
-        held_out = measure(setup.task, state.params, *shared.validation)
-        scores |= {f"validation_{name}": v for name, v in held_out.items()}
-    return scores
+class _Told(NamedTuple):
+    """What a simulation tells of a cell's rounds, besides its programs."""
 
-
-Answered = Callable[[int], int | None]  # rounds -> answers in them, see `Simulation`
+    timing: Timing | None
+    answered: Callable[[int], int | None]  # rounds -> answers in them
+    bytes_after: Callable[[int, int | None], Traffic]
 
 
 def stack(
-    runs: Sequence[tuple[Cell, Simulation]], rounds: int
-) -> tuple[Any, _Stacked, list[Timing | None], list[Answered]]:
-    """Stacks the states before the prologue, and the other inputs that differ.
+    runs: Sequence[tuple[jax.Array, Simulation]], common: Simulation, rounds: int
+) -> tuple[Any, _Stacked, list[_Told]]:
+    """Stacks the states before `begin`, and the other inputs that differ.
+
+    Args:
+      runs: The key and the simulation of every cell.
 
     Returns:
-      Them, and the times and the numbers of answers of all runs.
+      Them, and what else there is to tell of every run.
     """
-    states, rest, timings = [], [], []
-    answered: list[Answered] = []
-    for (hyper, key, _), simulation in runs:
-        setup, clients = simulation.setup, simulation.clients
-        algorithm = with_numbers(setup.algorithm, hyper)
-        states.append(init_state(setup._replace(algorithm=algorithm), key))
-        numbers = as_arrays({**numbers_of(setup.algorithm), **hyper})
+    states, rest, told = [], [], []
+    for key, simulation in runs:
+        inputs: Any = simulation.inputs
+        clients = simulation.clients
+        states.append(simulation.programs.create(inputs, key))
+        _, run_key = states[-1]
+        timing = simulation.timing(run_key)
+        answered = partial(simulation.answered, run_key)
+        # counted once, since all cells have messages of the same shapes
+        counted = common if simulation.links == common.links else simulation
+        told.append(_Told(timing, answered, counted.bytes_after))
+        if timing is not None:
+            inputs = inputs._replace(timing=timing.inputs(0, rounds))
         segments = (clients.order, clients.start, clients.size, clients.shares)
-        timing = simulation.timing(states[-1].key)
-        timings.append(timing)
-        answered.append(functools.partial(simulation.answered, states[-1].key))
-        timed = None if timing is None else timing.inputs(0, rounds)
-        rest.append(_Stacked(numbers, *segments, timed))
+        rest.append(_Stacked(inputs._replace(task=None), *segments))
     stacked = lambda trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
-    return stacked(states), stacked(rest), timings, answered
+    return stacked(states), stacked(rest), told
 
 
 class GroupRecord:
     """Records of a group's cells, and which of the cells have diverged."""
 
-    def __init__(self, simulation: Simulation, cells: int, drop_nonfinite: bool):
-        self.bytes_after = simulation.bytes_after
-        self.drop_nonfinite = drop_nonfinite
+    def __init__(self, told: Sequence[_Told], drop_nonfinite: bool):
+        self.told, self.drop_nonfinite, cells = told, drop_nonfinite, len(told)
         self.began = time.perf_counter()
         self.rows: list[list[Record]] = [[] for _ in range(cells)]
         self.dropped = [0] * cells
         self.diverged: list[int | None] = [None] * cells
-        self.timings: list[Timing | None] = [None] * cells
-        self.answered: list[Answered] = [lambda rounds: None] * cells
         self.round = 0
 
     def notes(self) -> dict[str, Any]:
@@ -343,13 +353,13 @@ class GroupRecord:
         columns = {name: np.asarray(values) for name, values in scores.items()}
         for cell, rows in enumerate(self.rows):
             if index == 0 or self.diverged[cell] is None:
-                answered = self.answered[cell](index)
-                down, up = self.bytes_after(index, answered)
+                timing, count, bytes_after = self.told[cell]
+                answered = count(index)
+                down, up = bytes_after(index, answered)
                 row: Record = {"round": index, "bytes_down": down, "bytes_up": up}
                 if answered is not None:
                     row["answered"] = answered
                 row |= {name: float(values[cell]) for name, values in columns.items()}
-                timing = self.timings[cell]
                 if timing is not None:
                     row["virtual_seconds"] = timing.seconds(index)
                 row |= {"dropped": self.dropped[cell], "seconds": seconds}

@@ -210,7 +210,7 @@ def world_program(
     rounds = simulation.guarantee.rounds
 
     def one(inputs: Any, clients: Any, key: jax.Array, run_key: Any) -> jax.Array:
-        created = programs.create(key, run_key)
+        created = programs.create(inputs, key, run_key)
         state, _ = programs.begin(inputs, created, clients)
 
         def body(state: Any, _: Any) -> tuple[Any, jax.Array]:

@@ -82,7 +82,7 @@ def moves(params: np.ndarray, weights: ArrayLike, lr: float) -> np.ndarray:
 
 
 def _begun(simulation: Simulation) -> Any:
-    created = simulation.programs.create(jax.random.key(0), None)
+    created = simulation.programs.create(simulation.inputs, jax.random.key(0), None)
     arguments = simulation.inputs, created, simulation.clients
     return simulation.programs.begin(*arguments)[0]
 

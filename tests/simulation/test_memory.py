@@ -129,7 +129,7 @@ def test_a_checked_simulation_is_not_compiled_again():
     counting = lambda sizes: traces.append(sizes) or simulation.uniform(sizes)
     one = federation.federation(weighting=counting)
     check_memory(one)
-    state = one.programs.create(jax.random.key(0))
+    state = one.programs.create(one.inputs, jax.random.key(0))
     one.programs.rounds.lower(one.inputs, state, one.clients, 1)
     assert len(traces) == 1
 

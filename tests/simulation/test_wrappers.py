@@ -78,7 +78,7 @@ def prepared(wrapper, task):
 def test_rounds_can_be_traced(wrapper, task):
     simulation = prepared(wrapper, task)
     programs, inputs = simulation.programs, simulation.inputs
-    created = jax.eval_shape(programs.create, KEY)
+    created = jax.eval_shape(programs.create, inputs, KEY)
     begun, _ = programs.begin.trace(inputs, created, simulation.clients).out_info
     after, _ = programs.rounds.trace(inputs, begun, simulation.clients, 1).out_info
     assert jax.tree.structure(after) == jax.tree.structure(begun)

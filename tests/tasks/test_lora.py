@@ -253,7 +253,7 @@ def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
         decentralized.dsgd(lr=0.1), wide, BINARY, PARTS, **sizes
     )
     inputs, programs = agents.inputs, agents.programs
-    keys = programs.create(KEY)
+    keys = programs.create(inputs, KEY)
     begin = lambda inputs: programs.begin(inputs, keys, agents.clients)
     state, _ = jax.eval_shape(begin, inputs)
     for program in (
