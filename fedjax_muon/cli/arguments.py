@@ -296,8 +296,8 @@ def job_in(arguments: Sequence[str]) -> str:
 
 
 def _named(arguments: Sequence[str]) -> set[str]:
-    """The words that may name algorithms: values of --algorithm, and words that no
-    option takes."""
+    """The words that may name algorithms: values of --algorithm and --algorithms, and
+    words that no option takes."""
     kinds = (Config, Train, Compare, Sweep)
     flags = {
         f"--{prefix}{field.name.replace('_', '-')}"
@@ -307,6 +307,7 @@ def _named(arguments: Sequence[str]) -> set[str]:
         if isinstance(field.default, bool)
     }
     named = {value_in(arguments, "--algorithm", "")}
+    named |= set(value_in(arguments, "--algorithms", "").split(","))  # of sweep
     for before, word in zip(["", *arguments], arguments, strict=False):
         taken = before.startswith("--") and "=" not in before and before not in flags
         if not (taken or word.startswith("-")):

@@ -192,20 +192,13 @@ def compare(args: arguments.Compare) -> None:
 
 
 def _with_grids(job: Comparison, fixed: Mapping[str, float]) -> tuple[Comparison, str]:
-    """The comparison with grids of the rates that are not given, and what they cost.
-
-    Agents, which a sweep can't run, keep their rates.
-    """
+    """The comparison with grids of the rates that are not given, and what they cost."""
     config = job.config
     grids = {
         name: rates
         for name in job.algorithms
         if name not in fixed and (rates := rates_to_try(name, config.problem))
     }
-    kinds = {row[0].algorithm: row[0] for row in job.rows}
-    if any(is_of_agents(run) for run in kinds.values()):
-        words = "the learning rates are not tuned for this dataset; set them with --lr"
-        return job, words
     words = ""
     if grids:
         runs = sum(map(len, grids.values()))

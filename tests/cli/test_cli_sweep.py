@@ -129,6 +129,31 @@ def test_cells_are_the_runs_that_their_options_say(tmp_path):
         assert accuracy == pytest.approx(expected["test_accuracy"])
 
 
+@pytest.mark.slow
+def test_agents_have_the_random_graph_of_their_seed(tmp_path):
+    """Their cells are runs of `train` on the examples that are left to train on."""
+    place, seeds = tmp_path / "sweep", (3, 4)
+    given = ("--num-clients", 6, "--batch-size", 8, "--rounds", 5, "--hidden", 8)
+    given = (*given, "--evaluate-every", 2, "--graph", "erdos_renyi")
+    run(
+        *("sweep", "--algorithms", "dsgd", "--grid", "lr=0.1,0.3", "--seeds", "3,4"),
+        *("--validation", 0.2, *given, "--output", place),
+    )
+    job = directory.read(place)
+    rest, _ = data.hold_out(data.load("digits"), 0.2)
+    sent = set()
+    for seed in seeds:
+        one = building.simulation_of(job.cell("dsgd", {"lr": 0.3}, seed), rest)
+        begin = one.init(building.start_key(seed))
+        _, alone = train(one, begin, rounds=5, evaluate_every=2)
+        rows = rows_by_cell(place, "dsgd")["lr=0.3"][str(seed)]
+        for row, expected in zip(rows, alone, strict=True):
+            for name in ("bytes_up", "train_loss", "consensus", "test_accuracy"):
+                assert float(row[name]) == pytest.approx(expected[name], rel=1e-5)
+        sent.add(rows[-1]["bytes_up"])
+    assert len(sent) == 2  # other graphs have other links
+
+
 # Resuming.
 
 
@@ -147,7 +172,8 @@ def heard(swept, monkeypatch):
         assert how == expected
         np.testing.assert_array_equal(validation[0], held_out[0])
         name = "stem" if simulation.setup.cohort_size == 6 else "fedavg"
-        for hyper, key, parts in cells:
+        for hyper, key, parts, weights in cells:
+            assert weights is None
             seed = seeds[words(key)]
             expected = building.parts_of(CONFIG, train, seed)
             assert list(map(list, parts)) == list(map(list, expected))
