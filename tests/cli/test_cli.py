@@ -20,7 +20,6 @@ from fedjax_muon.cli import commands
 from fedjax_muon.minimax import ALL as MINIMAX
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import compare, config, directory, launch, sweep
-from fedjax_muon.runs.config import METHODS, hyper_parameters
 from fedjax_muon.runs.tuned import TUNED
 
 TINY = (*SMALL, "--hidden", 8)
@@ -261,20 +260,6 @@ def test_list_names_everything(capsys):
     others = "fashion_mnist emnist_cnn resnet18 vit_tiny swin_tiny"
     missing = [name for name in (*ALL, *others.split()) if name not in printed]
     assert missing + [name for name in MINIMAX if name not in printed.split()] == []
-
-
-@pytest.mark.parametrize("columns", [0, 1, 80, 200])
-def test_list_breaks_no_word(columns, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    run("list")
-    printed = capsys.readouterr().out
-    words, lines = printed.split(), printed.splitlines()
-    for name, method in METHODS.items():
-        options = [f"{k}={v}" for k, v in hyper_parameters(method).items()]
-        assert {name, *method.label.split(), *options} <= set(words), name
-    tables = lines[: lines.index("datasets")]  # addresses after them are not wrapped
-    assert columns < 80 or max(map(len, tables)) <= columns  # else it is no terminal
-    assert sum(line.split() == ["name", "algorithm", "options"] for line in lines) == 4
 
 
 def test_partition_draws_and_counts(tmp_path, capsys):

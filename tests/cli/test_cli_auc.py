@@ -10,7 +10,6 @@ import pytest
 from command import run
 
 from fedjax_muon import minimax
-from fedjax_muon.algorithms.registry import find
 from fedjax_muon.core import numbers_of
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import build as building, compare, config, sweep
@@ -100,9 +99,3 @@ def test_a_run_is_of_fed_nsgda_m(planned):
     assert what.config == config.DEFAULTS["auc"]
     # methods that minimize serve minimax problems too
     assert planned("train", *AUC, "--algorithm", "fedprox").algorithm == "fedprox"
-
-
-def test_unknown_names_are_told_apart_in_both_tables():
-    for name in minimax.ALL:
-        with pytest.raises(ValueError, match=f"did you mean {name}"):
-            find(f"{name}_", config.METHODS)

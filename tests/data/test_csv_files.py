@@ -43,7 +43,6 @@ def read(path, content, **options):
 
 
 PLAIN = data.from_arrays(X, [RISKS[i % 2] for i in range(60)], owners=[*BANKS] * 20)
-LINES = text().splitlines()
 NEW_LINES = lambda i, row: [*row[:3], f'"{row[3]}"', f'"a, ""b""\n{i}"']
 COMMA = lambda i, row: [row[0].replace(".", ","), row[1].replace(".", ","), *row[2:]]
 

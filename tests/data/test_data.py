@@ -359,12 +359,6 @@ def test_files_come_from_the_first_folder_that_has_all(tmp_path):
     assert located("toy", both, tmp_path).paths[0] == inner / "a"
 
 
-def test_names_that_are_none_are_refused(tmp_path):
-    known = "unknown dataset 'cifar11'; did you mean 'cifar10'. Choose one of a8a"
-    with one_line(known):
-        data.load("cifar11", tmp_path)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_examples_are_divided_as_by_scikit_learn(seed):
     rng = np.random.default_rng(seed)

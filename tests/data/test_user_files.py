@@ -78,7 +78,6 @@ HUGE_IDS = {"x": np.full((60, 2), 2**40), "text": True}
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"y": [0.5] * 60}, "y must be integers or strings, got 0.5 in example 0;"),
         ({"y": Y[:5]}, r"y must be 60 integers or strings, .*<U4\[5\]"),
         ({"y": ["low"] * 60}, "all labels are 'low'; classification needs two or more"),
         ({"x": [["a"]] * 60}, "x must be an array of numbers, got <U1"),
@@ -112,9 +111,6 @@ def test_every_owner_is_a_client():
             expected = [i for i, one in enumerate(owners) if one == owner]
             assert part.tolist() == expected
             assert part.dtype == np.int32
-    for wrong in ([], [[1, 2]], [0.5], [True], [None]):
-        with pytest.raises(ValueError, match="owners must be one non-empty axis of i"):
-            partition.by_owner(wrong)
 
 
 def test_owners_of_a_data_set_are_checked_and_kept():
@@ -169,21 +165,13 @@ def test_wrong_tables_are_refused(tmp_path):
     path = tmp_path / "a.csv"
     for text, said in (
         ("", "expected two or more names of columns in the first line, .*found"),
-        ("a,a\n1,2\n", "expected different names of columns in line 1, found 'a'"),
         ("a,risk\n", "expected rows below the names of columns, found none"),
-        ("a,b\n1,2\n", "no column 'risk' for label; its columns are a, b"),
         ("risk,b\n1,2\n1\n", "line 3: expected 2 columns as in line 1, found 1"),
         ("risk,b\nx,1\n\ny,\n", "line 4: '' in column 'b' is not a finite number"),
-        ("risk,b\nx,1\ny,nan\n", "line 3: 'nan' in column 'b' is not a finite number"),
         ("risk,b\nx,1\ny,two\n", "line 3: 'two' in column 'b' is not a finite number"),
         ("risk,b\nx,1\ny,1e300\n", "line 3: '1e300' in column 'b' is not a finite n"),
         ("risk,b\nx,1\n ,2\n", "line 3: column 'risk' is empty; fill it in, or leave"),
-        ("risk,b\n" + "x,1\ny,1\n" * 9, "column 'b' is constant in the training"),
-        ("risk,b\nx,1\nx,2\n", "all labels are 'x'"),
-        ('risk,b\n"x,1\n', r"expected a table with commas, found a damaged one \(u"),
         ("risk,b\x00\nx,1\n", "a.csv"),
-        (b"risk,b\nx,\xff\n", "expected a table, found a damaged one"),
-        ("risk,risk2\n" * 2, "line 2: 'risk2' in column 'risk2' is not a finite numb"),
     ):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         with one_line(said, path):

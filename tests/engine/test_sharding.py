@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command import SMALL, refused, run, spawn, wait_for
+from command import SMALL, run, spawn, wait_for
 from federation import assert_close, assert_same_bits, trained
 from jaxprs import equations
 
@@ -241,32 +241,3 @@ def test_one_process_is_the_first_and_agrees_with_itself():
     assert processes.is_first()
     assert processes.broadcast_from_first(0.25) == 0.25
     np.testing.assert_array_equal(processes.full_array(jax.numpy.arange(3)), [0, 1, 2])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--devices", "9"], "at most the 8 that this host has (cpu), got 9"),
-        (["--devices", "0"], "devices must be at least 1, got 0"),
-        (["--split-examples"], "split_examples needs several devices"),
-        (["--num-processes", "2"], "coordinator, num_processes and process_id go"),
-    ],
-)
-def test_a_launch_is_refused(tmp_path, capsys, options, message):
-    said = refused(capsys, "train", *SMALL, "--output", tmp_path / "new", *options)
-    assert message in said
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.slow
-def test_devices_train_resume_and_compare(tmp_path):
-    place, alone = tmp_path / "two", tmp_path / "one"
-    words = ["train", "--algorithm", "scaffold", *SMALL, "--hidden", 8, "--rounds", 4]
-    run(*words, "--devices", 2, "--split-examples", "--output", place)
-    before = (place / "metrics.csv").read_text()
-    run("resume", place)
-    assert (place / "metrics.csv").read_text() == before
-    run(*words, "--output", alone)
-    ours, theirs = (metrics_csv.read(p / "metrics.csv") for p in (alone, place))
-    for name in set(ours) - {"seconds"}:
-        np.testing.assert_allclose(theirs[name], ours[name], 1e-4, err_msg=name)

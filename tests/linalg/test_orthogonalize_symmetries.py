@@ -12,7 +12,6 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 from fedjax_muon.linalg.newton_schulz import (
     CUBIC,
-    JORDAN,
     POLAR_EXPRESS,
     QUINTIC,
     frobenius,
@@ -51,14 +50,6 @@ def test_powers_of_two_change_no_bit(form, normalization):
         scaled = jnp.ldexp(x, exponent)
         assert np.all(np.isfinite(scaled))
         np.testing.assert_array_equal(apply(scaled), expected)
-
-
-@pytest.mark.parametrize("scale", [1e20, 1e-30, 3.7])
-def test_no_scale_overflows_or_vanishes(scale):
-    # The quintic: Jordan's slope of 485 at zero amplifies the rounding of scale x.
-    apply = partial(orthogonalize, coefficients=QUINTIC)
-    x = gaussian((24, 40))
-    assert distance(apply(scale * x), apply(x)) <= 2e-6
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -216,20 +207,6 @@ def test_stages_are_a_partition_of_the_schedule(dtype):
         stages = form(schedule, jnp.dtype(dtype))
         assert sum(stages, ()) == schedule
         assert all(stages)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "steps", "lengths"),
-    [
-        (jnp.float32, 2, [2]),
-        *((dtype, 5, [2, 3]) for dtype in (jnp.float32, jnp.float64)),
-        (jnp.float32, 8, [2, 2, 2, 2]),
-        *((dtype, 5, [1, 2, 2]) for dtype in (jnp.bfloat16, jnp.float16)),
-    ],
-)
-def test_where_the_gram_form_starts_afresh(dtype, steps, lengths):
-    stages = gram(rows(JORDAN, steps), jnp.dtype(dtype))
-    assert [len(stage) for stage in stages] == lengths
 
 
 # ------------------------------------------------------------------ bounds

@@ -11,8 +11,6 @@ from canaries import chunks, run_keys as run_keys_of
 from cases import slow_but
 from planted_faults import FAULTS
 from private_worlds import CASES
-from released import agent_record
-from scipy import stats
 
 from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.privacy.clipping import Each
@@ -107,38 +105,6 @@ def test_twice_the_sensitivity_is_found_and_the_claimed_one_is_not(sensitivity):
         scores.append(np.log1p(-0.25 + 0.25 * np.exp(seen - 0.5)).sum(1))
     claimed = audits.claimed_epsilons(SAMPLED)
     assert audits.refutes_profile(*scores, claimed, 1e-3) == (sensitivity == 2)
-
-
-def test_noise_is_tested_in_all_directions():
-    white = np.random.default_rng(0).normal(size=(500, 20))
-    assert not audits.refutes_white(white, 1e-3)
-    white[:, 7] = -0.6 * white[:, 1] + 0.8 * white[:, 2]
-    assert audits.refutes_white(white, 1e-3)
-
-
-def test_the_law_of_batches():
-    """The mean number of records in a batch, the canary included."""
-    for room in (None, 3, 8):
-        spec = PrivacySpec(SAMPLED.releases, Poisson(8, 2, room), 5, delta=1e-3)
-        others, joins = audits.batch_law(agent_record(spec, 8, steps=5), steps=5)
-        assert others.sum() == pytest.approx(1)
-        kept = np.minimum(np.arange(9), room or 8)
-        mean = kept @ stats.binom.pmf(np.arange(9), 8, 1 / 4)
-        assert others @ np.arange(8) + joins == pytest.approx(mean)
-        assert joins == pytest.approx(mean / 8)
-    drawn = np.random.default_rng(0).random((1000, 4)) < 1 / 4
-    seen = np.random.default_rng(1).normal(drawn)
-    law = lambda q: audits.refutes_mixture(np.ones(4), seen, np.array([1 - q, q]), 1e-3)
-    assert not law(1 / 4)
-    assert law(1 / 2)
-
-
-def test_a_learned_score_finds_shared_noise():
-    rng = np.random.default_rng(0)
-    shared = rng.normal(size=(400, 1))
-    absent = np.concatenate([shared, shared], 1)
-    scores = audits.learned(absent, absent + np.array([0.1, 0.0]))
-    assert scores[0].max() < scores[1].min()
 
 
 def test_worlds_have_different_run_keys():

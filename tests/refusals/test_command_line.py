@@ -65,6 +65,12 @@ QUICK = {
         "--log wandb,wandb": "names 'wandb' twice",
         "--output .": "choose another --output",
     },
+    "train --num-clients 6 --cohort-size 3": {
+        "--devices 9": "at most the 8 that this host has",
+        "--devices 0": "devices must be at least 1",
+        "--split-examples": "needs several devices",
+        "--num-processes 2": "coordinator, num_processes and process_id go",
+    },
     "train --algorithm dpmixsgd": {
         "": "add --epsilon",
         "--epsilon 1 --ledger /dev/null/ledger.json": "/dev/null",

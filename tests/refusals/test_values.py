@@ -72,7 +72,6 @@ split = lambda function, *given, key=KEY: lambda: function(CLASSES, *given, key=
 shape_of = lambda model, *shape: (
     lambda: jax.eval_shape(model.init, KEY, jnp.zeros(shape))
 )
-encode = lambda compressor, *shape: lambda: compressor.encode(jnp.zeros(shape), KEY)
 ratios = lambda labels, shares: lambda: imbalance.with_ratios(labels, shares, key=KEY)
 fewer = lambda labels, share: lambda: imbalance.drop_positives(labels, share, key=KEY)
 init = lambda algorithm: lambda: engine.init(algorithm, {"w": jnp.ones((2, 2))}, 5)
@@ -144,6 +143,9 @@ VALUES = [
     (lambda: fm.transforms.scale_by_fedadam(b1=1.0), "b1 must lie in [0, 1), got 1.0"),
     (lambda: fm.transforms.scale_by_fedyogi(b2=-0.1), "b2 must lie in [0, 1), got -0"),
     (lambda: fm.transforms.scale_by_fedadagrad(tau=0.0), "tau must lie in (0, inf"),
+    (lambda: fm.transforms.muon(1.0), "momentum must lie in [0, 1), got 1.0"),
+    (lambda: fm.transforms.normalize_axes("out", "out"), "the sides must be 'out'"),
+    (lambda: fm.transforms.equilibrate("rows"), "the sides must be 'out'"),
     # models
     (shape_of(models.LeNet(), 2, 8, 8, 1), "at least 12 x 12, got shape"),
     (shape_of(models.EmnistCNN(), 2, 784), "at least 6 x 6, got shape"),

@@ -74,28 +74,6 @@ def summary(method, accuracy=0.5, spread=0.02, megabytes=3.0, rounds=4.0):
     return Summary(method, accuracy, spread, rounds, megabytes, 1234567.0, 1.0)
 
 
-def test_the_table_of_a_sweep_by_hand():
-    rows = [
-        (summary("A", 0.75, 0.012), point(0.1, run(0.7), run(0.8)), ["lr"]),
-        (summary("B", 0.5, np.nan, np.nan, np.nan), point(0.2, run(0.4)), []),
-    ]
-    lost = {"B": "2 of 6 diverged"}
-    table = tables.swept(rows, ["C"], 0.675, "heading", 2, lost=lost)
-    assert tables.markdown(table) == (
-        "# heading\n\n"
-        "| algorithm | best of its grid | validation, % | accuracy, % | "
-        "rounds to target | MB to target | kB per round |\n"
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n"
-        "| A | lr=0.1 (edge) | 75.00 | 75.00 ± 1.20 | 4 | 3.0 | 1,235 |\n"
-        "| B | lr=0.2; 2 of 6 diverged | 40.00 | 50.00 ± - | - | - | 1,235 |\n"
-        "| C | - | - | diverged | - | - | - |\n\n"
-        "Accuracy on the test set: mean ± standard deviation of 2 seeds; "
-        "target: 67.5%, 90% of the best; MB, kB: of all clients; "
-        "best of its grid: on validation examples; edge: the smallest or largest "
-        "value of its grid, so that others may be better.\n"
-    )
-
-
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are saved."""
@@ -164,14 +142,6 @@ def test_grids_have_a_panel_for_each_method_with_a_grid(figures, tmp_path):
     assert panels["fragile"].get_legend() is None
     scales = [axis.get_xscale() for axis in panels.values()]
     assert scales == ["log", "log", "linear"]  # zero has no place on the former
-
-
-@pytest.mark.parametrize("methods", [1, 2, 6, 7, 13])
-def test_every_method_has_its_panel_however_many_there_are(figures, tmp_path, methods):
-    names = [f"method {number}" for number in range(methods)]
-    plots.grids(dict.fromkeys(names, GRID["aligned"]), tmp_path / "grids.png")
-    shown = [axis.get_title() for axis in figures[0].axes if axis.get_visible()]
-    assert shown == names
 
 
 # ------------------------------------------------- tests of the style of figures
@@ -250,15 +220,6 @@ def test_texts_of_users_are_no_formulas(draw, tmp_path):
     drawn = (tmp_path / "a.svg").read_text()
     assert f">{ODD}</text>" in drawn
     assert ">$\\mathdefault" not in drawn  # powers of ten are formulas
-
-
-def test_a_band_does_not_stretch_a_logarithmic_axis(figures, tmp_path):
-    low, high = random_run(0), random_run(0)
-    low = low | {"train_loss": np.array([1.0, 1e-2, 1e-9, 1e-9])}
-    high = high | {"train_loss": np.array([1.0, 1e-2, 1e-2, 1e-2])}
-    plots.curves({"FedMuon": [low, high]}, tmp_path / "curves.png")
-    bottom, _ = figures[0].axes[2].get_ylim()
-    assert 2e-3 < bottom < 5e-3
 
 
 def test_labels_do_not_cover_each_other():

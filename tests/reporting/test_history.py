@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from error_lines import one_line
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from scipy import stats
 
 from fedjax_muon.reporting import comparison, intervals, metrics_csv, plots
@@ -186,48 +185,6 @@ def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
     losses = 2 - mean  # the loss of a run is 2 less its accuracy
     lowest = np.maximum(losses - half, 0)
     np.testing.assert_allclose(loss[1:], [lowest, losses + half])
-
-
-def test_runs_without_bytes_have_no_axis_of_them(tmp_path, monkeypatch):
-    """A deployed run counts none, and has no training loss."""
-    labels: list = []
-    save = lambda figure, *_, **__: labels.extend(a.get_xlabel() for a in figure.axes)
-    monkeypatch.setattr(Figure, "savefig", save)
-    kept = ("round", "test_accuracy", "seconds")
-    deployed = {k: SLOW[0][k] for k in kept} | {"test_loss": SLOW[0]["train_loss"]}
-    simulated = SLOW[0] | {"test_loss": SLOW[0]["train_loss"]}
-    for runs in ([deployed], [simulated, deployed]):
-        plots.curves({"FedAvg": runs}, tmp_path / "curves.png")
-    plots.curves({"FedAvg": SLOW}, tmp_path / "curves.png")
-    assert labels == 2 * ["round", "round"] + [
-        "round",
-        "megabytes sent and received",
-        "round",
-    ]
-
-
-def test_discs_are_the_counts_of_clients_and_bars_their_sizes(tmp_path, monkeypatch):
-    saved = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **how: saved.append(self))
-    plots.label_counts(np.array([[3, 1], [0, 4]]), "ab", tmp_path / "counts.png")
-    sizes, discs = saved[0].axes
-    assert [bar.get_height() for bar in sizes.patches] == [4, 4]
-    (drawn,) = discs.collections
-    assert drawn.get_offsets().tolist() == [[0, 0], [0, 1], [1, 1]]
-    np.testing.assert_allclose(
-        drawn.get_sizes() / drawn.get_sizes()[2], [3 / 4, 1 / 4, 1]
-    )
-    assert [text.get_text() for text in discs.get_yticklabels()] == ["a", "b"]
-
-
-def test_figures_have_the_format_of_their_suffix(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")  # the date that a file states
-    path, contents = tmp_path / "figure.pdf", []
-    for counts in ([[3, 1]], [[3, 1]], [[1, 3]]):
-        plots.label_counts(np.array(counts), "ab", path)
-        contents.append(path.read_bytes())
-        assert contents[-1].startswith(b"%PDF-")
-    assert contents[0] == contents[1] != contents[2]
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 10])

@@ -1,17 +1,14 @@
 """Commands at the same time, on full and read-only disks, without output or home."""
 
-import contextlib
-import itertools
 import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .kills import SMALL, environment, results
+from .kills import SMALL, environment
 
 TINY = [*SMALL, "--rounds", "3", "--evaluate-every", "1"]
 TRAIN = ["train", "--algorithm", "fedavg", *TINY]
@@ -45,47 +42,6 @@ def ended(process: subprocess.Popen) -> tuple[int, str]:
     return process.returncode, (out or "") + (err or "")
 
 
-def simultaneous_starts(place: Path) -> list[Check]:
-    """Eight starts in one second: with names by default, and into one directory."""
-    named = [spawn(TRAIN, place) for _ in range(8)]
-    ends = [ended(process) for process in named]
-    problem = "; ".join(text[-200:] for status, text in ends if status)
-    count = len(list((place / "runs").iterdir()))
-    if not problem and count != 8:
-        problem = f"{count} directories for 8 runs"
-    rates = [f"0.{i}" for i in range(1, 9)]
-    one = ["--output", "one"]
-    racing = [spawn([*TRAIN, "--algorithm.lr", rate, *one], place) for rate in rates]
-    ends = [ended(process) for process in racing]
-    winners = [r for r, (status, _) in zip(rates, ends, strict=True) if status == 0]
-    raced = "" if len(winners) == 1 else f"{len(winners)} of 8 succeeded"
-    if not raced:
-        text = (place / "one" / "config.json").read_text()
-        raced = "" if f'"lr": {winners[0]}' in text else "a config of another process"
-    if not raced and any(status not in (0, 2) for status, _ in ends):
-        raced = "a status that is neither 0 nor 2"
-    return [Check("8 starts at once", problem), Check("8 into one directory", raced)]
-
-
-def one_sweep_directory(place: Path) -> list[Check]:
-    """Four processes that resume one sweep: one works, the others say so."""
-    grid = ["--grid", "lr=0.1,0.2", "--seeds", "0", "--algorithms", "fedavg"]
-    words = ["sweep", *grid, *TINY, "--output", "sweep"]
-    status, text = ended(spawn(words, place))
-    if status:
-        return [Check("4 in one sweep", text[-200:])]
-    whole = results(place / "sweep")
-    (place / "sweep/cells/fedavg.csv").unlink()
-    processes = [spawn(["resume", "sweep"], place) for _ in range(4)]
-    ends = [ended(process) for process in processes]
-    problem = "" if any(status == 0 for status, _ in ends) else "none succeeded"
-    if any(status not in (0, 2) for status, _ in ends):
-        problem = f"statuses {[status for status, _ in ends]}"
-    if not problem and results(place / "sweep") != whole:
-        problem = "other numbers"
-    return [Check("4 in one sweep", problem)]
-
-
 def limited_files(place: Path, sizes: tuple[int, ...] = (1, 2, 5, 50)) -> list[Check]:
     """Files that can't grow past some kB: as on a disk that is full at some write."""
     checks = []
@@ -102,49 +58,6 @@ def limited_files(place: Path, sizes: tuple[int, ...] = (1, 2, 5, 50)) -> list[C
             problem = "" if status == 0 else f"not resumed: {text[-200:]}"
         checks.append(Check(f"files of at most {size} kB", problem))
     return checks
-
-
-def limited_memory(place: Path) -> list[Check]:
-    """Control groups of some MB: what does not fit is refused, the rest runs.
-
-    Needs the right to make groups; nothing is checked without.
-    """
-    checks = []
-    small = ["train", "--algorithm", "scaffold", *SMALL, "--rounds", "1", "--hidden"]
-    widths = ("8", "50000", "100000", "200000", "400000")
-    for size, hidden in itertools.product((700, 1000, 1500), widths):
-        own = place / f"{size}-{hidden}"
-        own.mkdir()
-        with _group(size) as group:
-            if group is None:
-                return checks
-            program = ["bash", "-c", 'echo $$ > "$0"; exec "$@"', group, *MODULE]
-            status, text = ended(spawn([*small, hidden], own, program=program))
-        problem = _refused(status, text, (0, 2))
-        if status == 2 and "of memory" not in text:
-            problem = f"not for its memory: {text[-200:]}"
-        checks.append(Check(f"memory of {size} MB", problem))
-    return checks
-
-
-@contextlib.contextmanager
-def _group(size: int) -> Iterator[str | None]:
-    """The file that lists the processes of a new control group, if there can be one."""
-    top, found = Path("/sys/fs/cgroup"), None
-    limits = (top / "memory", "memory.limit_in_bytes"), (top, "memory.max")
-    for parent, name in limits:
-        group = parent / f"fedjax-muon-{os.getpid()}-{size}"
-        with contextlib.suppress(OSError):
-            group.mkdir()
-            (group / name).write_text(str(size * 10**6))
-            found = group
-            break
-    try:
-        yield found and str(found / "cgroup.procs")
-    finally:
-        if found:
-            time.sleep(0.5)  # until the kernel has let the process go
-            found.rmdir()
 
 
 def _refused(status: int, text: str, statuses: tuple[int, ...] = (2,)) -> str:

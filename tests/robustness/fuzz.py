@@ -4,7 +4,6 @@ import dataclasses
 import json
 import random
 import shutil
-import subprocess
 import types
 import typing
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 from fedjax_muon.cli import command_kinds
 from fedjax_muon.runs.config import METHODS, OF_AGENTS, PARTITIONS
 
-from . import environments, outcome
+from . import outcome
 from .outcome import Outcome
 
 # What makes a command fast; mutations change some of it.
@@ -118,18 +117,6 @@ def line(draw: random.Random, place: Path) -> list[str]:
 def try_line(words: list[str], place: Path) -> Case:
     """Runs a command line in an empty directory."""
     return _judged(words, place, outcome.run(words))
-
-
-def try_process(words: list[str], place: Path) -> Case:
-    """Runs a command line in a process of its own, in an empty directory."""
-    process = environments.spawn(words, place)
-    try:
-        out, err = process.communicate(timeout=outcome.LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return Case(words, Outcome(-1, "", ""), False, "a hang")
-    return _judged(words, place, Outcome(process.returncode, out, err))
 
 
 def _judged(words: list[str], place: Path, result: Outcome) -> Case:

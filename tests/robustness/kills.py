@@ -9,47 +9,21 @@ import contextlib
 import csv
 import functools
 import os
-import random
 import re
-import runpy
-import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SIZES = "--num-clients 6 --cohort-size 3 --local-steps 2 --batch-size 8 --hidden 8"
 SMALL = SIZES.split()
-TRAINING = {
-    "train": "train --algorithm fedmuon --rounds 400 --evaluate-every 20",
-    "scaffold": "train --algorithm scaffold --rounds 400 --evaluate-every 7",
-    "compare": "compare fedavg fedmuon --rounds 60 --seeds 0 1 --evaluate-every 20",
-    "sweep": "sweep --algorithms fedavg,fedprox --rounds 30 --evaluate-every 10",
-}
-TRAINING["sweep"] += " --grid lr=0.03,0.1 --seeds 0,1 --cells-at-once 1"
-COMMANDS = {name: [*words.split(), *SMALL] for name, words in TRAINING.items()}
-PRIVATE = "compare dpmixsgd dp_sgda --epsilon 4 --seeds 0,1 --rounds 40"
-# without fixed noise no two runs are alike
-COMMANDS["private"] = [*PRIVATE.split(), "--insecure-fixed-noise"]
-# a module of experiments, which is started again with the same words
-COMMANDS["paper"] = ["fedmuon_004", "table_2", "--scale", "smoke"]
+TRAIN = ["train", "--algorithm", "fedmuon", "--rounds", "120", "--evaluate-every", "20"]
 
-PHASES = ("set-up", "training", "evaluation", "saving")
 TURN = 0.05  # seconds that evaluating and saving take at least, to be hit
-
-
-class Trial(NamedTuple):
-    """One command, killed once or more, and resumed to its end."""
-
-    name: str
-    signal: str
-    phases: tuple[str, ...]  # in which it was hit
-    problem: str
 
 
 def environment() -> dict[str, str]:
@@ -99,35 +73,6 @@ def results(directory: Path) -> dict[str, list[dict[str, str]]]:
     return found
 
 
-def trial(draw: random.Random, name: str, number: int, place: Path) -> Trial:
-    """Kills a command up to six times, and compares what it leaves at last."""
-    whole, phase = place.parent / f"whole-{name}", place / "phase"
-    place.mkdir(parents=True)
-    if not whole.exists():
-        problem = finish(phase, *COMMANDS[name], "--output", str(whole))
-        if problem:
-            shutil.rmtree(whole, ignore_errors=True)
-            return Trial(name, "none", (), f"uninterrupted: {problem}")
-    run_dir, hits = place / "run", []
-    words = [*COMMANDS[name], "--output", str(run_dir)]
-    for _ in range(draw.randint(2, 6)):
-        phase.unlink(missing_ok=True)
-        process = start(phase, *words)
-        delay = draw.choice((0, 0.01, 0.05, draw.uniform(0, 1.5)))
-        where = hit(process, phase, draw.choice(PHASES), number, delay)
-        if (run_dir / "config.json").exists() and name != "paper":
-            words = ["resume", str(run_dir)]
-        if not where:
-            break
-        hits.append(where)
-    problem = finish(phase, *words)
-    if not problem and results(run_dir) != results(whole):
-        problem = "other numbers than without the kill"
-    if not problem:
-        shutil.rmtree(place)
-    return Trial(name, signal.Signals(number).name, tuple(hits), problem)
-
-
 def noting(path: Path) -> Callable[[str, Callable], Callable]:
     """Wraps functions, so that a file has the name of the phase meanwhile."""
     lock = threading.Lock()
@@ -163,21 +108,12 @@ def main() -> None:
     from fedjax_muon.runs import files
     from fedjax_muon.simulation import checkpoint
     from fedjax_muon.simulation.simulation import Simulation
-    from fedjax_muon.sweeps.groups import GroupRecord
 
     checkpoint.save = wrapped("saving", checkpoint.save)
     files.write = wrapped("saving", files.write)
     for name, phase in (("evaluate", "evaluation"), ("train_rounds", "training")):
         setattr(Simulation, name, wrapped(phase, getattr(Simulation, name)))
-    record = GroupRecord
-    record.add_rows = wrapped("evaluation", record.add_rows)
-    record.add_metrics = wrapped("training", record.add_metrics)
-    if words[0].startswith("fedmuon_"):
-        name = f"experiments.papers.{words[0]}"
-        sys.argv[1:] = words[1:]
-        runpy.run_module(name, run_name="__main__")
-    else:
-        cli.main(words)
+    cli.main(words)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The short form of the harness: fixed seeds, small runs."""
+"""Commands that are mistyped, edited, damaged, killed, without room; fixed seeds."""
 
 import contextlib
 import random
@@ -48,7 +48,7 @@ def test_damaged_runs_are_refused_or_repaired(seed, finished, tmp_path):
 def test_a_killed_run_is_resumed_to_the_same_numbers(tmp_path):
     """Killed while it saves, and again while it trains."""
     whole, run_dir, said = tmp_path / "whole", tmp_path / "run", tmp_path / "phase"
-    words = [word.replace("400", "120") for word in kills.COMMANDS["train"]]
+    words = [*kills.TRAIN, *kills.SMALL]
     assert kills.finish(said, *words, "--output", str(whole)) == ""
     again = [*words, "--output", str(run_dir)]
     for phase, number in (("saving", signal.SIGKILL), ("training", signal.SIGTERM)):

@@ -55,18 +55,6 @@ def test_they_are_restored_on_resume(trained, tmp_path, damage):
 
 
 @pytest.mark.slow
-def test_they_are_the_same_on_several_devices(tmp_path):
-    for devices, more in ((1, ()), (2, ("--split-examples",))):
-        place = tmp_path / str(devices)
-        options = ("--own-leaves", "Dense_1", *more, "--devices", devices)
-        run(*TRAIN, "--cohort-size", 4, *options, "--output", place)
-    one, two = (clients_of(tmp_path / str(devices)) for devices in (1, 2))
-    assert one.dtype.names == two.dtype.names
-    for name in one.dtype.names:
-        np.testing.assert_allclose(one[name], two[name], rtol=1e-4)
-
-
-@pytest.mark.slow
 def test_runs_of_a_comparison_have_their_own(tmp_path):
     words = ("compare", "fedavg", "--own-leaves", "Dense_1", "--seeds", 0, "--quick")
     place = tmp_path / "fedavg/seed0"

@@ -177,13 +177,6 @@ def test_a_model_that_starts_at_a_checkpoint_names_it():
     assert found == {"name": "roberta", "checkpoint": "base", "lora_rank": 4}
 
 
-CONFIG = Config(rounds=10, evaluate_every=5)
-COMPARISON = Comparison(("fedavg", "fedmuon"), {"fedavg": 0.3}, {}, (0, 1, 2), CONFIG)
-SCORES = "test_accuracy", "train_loss"
-RESUME = "continue it with: fedjax-muon resume "
-T_OF_2 = 4.302652729911275  # the 97.5 % quantile of Student's t with 2 degrees
-
-
 def test_every_method_has_a_line_of_its_own():
     entries = [*METHODS.values(), *DECENTRALIZED.values(), *PRIVATE.values()]
     labels = {method.label for method in entries}

@@ -259,7 +259,6 @@ ALGORITHMS = {
     "robust": lambda: fm.robust(fm.fedavg(lr=0.3), fm.aggregators.median()),
     "diloco": lambda: fm.diloco(lr=0.01),
 }
-PLANS = {"mapped": plans.mapped, "vmapped": plans.vmapped, "chunked": plans.chunked(2)}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -268,16 +267,6 @@ def test_with_equal_speeds_steps_are_synchronous_rounds(name):
     _, found = simulated(ALGORITHMS[name](), arrivals=fm.buffered(3, 3))
     alike(expected.params, found.params)
     alike(expected.training.client_states, found.training.client_states)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedmuon"])
-def test_all_plans_are_synchronous_rounds(name, plan):
-    make = ALGORITHMS[name]
-    _, expected = simulated(make(), plan=PLANS[plan])
-    _, found = simulated(make(), plan=PLANS[plan], arrivals=fm.buffered(3, 3))
-    alike(expected.params, found.params)
 
 
 @pytest.mark.slow

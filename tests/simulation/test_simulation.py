@@ -65,15 +65,6 @@ def test_repartition_is_the_simulation_of_these_parts(plain):
     assert plain.vary(parts=cut([1, 1, 1, 1, 1, 33])).clients.max_size >= 33
 
 
-def test_seven_rounds_at_once_are_seven_rounds(plain):
-    vectorized = trained(plain, 4, 7)
-    state = plain.init(jax.random.key(4))
-    for _ in range(7):
-        state, _ = plain.train_round(state)
-    assert state.round == vectorized.round == 7
-    assert_same_bits(state, vectorized)
-
-
 def test_the_seed_decides_everything(plain):
     first = trained(plain, 5, 3)
     assert_same_bits(trained(plain, 5, 3), first)
@@ -381,15 +372,6 @@ def test_messages_that_are_not_finite_are_left_out_and_counted(overflowing):
         assert row["dropped"] == sum(r >= FIRST for r in there)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
     assert row["dropped"] > 5
-
-
-def test_training_twice_adds_up(plain):
-    state, first = training.train(plain, start(plain), rounds=6, evaluate_every=4)
-    state, second = training.train(plain, state, rounds=6, evaluate_every=4)
-    assert [row["round"] for row in first] == [0, 4, 6]
-    assert [row["round"] for row in second] == [6, 8, 12]
-    expected, _ = plain.train_rounds(start(plain), 12)
-    assert_same_bits(state, expected)
 
 
 def test_callbacks_see_every_record_and_may_end_the_training(plain):

@@ -68,36 +68,6 @@ def test_gradient_of_an_mlp_by_hand():
     jax.tree.map(close, found, mlp_gradient(params, batch))
 
 
-SLOW = (pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "emnist_cnn"))
-
-
-@pytest.mark.parametrize("name", ["lenet", *SLOW])
-def test_gradient_by_finite_differences(name):
-    task = tasks.classification(models.ALL[name](classes=3), (12, 12, 1))
-    batch = draw((12, 12, 1), 3, size=4)
-    rng = np.random.default_rng(1)
-    shapes = jax.eval_shape(task.init, KEY)
-
-    def normal(p):
-        return rng.normal(size=p.shape) / np.sqrt(p.size / p.shape[-1])
-
-    with jax.enable_x64(True):
-        batch = batch._replace(x=batch.x.astype(np.float64))
-        params, direction = (jax.tree.map(normal, shapes) for _ in range(2))
-        grad = jax.jit(task.grad)(params, batch, KEY)
-        slope = sum(jax.tree.leaves(jax.tree.map(np.vdot, grad, direction)))
-        evaluate = jax.jit(task.evaluate)
-
-        def loss(step):
-            moved = jax.tree.map(lambda p, d: p + step * d, params, direction)
-            loss = np.asarray(evaluate(moved, batch.x, batch.y)["loss"])
-            assert loss.dtype == np.float64
-            return np.average(loss, weights=batch.weight)
-
-        h = 1e-6  # error about h^2 + 1e-16 / h
-        np.testing.assert_allclose(slope, (loss(h) - loss(-h)) / (2 * h), rtol=1e-7)
-
-
 def test_padding_changes_nothing():
     task, params, batch = small()
     padded = tasks.Batch(
@@ -318,17 +288,6 @@ def test_the_config_names_it():
         found = jax.jit(task.grad)(params, batch(), KEY)
         wanted = jax.jit(expected.grad)(params, batch(), KEY)
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
-
-
-@pytest.mark.parametrize(
-    ("x", "model"), [(np.zeros((12, 4), np.float32), "mlp"), (LABELS[:, None], "rnn")]
-)
-def test_the_config_is_refused_for_other_data(x, model):
-    dataset = Dataset(x, LABELS, x, LABELS, ("a", "b", "c"), tokens=3)
-    config = Config(augmentation="crop_and_flip", model=model, dataset="mine")
-    said = r"crop_and_flip does not fit mine: images \[B, H, W, C\].*got examples \(1,"
-    with pytest.raises(ValueError, match=said):
-        simulation_of(Run("fedavg", {}, 0, config), dataset)
 
 
 class Drops(nn.Module):

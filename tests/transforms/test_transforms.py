@@ -208,14 +208,6 @@ def test_momentum_of_other_leaves_passes(nesterov):
         np.testing.assert_allclose(u["bias"], expected, rtol=2e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("rule", [scale_by_muon, muon])
-@pytest.mark.parametrize("momentum", [-0.1, 1.0, 1.5, math.nan])
-def test_momentum_out_of_range(rule, momentum):
-    message = rf"momentum must lie in \[0, 1\), got {momentum}"
-    with pytest.raises(ValueError, match=message):
-        rule(momentum)
-
-
 def test_scale_by_lmo():
     g = draw(MIXED)
     (unit,) = run(scale_by_lmo(lmo.euclidean), [g])

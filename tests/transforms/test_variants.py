@@ -280,31 +280,6 @@ def test_zero_stays_zero_and_types_stay(name):
             assert not np.any(np.asarray(leaf, np.float32))
 
 
-def test_equivalences_that_papers_imply():
-    given = gradients()
-    muon = updates(transforms.scale_by_muon(0.95, nesterov=True, polar=polar), given)
-    of_units = updates(transforms.scale_by_normuon(polar=polar, b2=0.6), given)
-    rows = updates(muon_with(transforms.normalize_axes("out"), scale=jordan), given)
-    signs = updates(transforms.scale_by_adamuon(polar=polar), given)
-    for m, u, r in zip(muon, of_units, rows, strict=True):
-        # fewer output units than inputs: rows of O are orthonormal already
-        np.testing.assert_allclose(u["wide"]["kernel"], m["wide"]["kernel"], rtol=1e-7)
-        np.testing.assert_allclose(r["wide"]["kernel"], m["wide"]["kernel"], rtol=1e-6)
-        length = math.sqrt(7 / 3) * norm(m["tall"]["kernel"])
-        assert norm(u["tall"]["kernel"]) == pytest.approx(length)
-    assert np.std(norm_of_columns(of_units[-1])) > 1e-3
-    first = np.abs(signs[0]["tall"]["kernel"])
-    np.testing.assert_allclose(first, 0.2, rtol=1e-6)
-    no_memory = updates(transforms.scale_by_normuon(polar=polar, b2=0.0), given)
-    # b2 = 0: steps of all output units have one length
-    expected = math.sqrt(3 / 7) * math.sqrt(7 / 3)
-    np.testing.assert_allclose(norm_of_columns(no_memory[-1]), expected, rtol=1e-7)
-
-
-def norm_of_columns(update):
-    return np.linalg.norm(update["tall"]["kernel"], axis=0)
-
-
 def test_leaves_that_are_no_matrices_pass_their_momentum():
     given = gradients()
     biases = [g["tall"]["bias"] for g in given]
@@ -429,32 +404,6 @@ def test_clipped_scion_with_constraints_is_that_of_the_paper(largest):
     assert (any(at_bound), all(at_bound)) == (largest < 2, largest < 1)
 
 
-def test_clipped_scion_with_constraints_is_scion_for_small_bounds():
-    """With the rate lr largest, and radii in its direction."""
-    given = gradients()
-    x = jax.tree.map(lambda g: 0.1 * g, given[-1])
-    scion = optax.chain(
-        transforms.scale_by_scion(0.9, SPECTRAL), optax.add_decayed_weights(1.0)
-    )
-    short, small = points(clipped(1e-3), x, given, 0.5), points(scion, x, given, 5e-4)
-    for a, b in zip(*map(jax.tree.leaves, (short, small)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
-
-
-def test_clipped_scion_with_constraints_ends_at_the_corner_of_its_ball():
-    """Of a linear objective; its steps get shorter, and it never leaves the ball."""
-    g = {"w": np.random.default_rng(0).normal(size=(3, 7))}
-    rule = transforms.clip_by_dual_norm(SPECTRAL, 4.0, constrained=True)
-    start = jax.tree.map(np.zeros_like, g)
-    found = points(rule, start, [g] * 200, 0.25)
-    corner = -2.0 * spectral_of(g["w"].T).T
-    sizes = [np.linalg.norm(x["w"], 2) * math.sqrt(3 / 7) for x in found]
-    assert max(sizes) <= 2.0 + 1e-9
-    gaps = [float(np.sum(g["w"] * (x["w"] - corner))) for x in found]
-    assert gaps == sorted(gaps, reverse=True)
-    assert gaps[-1] < 0.1 * gaps[0] / 2
-
-
 def test_clipped_scion_with_constraints_needs_parameters():
     zeros = {"w": jnp.zeros((3, 5))}
     rule = clipped(1.0)
@@ -508,33 +457,3 @@ def test_vectorized_clients_take_eigenvectors_in_their_first_call_alone():
     assert " cond[" in str(jax.make_jaxpr(jax.vmap(new))(grads))
     other = lambda g, n: rule.update(g, rule.init(g)._replace(calls=n))[0]
     assert " cond[" not in str(jax.make_jaxpr(jax.vmap(other))(grads, jnp.arange(3)))
-
-
-@pytest.mark.parametrize("given", [(), ("out", "out"), ("rows",)])
-def test_other_sides_are_refused(given):
-    said = r"the sides must be 'out' \(output units\), 'in' or both, got"
-    with pytest.raises(ValueError, match=said):
-        transforms.normalize_axes(*given)
-    if given:
-        with pytest.raises(ValueError, match=said):
-            transforms.equilibrate(*given)
-
-
-@pytest.mark.slow
-def test_rules_train_clients():
-    """As local rules, and as a rule of the server."""
-    digits = fm.data.load("digits")
-    parts = fm.partition.iid(digits.y_train, 4, key=jax.random.key(0))
-    task = fm.tasks.classification(fm.models.MLP(10, (16,)), digits)
-    sizes = {"cohort_size": 2, "local_steps": 3, "batch_size": 16}
-    rule = transforms.by_rank(transforms.scale_by_normuon(), optax.scale_by_adam())
-    for algorithm in (
-        fm.fedavg(lr=0.02, rule=rule),
-        fm.diloco(lr=0.02, rule=rule),
-        fm.scaffold(lr=0.02, rule=rule),
-    ):
-        simulation = fm.federate(algorithm, task, digits, parts, **sizes)
-        state = simulation.init(jax.random.key(0))
-        begin = simulation.evaluate(state)["train_loss"]
-        state, _ = simulation.train_rounds(state, 5)
-        assert simulation.evaluate(state)["train_loss"] < 0.8 * begin
