@@ -1,6 +1,7 @@
 """Sets of tensorflow-datasets: prepared, read back, in other layouts, damaged."""
 
 import importlib.util
+import io
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from error_lines import one_line
+from PIL import Image
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized
 
 from fedjax_muon import data
@@ -18,6 +20,50 @@ pytestmark = pytest.mark.usefixtures("no_data_directory")
 
 
 # --------------------------------------------------------------------- images
+class TinyImages(tfds.core.GeneratorBasedBuilder):
+    """A set like the official ones, which can be prepared without TensorFlow."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    SHAPE: tuple[int | None, ...] = (6, 5, 3)
+
+    def _info(self):
+        label = tfds.features.ClassLabel(names=[f"kind {k}" for k in range(10)])
+        image = tfds.features.Image(shape=self.SHAPE)
+        features = tfds.features.FeaturesDict({"image": image, "label": label})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+    def _split_generators(self, dl_manager):
+        del dl_manager
+        parts = {"train": TRAIN, "test": TEST}
+        return {name: self._generate_examples(part) for name, part in parts.items()}
+
+    def _generate_examples(self, part):
+        for i in range(40)[part]:
+            file = io.BytesIO()
+            Image.fromarray(self.image(i)).save(file, "PNG")
+            file.seek(0)
+            yield i, {"image": file, "label": int(LABELS[i])}
+
+    def image(self, i):
+        return IMAGES[i]
+
+
+class UnequalImages(TinyImages):
+    """Photographs of several sizes."""
+
+    SHAPE = (None, None, 3)
+
+    def image(self, i):
+        return IMAGES[i, : 6 - i % 2]
+
+
+class GreyImages(TinyImages):
+    """Without an axis of colours in the files."""
+
+    SHAPE = (6, 5, 1)
+
+    def image(self, i):
+        return IMAGES[i, ..., 0]
 
 
 def prepare(name, directory):
