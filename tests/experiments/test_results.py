@@ -3,12 +3,8 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
-from experiments import figures, kept
 from experiments.papers import results
 from experiments.papers.claims import (
     NO,
@@ -30,7 +26,6 @@ from experiments.papers.claims import (
     wider,
     within,
 )
-from fedjax_muon.reporting import style
 
 pytestmark = pytest.mark.slow
 
@@ -162,26 +157,6 @@ def test_the_kept_page_follows_from_the_kept_tables():
     assert results.page(RESULTS) == (RESULTS / "claims.md").read_text()
 
 
-def test_a_method_has_one_color_in_all_kept_figures(monkeypatch, tmp_path):
-    saved = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path, **how: saved.append(self))
-    for place, draw in (each for found in figures.ALL for each in found(RESULTS)):
-        draw(tmp_path / f"{place.name}.png")
-    assert len(saved) > 20
-    seen = set()
-    for axis in (axis for figure in saved for axis in figure.axes):
-        rows = dict(enumerate(text.get_text() for text in axis.get_yticklabels()))
-        for line in axis.lines:
-            x, y = line.get_data()
-            row = rows.get(round(float(y[0]))) if len(x) == 1 else None
-            name = row if row in style.KNOWN else line.get_label()
-            if name in style.KNOWN:
-                assert to_hex(line.get_color()) == style.line_of(name).color, name
-                seen.add(name)
-    assert len(seen & set(style.MUON)) >= 12
-    assert len(seen - set(style.MUON)) > 20
-
-
 def folder(root, name, table=TABLE):
     place = root / "runs" / "paper" / name
     place.mkdir(parents=True)
@@ -227,20 +202,3 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         results.main(tmp_path / "runs", place)
     assert "are both of table_1" in capsys.readouterr().err
-
-
-def test_numbers_are_read_as_written(tmp_path):
-    path = tmp_path / "numbers.json"
-    numbers = {
-        "array": np.array([[1.0, 0.123456789]]),
-        "pair": (np.int64(3), np.float32(0.5)),
-        "inf": [np.inf, np.nan],
-        "name": "FedAvg",
-        "none": None,
-        "nested": {2: True},
-    }
-    kept.write(path, numbers)
-    found = kept.read(path)
-    np.testing.assert_array_equal(found.pop("inf"), [np.inf, np.nan])
-    read_back = {"array": [[1, 0.123457]], "pair": [3, 0.5], "nested": {"2": True}}
-    assert found == read_back | {"name": "FedAvg", "none": None}

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from jaxprs import products
 
-from experiments.studies import client_privacy, minimax_tails, newton_schulz_steps
+from experiments.studies import client_privacy, minimax_tails
 from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
 from experiments.studies.newton_schulz_steps import flops
 from fedjax_muon import engine
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.engine import plans
-from fedjax_muon.linalg.newton_schulz import orthogonalize, polar
+from fedjax_muon.linalg.newton_schulz import orthogonalize
 from fedjax_muon.runs.config import DEFAULTS
 from fedjax_muon.runs.tuned import TUNED
 from fedjax_muon.tasks import quadratic
@@ -65,44 +65,6 @@ def test_flops_are_those_of_the_products(shape, steps):
         inner = product.invars[0].aval.shape[left[0]]
         found += 2 * inner * product.outvars[0].aval.size
     assert flops(shape, steps) == found
-
-
-def test_the_study_writes_all_runs_and_a_table_for_every_rate(tmp_path, monkeypatch):
-    def columns(job, task, changes, dataset, config, seeds):
-        assert len(dataset.y_train) == 1437
-        exact = changes.get("polar") is polar
-        base = 0.9 if exact else 0.8
-        run = lambda lr, seed: {
-            "round": np.array([0, config.rounds]),
-            "test_accuracy": np.array([0.1, base + lr + 0.01 * seed]),
-            **dict.fromkeys(("bytes_up", "bytes_down"), np.array([0, 10**6])),
-            "train_loss": np.array([2.0, 1.0]),
-        }
-        return {(lr, seed): run(lr, seed) for lr in job.rates for seed in seeds}
-
-    monkeypatch.setattr(newton_schulz_steps, "trained", columns)
-    newton_schulz_steps.main("digits", rounds=7, seeds=(0, 2), output=tmp_path)
-    points = (tmp_path / "digits.csv").read_text().splitlines()
-    assert len(points) == 1 + 11 * 3 * 2 * 2
-    assert points[2] == '"Frobenius, 5 steps",0.01,0,7,0.8100'
-    assert len(list(tmp_path.glob("digits.png"))) == 1
-    rows = (tmp_path / "digits.md").read_text().splitlines()[-33:]
-    assert rows[10] == (
-        "| 0.01 | Exact, by SVD |  | 92.0 ± 1.4 | 10.0 ± 0.0 | 51.0 ± 0.7 | 5.0 ± 0.0 |"
-    )
-    # 10 x 64 in the gram form, 2 x 64 x 64 step by step
-    square, last = 6 * 64**3, 4 * 100 * 64
-    share = (2 * 2 * square + last + 2000 * 5) / (
-        2 * 5 * square + 2 * last + 2000 * (5 + 9)
-    )
-    assert rows[14].startswith(f"| 0.03 | Frobenius, 2 steps | {share:.2f} | 84.0")
-    # 64 x 64 as four of 16 x 64, and 64 x 10 as two of 64 x 5
-    whole = 2 * flops((64, 64), 5) + flops((64, 10), 5)
-    blocks = 2 * 4 * flops((16, 64), 5) + 2 * flops((64, 5), 5)
-    share = (whole + 4 * blocks) / (5 * whole)
-    assert rows[9].startswith(
-        f"| 0.01 | 4 blocks, whole every 5th step | {share:.2f} |"
-    )
 
 
 # --------------------------------------------------------------------- private clients

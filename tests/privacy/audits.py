@@ -174,15 +174,7 @@ def refutes_mixture(
 
 
 def batch_law(record: Record, steps: int) -> tuple[np.ndarray, float]:
-    """Returns the claimed law of a Poisson batch, in which the canary is a record.
-
-    Args:
-      steps: Number of steps that are seen; one alone may be a full first batch.
-
-    Returns:
-      Probabilities of the numbers of other records in a batch, [n], and the probability
-      that the canary is in it; larger draws are cut as the sampling says.
-    """
+    """Returns the claimed law of a Poisson batch, in which the canary is a record."""
     n = record.examples
     if participation(record, steps) == 1:
         return np.eye(n)[n - 1], 1.0

@@ -45,13 +45,6 @@ def canary_task(lr: float, period: int | None = None) -> Task:
     Example (a, b) has the gradient a LENGTH along the canary's direction and b LENGTH
     along that of the others, times a sign that may depend on the iteration: plus where
     t is a multiple of `period`, and minus elsewhere.
-
-    Args:
-      lr: Learning rate of the algorithm, by which the clock moves.
-      period: Period of the sign; None for plus everywhere, without a clock.
-
-    Returns:
-      The task; its parameters are a `Pair` of three numbers each, from zero.
     """
 
     def sign(params: Pair) -> jax.Array | float:
@@ -92,18 +85,10 @@ def _last(value: float) -> jax.Array:
 def canary_data(
     sizes: Sequence[int], owner: int, *, together: bool = False, alone: bool = False
 ) -> tuple[Dataset, list[np.ndarray]]:
-    """Makes the examples of all agents, or of all clients.
+    """The examples of all agents or clients, and the ids of everyone's.
 
-    Args:
-      sizes: Numbers of their examples.
-      owner: Who has the canary.
-      together: Whether all examples of the owner are canaries, so that the owner is the
-        record, as for the privacy of clients.
-      alone: Whether the gradients of all others are infinite, so that a server with
-        private clients counts none of them.
-
-    Returns:
-      Examples, and the ids of everyone's examples. The canary is the owner's first.
+    The canary is the owner's first. If `together`, all of the owner's are, so that the
+    owner is the record; `alone`, the gradients of all others are infinite.
     """
     ends = np.cumsum([0, *sizes])
     x = np.tile(np.array([0, OVERFLOW if alone else SHORT], np.float32), (ends[-1], 1))
@@ -145,14 +130,7 @@ class Worlds:
     absent: float = 0.0  # factor of the canary in worlds without it
 
     def run(self, keys: jax.Array, *, present: bool) -> Releases:
-        """Runs one world for each key.
-
-        Args:
-          keys: Typed keys [N], as `Simulation.init` takes one; a world has its own run
-            key, if the noise is not fixed.
-          present: Whether the canary is there; else its gradient is zero, or its
-            client counts as absent.
-        """
+        """Runs one world for each key."""
         clients = self.simulation.clients
         if not present:
             x = clients.x.at[:, 0].multiply(self.absent)
@@ -183,11 +161,7 @@ def _room(count: int) -> int:
 
 
 def run_keys(simulation: Simulation, count: int) -> jax.Array | None:
-    """Draws the run keys of some worlds, as a private simulation draws them.
-
-    Returns:
-      Typed keys [count]; None if the noise is fixed, and follows from the seed.
-    """
+    """Draws the run keys of some worlds, as a private simulation draws them."""
     drawn = [fresh_key(simulation.guarantee) for _ in range(count)]
     keys = [key for key in drawn if key is not None]
     return jnp.stack(keys) if keys else None
@@ -196,15 +170,7 @@ def run_keys(simulation: Simulation, count: int) -> jax.Array | None:
 def world_program(
     simulation: Simulation, observe: Callable[[Any], jax.Array]
 ) -> Callable[..., Any]:
-    """Compiles a run of all rounds of a guarantee, for many worlds at once.
-
-    Args:
-      observe: State -> what is seen of it, one array.
-
-    Returns:
-      A function (inputs, clients, keys [N], run keys [N] or None) of what is seen of
-      the states after `begin` and after every round, [N, rounds + 1, ...].
-    """
+    """Compiles a run of all rounds of a guarantee, for many worlds at once."""
     programs = simulation.programs
     assert simulation.guarantee is not None  # it is private
     rounds = simulation.guarantee.rounds
@@ -234,11 +200,7 @@ def flat(values: Any, lead: int) -> jax.Array:
 
 
 def participation(record: Record, steps: int) -> float:
-    """Returns the claimed probability that the canary takes part in a step.
-
-    Args:
-      steps: Number of steps that are seen; one alone may be a full first batch.
-    """
+    """Returns the claimed probability that the canary takes part in a step."""
     sampling = record.spec.sampling
     full = steps == 1 and sampling.first_batch is not None
     if full or not isinstance(sampling, Poisson):

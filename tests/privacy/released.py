@@ -43,15 +43,7 @@ from fedjax_muon.simulation.simulation import Simulation
 def agent_worlds(
     simulation: Simulation, owner: int, weights: ArrayLike, lr: float
 ) -> Worlds:
-    """Prepares the audit of one agent of a decentralized simulation.
-
-    Args:
-      simulation: From `decentralize`, with `privacy`, on `canary_task(lr, ...)` and
-        `canary_data(sizes, owner)`.
-      owner: The agent that has the canary.
-      weights: The mixing matrix of the simulation, not singular.
-      lr: Learning rate of the algorithm.
-    """
+    """Prepares the audit of one agent of a decentralized simulation."""
     assert simulation.guarantee is not None  # it is private
     spec = simulation.guarantee.spec
     examples = int(simulation.clients.size[owner])
@@ -171,11 +163,6 @@ def client_worlds(simulation: Simulation) -> Worlds:
     The record is a client with all its examples. If the algorithm has a prologue, what
     is seen is what the server makes public after it, and otherwise the parameters and
     an adaptive clip norm.
-
-    Args:
-      simulation: From `federate`, with `privacy`, on `canary_task(lr)` and
-        `canary_data(sizes, owner, together=True)`, which is also `alone` if the clip
-        norm is adaptive.
     """
     assert simulation.guarantee is not None  # it is private
     spec, setup = simulation.guarantee.spec, simulation.setup
@@ -271,24 +258,13 @@ def product(strategy: Strategy, values: np.ndarray) -> np.ndarray:
 
 
 def of_turns(white: np.ndarray, spec: PrivacySpec) -> np.ndarray:
-    """Returns what is sufficient for the canary, the first example of its owner.
-
-    Args:
-      white: Independent noise, in the direction of the canary, [N, T].
-
-    Returns:
-      One number for each turn of the canary's group; without groups, as it is.
-    """
+    """Returns what is sufficient for the canary, the first example of its owner."""
     columns = _columns(spec, white.shape[1])
     return white if columns is None else white @ columns.T
 
 
 def correlated_pattern(spec: PrivacySpec, joins: np.ndarray) -> np.ndarray:
-    """Returns what the canary adds to `of_turns`, in claimed standard deviations.
-
-    Args:
-      joins: Sign of its gradient where it takes part and 0 elsewhere, [T].
-    """
+    """Returns what the canary adds to `of_turns`, in claimed standard deviations."""
     noise, _ = _of(spec)
     steps = len(joins)
     column = noise.strategy.column(steps)

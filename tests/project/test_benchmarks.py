@@ -31,9 +31,6 @@ def weights_of(name: str) -> dict[str, np.ndarray]:
     return library.first_weights(WORKLOADS[name])
 
 
-# Workloads.
-
-
 @pytest.mark.parametrize(
     ("name", "parameters", "examples"),
     [
@@ -59,12 +56,6 @@ def test_works_have_the_published_sizes(name, parameters, examples):
     assert sizes.min() >= 1
 
 
-# Newton-Schulz.
-
-
-# Peers.
-
-
 NETWORKS = {name: {} for name in ("w2", "cifar10", "cifar100_vit_tiny", "rnn")}
 NETWORKS["cifar100_resnet18"] = {"arguments": (100, 32, (32, 64))}  # half as deep
 
@@ -85,12 +76,6 @@ def test_torch_networks_are_those_of_the_works(name, changed):
         theirs = net(torch.from_numpy(channels_first))
     assert np.abs(ours).max() > 0.1
     np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
-
-
-# Taking turns.
-
-
-# The command.
 
 
 FULL = {"clients": 1, "cohort": 1, "steps": 3, "batch": 600}

@@ -94,6 +94,9 @@ def test_only_tests_of_experiments_import_them():
     found = {path: list(imported(path.read_text())) for path in others}
     roots = {path: {name.split(".")[0] for name in found[path]} for path in others}
     assert [path for path in others if "experiments" in roots[path]] == []
+    # the portable ones are run with the wheel alone
+    portable = [path for path in others if "mark." + "portable" in path.read_text()]
+    assert [path for path in portable if "benchmarks" in roots[path]] == []
 
 
 def test_files_are_small_and_named_by_what_they_hold():

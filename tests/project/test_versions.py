@@ -1,6 +1,5 @@
 """Bounds of versions: what is refused at import, and that the metadata says them."""
 
-import re
 import subprocess
 import sys
 import tomllib
@@ -117,12 +116,3 @@ def test_nothing_slow_is_imported_before_it_is_needed(script, absent):
     body = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {script}"
     done = subprocess.run([*COMMAND, body], capture_output=True, text=True, check=True)
     assert not set(absent.split()) & set(done.stdout.split())
-
-
-def test_portable_tests_use_the_wheel_alone():
-    """`.ci/version` has the tests of the checkout, and no package beside them."""
-    root = Path(__file__).parents[2]
-    for file in (root / "tests").rglob("test_*.py"):
-        text = file.read_text()
-        if "mark." + "portable" in text:
-            assert not re.search(r"^(from|import) (experiments|benchmarks)", text, re.M)
