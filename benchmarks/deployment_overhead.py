@@ -19,12 +19,17 @@ packages exclude each other.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
+import socket
 import statistics
 import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +39,6 @@ import numpy as np
 
 from benchmarks import overhead_clients as clients
 from benchmarks.machine import machine
-from fedjax_muon.runs import flower_engine
 
 ROOT = Path(__file__).parents[1]
 Ways = dict[str, tuple[list[float], list[np.ndarray]]]  # when rounds ended, parameters
@@ -57,6 +61,14 @@ way = ""
 output = ""
 rounds = 0
 """
+CONNECTION = """\
+[superlink]
+default = "here"
+
+[superlink.here]
+address = "127.0.0.1:{}"
+insecure = true
+"""
 
 
 def path_variables() -> dict[str, str]:
@@ -71,17 +83,60 @@ def written(output: Path) -> tuple[list[float], list[np.ndarray]]:
         return json.loads(output.read_text()), list(arrays.values())
 
 
+def free_port() -> str:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+@contextlib.contextmanager
+def engine(place: Path) -> Iterator[dict[str, str]]:
+    """Runs a SuperLink and SuperNodes; yields the environment of `flwr run`."""
+    link = free_port()
+    (place / "config.toml").write_text(CONNECTION.format(link))
+    path = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    environment = os.environ | path_variables() | {"PATH": os.pathsep.join(path)}
+    environment |= {"FLWR_HOME": str(place), "FLWR_TELEMETRY_ENABLED": "0"}
+    environment["JAX_COMPILATION_CACHE_DIR"] = str(place / "programs")
+    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context((place / "log").open("w"))
+
+        def start(*words: str, port: str) -> None:
+            command = [*words, "--insecure", "--host", "127.0.0.1", "--port", port]
+            process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+            stack.enter_context(process)
+            stack.callback(process.terminate)
+
+        start(
+            "flower-superlink", "--disable-runtime-dependency-installation", port=link
+        )
+        node = ["flower-supernode", "--superlink", f"127.0.0.1:{link}"]
+        for client in range(clients.CLIENTS):
+            start(*node, "--node-config", f"client={client}", port=free_port())
+        while True:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", int(link))),
+            ):
+                break
+            time.sleep(0.1)
+        yield environment
+
+
 def over_flower(rounds: int, place: Path) -> Ways:
-    """This library over Flower, and Flower's FedAvg, on one engine."""
+    """This library over Flower, and Flower's FedAvg, on the same SuperNodes."""
     app, ways = place / "app", {}
     app.mkdir()
     (app / "pyproject.toml").write_text(APP)
-    configs = [{"client": client} for client in range(clients.CLIENTS)]
-    started = flower_engine.engine(place / "engine", configs, path_variables())
-    with started as engine:
+    with engine(place) as environment:
         for way in ("fedjax_muon", "flower"):
             output = place / f"{way}.json"
-            engine.run(app, {"way": way, "rounds": rounds, "output": str(output)})
+            config = f'way="{way}" rounds={rounds} output="{output}"'
+            command = ["flwr", "run", str(app), "--stream", "--run-config", config]
+            subprocess.run(command, env=environment, check=True)
             ways[way] = written(output)
     return {
         "fedjax_muon over Flower": ways["fedjax_muon"],

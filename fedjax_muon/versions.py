@@ -48,7 +48,7 @@ def requirements() -> dict[str, Requirement]:
     except metadata.PackageNotFoundError:
         return {}
     found = [Requirement(line) for line in lines]
-    return {one.name: one for one in found if not one.extras}
+    return {one.name: one for one in found if one.specifier}
 
 
 def _tested(requirement: Requirement) -> SpecifierSet:

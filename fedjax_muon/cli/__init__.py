@@ -74,7 +74,7 @@ def _given(name: str, argv: list[str]) -> Any:
 RUNNERS = {  # module and function of a command
     "compare": ("commands", "compare"),
     "train": ("commands", "train"),
-    "deploy": ("deployments", "deploy"),
+    "deploy": ("commands", "deploy"),
     "sweep": ("commands", "sweep"),
     "resume": ("commands", "resume"),
     "list": ("lists", "methods"),

@@ -79,22 +79,10 @@ class Train(OneAlgorithm):
 
 @dataclasses.dataclass(frozen=True)
 class Deploy(OneAlgorithm):
-    """Train on real clients, as a Flower app with the options of `train`.
-
-    Writes the app to a directory, for `flwr run`. With --local N, also runs it on N
-    SuperNodes of this machine, whose clients have the examples of `train`.
-    """
+    """Write a Flower app that trains on real clients, with the options of `train`."""
 
     directory: Positional[Path] = Path("flower-app")
-    """Directory of the app: new, empty, or one written with the same options, which
-    resumes it."""
-    local: int | None = None
-    """Number of SuperNodes to start as processes on this machine."""
-    deadline: float = 600.0
-    """Seconds to wait for answers. Clients that have not answered by then are left out
-    of the round."""
-    patience: float = 60.0
-    """Seconds to wait for a client that has no SuperNode."""
+    """Directory of the app, new or empty."""
     largest_client: int | None = None
     """Largest number of examples of a client. By default, the largest of the clients of
     `train`."""

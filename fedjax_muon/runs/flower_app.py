@@ -1,10 +1,8 @@
 """The Flower app of a deployed run, and what its server and its nodes do.
 
-    pyproject.toml   the app, with its defaults of `flwr run --run-config`
-    server_app.py    calls `train`
-    client_app.py    calls `node_of`
-    config.json      the options of the run
-    deployed.json    shapes and classes of the examples
+    flower_template/   the app: its defaults, and what calls `train` and `node_of`
+    config.json        the options of the run
+    deployed.json      shapes and classes of the examples
 
 Flower copies these files to all nodes. A node has its examples in a file of its own, or
 in Flower's simulation, the part that `train` would give to its client. The server
@@ -21,7 +19,7 @@ import csv
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +48,13 @@ from fedjax_muon.runs.build import (
     task_of,
 )
 from fedjax_muon.runs.config import Run
-from fedjax_muon.runs.directory import from_json, to_json
+from fedjax_muon.runs.directory import from_json, own_code_of
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation.arguments import check_dataset
 from fedjax_muon.simulation.arrivals import PROLOGUE
 from fedjax_muon.simulation.evaluation import measure
 
+TEMPLATE = Path(__file__).with_name("flower_template")
 FACTS, MISSING, ARRIVALS = "deployed.json", "missing.csv", "arrivals.csv"
 SECONDS_BETWEEN_CHECKPOINTS = 2.0  # nodes keep all states that were made since
 
@@ -186,26 +185,16 @@ class _Record:
         print(f"round {now} of {rounds}: test {self.config.score} {score:.4f}")
 
 
-def _undamaged(rows: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Those that the module csv can read."""
-    while True:
-        try:
-            yield next(rows)
-        except csv.Error:  # a field longer than its limit, for example
-            continue
-        except StopIteration:
-            return
-
-
 def _keep_before(path: Path, round: int) -> None:
+    """Drops rows of later rounds, and damaged ones."""
     if not path.exists():
         return
-    with path.open(newline="", errors="replace") as file:
-        header, *rows = [*_undamaged(csv.reader(file))] or [[]]
+    header, *lines = path.read_text(errors="replace").splitlines() or [""]
     kept = []
-    for values in rows:
-        with contextlib.suppress(ValueError, KeyError):  # a damaged row is left out
-            row = dict(zip(header, values, strict=True))
+    for line in lines:
+        # a damaged row has a field longer than csv's limit, for example
+        with contextlib.suppress(csv.Error, ValueError, KeyError):
+            row = dict(zip(*csv.reader([header, line]), strict=True))
             if int(row["round"]) < round:
                 kept.append(row)
     if kept:
@@ -214,85 +203,19 @@ def _keep_before(path: Path, round: int) -> None:
         path.unlink()
 
 
-PROJECT = """\
-[project]
-name = "fedjax-muon-app"
-version = "1.0.0"
-description = "A deployed run of fedjax-muon"
-license = "Apache-2.0"
-# the SuperLink and the SuperNodes need the same version of fedjax-muon
-
-[tool.flwr.app]
-publisher = "fedjax-muon"
-fab-include = ["/server_app.py", "/client_app.py", "/config.json", "/deployed.json"]
-
-[tool.flwr.app.components]
-serverapp = "server_app:app"
-clientapp = "client_app:app"
-
-[tool.flwr.app.config]
-output = "results"  # directory of metrics.csv and checkpoints, for the server
-deadline = {deadline}  # seconds to wait for the answers of an exchange
-patience = {patience}  # seconds to wait for a client without a SuperNode
-"""
-SERVER = '''\
-"""The server: it runs the rounds, and writes metrics.csv."""
-
-from pathlib import Path
-
-from flwr.serverapp import ServerApp
-
-from fedjax_muon.runs import flower_app
-
-app = ServerApp()
-
-
-@app.main()
-def main(grid, context):
-    flower_app.train(grid, context.run_config, Path(__file__).parent)
-'''
-CLIENT = '''\
-"""A client: it trains on its own examples, which never leave it."""
-
-from pathlib import Path
-
-from fedjax_muon.deploy.flower import client_app
-from fedjax_muon.runs import flower_app
-
-
-def make_node(context):
-    config = context.run_config | context.node_config
-    return flower_app.node_of(config, Path(__file__).parent)
-
-
-app = client_app(make_node)
-'''
-EXAMPLES = "examples.npz"
-
-
-def write_app(
-    place: Path, run: Run, facts: Facts, *, deadline: float, patience: float
-) -> None:
-    """Writes the app, or checks that the directory has it already."""
-    text = json.dumps(dataclasses.asdict(facts), indent=2) + "\n"
-    if (place / FACTS).is_file():
-        if to_json(directory.read(place)) != to_json(run):
-            raise ValueError(
-                f"{place} was made with other options; choose another directory"
-            )
-        if (place / FACTS).read_text() != text:
-            raise ValueError(
-                f"{place} was made for other examples; choose another directory"
-            )
-        return
+def write_app(place: Path, run: Run, facts: Facts) -> None:
+    """Copies the template to a new directory, and fills it in."""
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ValueError(f"{place} is already used; choose another directory")
     directory.create(place, run)
-    project = PROJECT.format(deadline=float(deadline), patience=float(patience))
-    write(place / "pyproject.toml", project)
-    write(place / "server_app.py", SERVER)
-    write(place / "client_app.py", CLIENT)
-    write(place / FACTS, text)
+    write(place / FACTS, json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
+    code = " ".join(name for names in own_code_of(run).values() for name in names)
+    filled = {'"OUTPUT"': str(place.resolve()), '"OWN_CODE"': code}
+    for name in ("pyproject.toml", "server_app.py", "client_app.py"):
+        text = (TEMPLATE / name).read_text()
+        for word, value in filled.items():
+            text = text.replace(word, json.dumps(value))
+        write(place / name, text)
 
 
 def read_app(place: Path) -> tuple[Run, Facts]:
@@ -308,19 +231,6 @@ def read_app(place: Path) -> tuple[Run, Facts]:
     if not isinstance(run, Run):
         raise ValueError("the app does not train one algorithm")
     return run, facts
-
-
-def save_examples(
-    run_dir: Path, dataset: Dataset, parts: Sequence[np.ndarray]
-) -> list[Path]:
-    """Writes a file for each client, in a directory with nothing but its examples."""
-    dataset, paths = check_dataset(dataset), []
-    for client, part in enumerate(parts):
-        path = run_dir / f"node{client}" / EXAMPLES
-        path.parent.mkdir(exist_ok=True)
-        np.savez(path, x=np.asarray(dataset.x_train)[part], y=dataset.y_train[part])
-        paths.append(path)
-    return paths
 
 
 def load_examples(path: Path, facts: Facts) -> tuple[np.ndarray, np.ndarray]:
@@ -341,7 +251,7 @@ def check_own(run: Run, allowed: str, *, divides: bool = False) -> None:
       allowed: MODULE:FUNCTION of algorithms, models and partitions, separated by
         spaces.
     """
-    for option, [name] in directory.own_code_of(run).items():
+    for option, [name] in own_code_of(run).items():
         if option == "partition" and not divides:
             continue
         if name not in allowed.split():
@@ -351,31 +261,35 @@ def check_own(run: Run, allowed: str, *, divides: bool = False) -> None:
             )
 
 
-def node_of(config: Mapping[str, Any], place: Path) -> Node:
+def node_of(
+    config: Mapping[str, Any], run_config: Mapping[str, Any], place: Path
+) -> Node:
     """Makes the node of a SuperNode.
 
     Args:
       config: What the SuperNode was started with: the client's id as `partition-id`,
         the file of its examples as `data`, the directory of its states as `states`, by
-        default beside the examples, and allowed MODULE:FUNCTION as `own-code`.
+        default beside the examples, and allowed MODULE:FUNCTION as `own-code`. In
+        Flower's simulation there is only the id, and the server is on this machine.
+      run_config: Of the server.
     """
     run, facts = read_app(place)
-    allowed = str(config.get("own-code", ""))
-    check_own(run, allowed, divides="data" not in config)
+    simulated = "data" not in config
+    allowed = (run_config if simulated else config).get("own-code", "")
+    check_own(run, allowed, divides=simulated)
     if type(client := config.get("partition-id")) is not int:
         raise ValueError(
             "a SuperNode needs the id of its client: --node-config 'partition-id=0'"
         )
-    if "data" in config:
-        data = Path(config["data"])
-        states = data.with_name(f"{data.stem}_states")
-        x, y = load_examples(data, facts)
-    else:
+    if simulated:
         dataset = check_dataset(dataset_of(run.config))
         part = parts_of(run.config, dataset, run.seed)[client]
-        states = Path(config["output"]) / f"states{client}"
+        states = Path(run_config["output"]) / f"states{client}"
         x, y = np.asarray(dataset.x_train)[part], dataset.y_train[part]
-    states = Path(config.get("states", states))
+    else:
+        data = Path(config["data"])
+        states = Path(config.get("states", data.with_name(f"{data.stem}_states")))
+        x, y = load_examples(data, facts)
     return Node(federation_of(run, facts), client, x, y, states)
 
 

@@ -2,6 +2,8 @@
 
 import itertools
 
+import numpy as np
+
 from fedjax_muon.deploy import in_process
 from fedjax_muon.runs import flower_app
 from fedjax_muon.runs.build import parts_of, simulation_of, start_key
@@ -20,10 +22,23 @@ def data_of(run):
     return dataset, parts, flower_app.facts_of(dataset, max(map(len, parts)))
 
 
-def nodes_from(place, files):
+def written(place, run=RUN):
+    """Writes an app, and a file of each client's examples; returns what nodes have."""
+    dataset, parts, facts = data_of(run)
+    flower_app.write_app(place, run, facts)
+    configs = []
+    for client, part in enumerate(parts):
+        (own := place / f"node{client}").mkdir()
+        data = str(own / "examples.npz")
+        np.savez(data, x=np.asarray(dataset.x_train)[part], y=dataset.y_train[part])
+        configs.append({"partition-id": client, "data": data})
+    return configs
+
+
+def nodes_from(place, configs):
     """The nodes of a written app in this process."""
-    configs = [{"partition-id": i, "data": str(path)} for i, path in enumerate(files)]
-    return {i: flower_app.node_of(config, place) for i, config in enumerate(configs)}
+    nodes = [flower_app.node_of(config, {}, place) for config in configs]
+    return dict(enumerate(nodes))
 
 
 def without(client, nodes, after):

@@ -1,16 +1,21 @@
-"""Nodes over Flower: a grid in memory, and a SuperLink with SuperNodes as processes."""
+"""Nodes over Flower: a grid in memory, and Flower's simulation on this machine."""
 
+import contextlib
 import dataclasses
 import importlib
+import os
 import re
+import socket
+import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
 
-import jax
 import numpy as np
+import psutil
 import pytest
-from deployed_run import RUN, assert_simulated, data_of, nodes_from, without
+from deployed_run import RUN, assert_simulated, written
 from packages import needs
 from small_federation import (
     CLIENTS,
@@ -26,12 +31,10 @@ from small_federation import (
 )
 
 from fedjax_muon.algorithms import ALL, fedmuon_correct
-from fedjax_muon.deploy import Node, serve
+from fedjax_muon.deploy import Node
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import flower_app
-from fedjax_muon.runs.build import start_key
-from fedjax_muon.runs.flower_engine import engine
 
 needs("flwr.serverapp", "flower")
 
@@ -257,71 +260,76 @@ def test_without_flower_the_pip_command_is_named(monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def written(place, **changes):
-    """An app with files of its clients' examples."""
-    run = dataclasses.replace(RUN, config=dataclasses.replace(RUN.config, **changes))
-    dataset, parts, facts = data_of(run)
-    flower_app.write_app(place, run, facts, deadline=120.0, patience=30.0)
-    return run, facts, flower_app.save_examples(place, dataset, parts)
-
-
-def local(place, files):
-    """A SuperLink and SuperNodes as processes."""
-    configs = [{"partition-id": i, "data": str(path)} for i, path in enumerate(files)]
-    faster = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds, by default 1
-    return engine(place / "engine", configs, faster)
-
-
-def test_the_written_app_trains(tmp_path, monkeypatch):
+@pytest.mark.parametrize("late", [{}, {"buffer": 2, "concurrency": 3}])
+def test_the_written_app_trains(tmp_path, monkeypatch, late):
     place = tmp_path / "app"
-    run, _, files = written(place, rounds=2)
+    run = dataclasses.replace(
+        RUN, config=dataclasses.replace(RUN.config, rounds=2, **late)
+    )
+    configs = dict(enumerate(written(place, run), 100))
     monkeypatch.syspath_prepend(place)
-    client_app = importlib.import_module("client_app")
-    server_app = importlib.import_module("server_app")
-    configs = {
-        100 + client: {"partition-id": client, "data": str(path)}
-        for client, path in enumerate(files)
-    }
+    for module in (names := ("client_app", "server_app")):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    client_app, server_app = map(importlib.import_module, names)
     grid = FakeGrid(dict.fromkeys(configs, client_app.app), configs.get)
     project = tomllib.loads((place / "pyproject.toml").read_text())
-    options = project["tool"]["flwr"]["app"]["config"] | {"output": str(tmp_path)}
+    options = project["tool"]["flwr"]["app"]["config"]
     server_app.app(grid, Context(RUN_ID, 1, {}, RecordDict(), options))
-    assert_simulated(run, metrics_csv.read(tmp_path / "metrics.csv"), rounds=2)
-
-
-def test_processes_have_the_bits_of_a_simulation_until_one_is_killed(tmp_path):
-    """Of a SuperLink and SuperNodes; then the rest goes on."""
-    place, killed = tmp_path / "app", 1
-    run, facts, files = written(place, rounds=2)
-    metrics = place / "metrics.csv"
-
-    def kill_after_a_round():
-        if metrics.exists() and metrics_csv.read(metrics)["round"][-1] == 1:
-            running.nodes[killed].kill()
-        return False
-
-    with local(tmp_path, files) as running:
-        running.run(place, {"output": str(place)}, kill_after_a_round)
-    rows = metrics_csv.read(metrics)
-    assert rows["missing"].tolist() == [0, 0, 1]
-    (lost,) = (place / flower_app.MISSING).read_text().splitlines()[1:]
-    assert lost.startswith(f"1,1,{killed},")  # and the reason: Flower may notice first
-    assert_simulated(run, rows, rounds=1)
-    shared = flower_app.federation_of(run, facts)
-    send = without(killed, nodes_from(place, files), after=2)
-    where = {"directory": place / "checkpoints"}
-    begin = start_key(run.seed)
-    ended = serve(shared, send, begin, rounds=2, **where)  # from its checkpoint
-    again = serve(shared, send, begin, rounds=2)
-    for a, b in zip(*map(jax.tree.leaves, (ended.params, again.params)), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_processes_of_asynchronous_rounds_are_replayed(tmp_path):
-    place, late = tmp_path / "app", {"rounds": 2, "buffer": 2, "concurrency": 3}
-    run, _, files = written(place, **late)
-    with local(tmp_path, files) as running:
-        running.run(place, {"output": str(place)}, lambda: False)
-    late = dataclasses.replace(run.config, replay=str(place / flower_app.ARRIVALS))
-    run = dataclasses.replace(run, config=late)
+    if late:
+        late = {"replay": str(place / flower_app.ARRIVALS)}
+        run = dataclasses.replace(run, config=dataclasses.replace(run.config, **late))
     assert_simulated(run, metrics_csv.read(place / "metrics.csv"), rounds=2)
+
+
+@pytest.fixture
+def flower_home(tmp_path, monkeypatch):
+    """Flower's directory; ends the processes that have it, also from inside a test."""
+    monkeypatch.setenv("FLWR_HOME", str(home := tmp_path / "flower"))
+    for name in ("SUPERLINK_HTTP", "CONTROL"):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        monkeypatch.setenv(f"FLWR_LOCAL_{name}_API_PORT", port)
+    monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "0")
+    monkeypatch.delenv("XLA_FLAGS")  # which Flower does not hand to all processes
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", path)
+
+    def kill():
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                ours = process.environ().get("FLWR_HOME") == str(home)
+                if ours and process.pid != os.getpid():
+                    process.kill()
+
+    yield kill
+    kill()
+
+
+def test_flwr_run_has_the_bits_of_train_though_it_is_killed(tmp_path, flower_home):
+    options = "--algorithm fedmuon_correct --num-clients 3 --cohort-size 3 --hidden 8 "
+    options += "--batch-size 8 --local-steps 2 --rounds 8 --evaluate-every 1"
+    place, trained = tmp_path / "app", tmp_path / "trained"
+
+    def ours(command, *more):
+        words = [sys.executable, "-m", "fedjax_muon", command, *options.split(), *more]
+        subprocess.run(words, check=True)
+
+    ours("deploy", place)
+    command = ["flwr", "run", place, "--stream"]
+    command += ["--federation-config", "num-supernodes=3"]
+    with subprocess.Popen(command) as process:
+        # the prologue's checkpoint, and a later one
+        while sum(p.name.isdigit() for p in place.glob("checkpoints/*")) < 2:
+            assert process.poll() is None
+            time.sleep(0.1)
+        flower_home()
+    before = metrics_csv.read(place / "metrics.csv")
+    assert len(before["round"]) < 9
+    subprocess.run(command, check=True)
+    after = metrics_csv.read(place / "metrics.csv")
+    assert after["seconds"][0] == before["seconds"][0]  # it has not begun again
+    assert not after["missing"].any()
+    ours("train", "--plan", "mapped", "--output", trained)
+    expected = metrics_csv.read(trained / "metrics.csv")
+    for name in ("round", "test_accuracy", "test_loss"):
+        np.testing.assert_array_equal(after[name], expected[name])

@@ -1,20 +1,26 @@
 """The written Flower app without Flower: its files, its nodes and its results."""
 
 import dataclasses
-import importlib.util
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from command import refused, run
-from deployed_run import RUN, assert_simulated, data_of, nodes_from, without
+from deployed_run import (
+    RUN,
+    assert_simulated,
+    data_of,
+    nodes_from,
+    without,
+    written,
+)
 
 from fedjax_muon.deploy import in_process
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import flower_app
 from fedjax_muon.runs.config import Config, Run
 
-OPTIONS = {"deadline": 5.0, "patience": 2.0}
 SMALL = ("--algorithm", "fedavg", "--num-clients", "3", "--hidden", "8")
 
 
@@ -24,54 +30,40 @@ def data():
 
 
 @pytest.fixture
-def app(data, tmp_path):
-    """The directory of an app, and the files of its clients."""
-    dataset, parts, facts = data
-    place = tmp_path / "app"
-    flower_app.write_app(place, RUN, facts, **OPTIONS)
-    return place, flower_app.save_examples(place, dataset, parts)
+def app(tmp_path):
+    """The directory of an app, and what its nodes have."""
+    return tmp_path / "app", written(tmp_path / "app")
 
 
-def test_an_app_has_the_files_of_flower_and_the_run(app, data):
-    place, files = app
+def test_the_command_writes_the_template_and_the_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("deploy", 'my "app"', *SMALL, "--largest-client", "4096")
+    said = capsys.readouterr().out
+    assert "flwr run 'my \"app\"' --stream" in said
+    assert "--federation-config num-supernodes=3" in said
+    place = tmp_path / 'my "app"'
     project = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]
-    assert project["app"]["config"] == {"output": "results", **OPTIONS}
+    config = {"output": str(place), "deadline": 600.0, "patience": 60.0, "own-code": ""}
+    assert project["app"]["config"] == config
     for component in project["app"]["components"].values():
         module, _, name = component.partition(":")
         source = (place / f"{module}.py").read_text()
         assert name in compile(source, module, "exec").co_names
     assert all((place / name[1:]).is_file() for name in project["app"]["fab-include"])
-    assert flower_app.read_app(place) == (RUN, data[-1])
-    for part, path in zip(data[1], files, strict=True):
-        assert [other.name for other in path.parent.iterdir()] == ["examples.npz"]
-        x, y = flower_app.load_examples(path, data[-1])
-        np.testing.assert_array_equal(x, np.asarray(data[0].x_train)[part])
-        np.testing.assert_array_equal(y, data[0].y_train[part])
-
-
-def test_a_directory_belongs_to_one_run(app, data, tmp_path, capsys):
-    place, *_ = app
-    (place / "server_app.py").write_text("# of the user")
-    flower_app.write_app(place, RUN, data[-1], **OPTIONS)
-    assert (place / "server_app.py").read_text() == "# of the user"
-    other = dataclasses.replace(RUN, seed=1)
-    with pytest.raises(ValueError, match="made with other options"):
-        flower_app.write_app(place, other, data[-1], **OPTIONS)
-    fewer = dataclasses.replace(data[-1], max_client_size=1)
-    with pytest.raises(ValueError, match="for other examples"):
-        flower_app.write_app(place, RUN, fewer, **OPTIONS)
-    with pytest.raises(ValueError, match="is already used"):
-        flower_app.write_app(tmp_path, RUN, data[-1], **OPTIONS)
+    job, facts = flower_app.read_app(place)
+    assert (job.algorithm, job.config.hidden) == ("fedavg", (8,))
+    assert facts.max_client_size == 4096
+    assert "is already used" in refused(capsys, "deploy", place, *SMALL)
+    assert "was made by `deploy`" in refused(capsys, "resume", place)
     (place / flower_app.FACTS).write_text("{}")
     with pytest.raises(ValueError, match="the same version of fedjax_muon"):
         flower_app.read_app(place)
-    assert "was made by `deploy`" in refused(capsys, "resume", place)
 
 
 def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app, data):
     """Here of nodes in this process, which have the numbers of `train`."""
-    (place, files), (dataset, _, facts) = app, data
-    send = without(1, nodes_from(place, files), after=3)
+    (place, configs), (dataset, _, facts) = app, data
+    send = without(1, nodes_from(place, configs), after=3)
     flower_app.train_with(RUN, facts, dataset, send, place)
     rows = metrics_csv.read(place / "metrics.csv")
     assert rows["round"].tolist() == [0, 1, 2, 3, 4]
@@ -103,14 +95,14 @@ def test_arrivals_are_recorded_once_whenever_the_server_is_killed(
     data, tmp_path, monkeypatch
 ):
     """After it has saved a checkpoint, and before it writes the rows of that round."""
-    dataset, parts, facts = data
+    dataset, _, facts = data
     late = {"cohort_size": 3, "concurrency": 2, "buffer": 1, "rounds": 2}
     run = dataclasses.replace(RUN, config=dataclasses.replace(RUN.config, **late))
-    flower_app.write_app(tmp_path, run, facts, **OPTIONS)
-    files = flower_app.save_examples(tmp_path, dataset, parts)
-    arrivals, add = tmp_path / flower_app.ARRIVALS, flower_app._Record.add
+    place = tmp_path / "app"
+    configs = written(place, run)
+    arrivals, add = place / flower_app.ARRIVALS, flower_app._Record.add
     arrivals.write_text("round,client,start,seconds\n-1,0,-1,0.5\n")  # checkpoints gone
-    inner = in_process(nodes_from(tmp_path, files))
+    inner = in_process(nodes_from(place, configs))
 
     def send(requests, deadline):  # client 1 is silent in the prologue
         there = {i: r for i, r in requests.items() if i != 1 or len(requests) == 1}
@@ -126,38 +118,39 @@ def test_arrivals_are_recorded_once_whenever_the_server_is_killed(
     monkeypatch.setattr(flower_app, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     for _ in range(len(dying)):
         with pytest.raises(InterruptedError):
-            flower_app.train_with(run, facts, dataset, send, tmp_path)
-    flower_app.train_with(run, facts, dataset, send, tmp_path)
+            flower_app.train_with(run, facts, dataset, send, place)
+    flower_app.train_with(run, facts, dataset, send, place)
     rows = metrics_csv.read(arrivals)
     assert rows["round"].tolist() == [-1, 0, 1]
     assert rows["client"][0] == 1
     late = dataclasses.replace(run.config, replay=str(arrivals))
     replay = dataclasses.replace(run, config=late)
-    assert_simulated(replay, metrics_csv.read(tmp_path / "metrics.csv"), rounds=2)
+    assert_simulated(replay, metrics_csv.read(place / "metrics.csv"), rounds=2)
 
 
-def test_without_a_file_a_client_has_its_part_of_train(app, data, tmp_path):
-    place, files = app
-    config = {"partition-id": 1, "output": str(tmp_path)}
-    here, there = flower_app.node_of(config, place), nodes_from(place, files)[1]
+def test_without_a_file_a_client_has_its_part_of_train(app, tmp_path):
+    place, configs = app
+    server = {"output": str(tmp_path), "own-code": ""}
+    here = flower_app.node_of({"partition-id": 1}, server, place)
+    there = nodes_from(place, configs)[1]
     np.testing.assert_array_equal(here._clients.x, there._clients.x)
     assert (tmp_path / "states1").is_dir()
 
 
 def test_a_node_without_what_it_needs_is_refused(app, data):
-    place, files = app
-    with pytest.raises(ValueError, match="--node-config 'partition-id=0'"):
-        flower_app.node_of({"data": str(files[0])}, place)
-    with pytest.raises(ValueError, match="clients 0 to 2, got 3"):
-        flower_app.node_of({"partition-id": 3, "data": str(files[0])}, place)
+    place, (config, *_) = app
+    own = Path(config["data"])
+    for client, message in ((None, "'partition-id=0'"), (3, "clients 0 to 2, got 3")):
+        with pytest.raises(ValueError, match=message):
+            flower_app.node_of(config | {"partition-id": client}, {}, place)
     for arrays, message in (
         ({"x": np.zeros((3, 5), "f4")}, r"float32 of shape \[n, 8, 8, 1\]"),
         ({"x": np.array([{}])}, "expected a NumPy .npz archive of plain arrays"),
         ({"z": np.zeros(3)}, "expected the arrays x, y, found no x"),
     ):
-        np.savez(files[0], y=np.zeros(3, "i4"), **arrays)
+        np.savez(own, y=np.zeros(3, "i4"), **arrays)
         with pytest.raises(ValueError, match=message):
-            flower_app.load_examples(files[0], data[-1])
+            flower_app.load_examples(own, data[-1])
 
 
 def test_a_node_imports_only_what_its_user_names():
@@ -181,28 +174,12 @@ def test_a_node_imports_only_what_its_user_names():
         (("--dropout", "0.1"), "deploy does not support dropout"),
         (("--plan", "vmapped"), "plan mapped; leave out plan, got vmapped"),
         (("--local-epochs", "1"), "deploy does not support local_epochs, since node"),
-        (("--local", "0"), "num_clients must be at least 1, got 0"),
+        (("--largest-client", "0"), "largest_client must be at least 1, got 0"),
         (("--buffer", "2", "--concurrency", "9"), "concurrency=9 of 3 clients"),
     ],
 )
 def test_options_that_a_deployment_can_not_have_are_refused(
-    capsys, tmp_path, monkeypatch, options, message
+    capsys, tmp_path, options, message
 ):
-    monkeypatch.setattr("fedjax_muon.cli.deployments.check_installed", lambda *_: None)
     assert message in refused(capsys, "deploy", tmp_path / "app", *SMALL, *options)
     assert not (tmp_path / "app").exists()
-
-
-def test_only_local_nodes_need_flower(capsys, tmp_path, monkeypatch):
-    find = importlib.util.find_spec
-    without_flower = lambda name, *more: None if name == "flwr" else find(name, *more)
-    monkeypatch.setattr(importlib.util, "find_spec", without_flower)
-    said = refused(capsys, "deploy", tmp_path / "app", *SMALL, "--local", "2")
-    assert (
-        'deploy --local needs flwr, which is not installed; run: pip install "flwr'
-        in said
-    )
-    run("deploy", tmp_path / "app", *SMALL, "--largest-client", "4096")
-    assert f"flwr run {tmp_path / 'app'} --stream" in capsys.readouterr().out
-    _, facts = flower_app.read_app(tmp_path / "app")
-    assert facts.max_client_size == 4096

@@ -1,0 +1,16 @@
+"""A client: it trains on its own examples, which never leave it."""
+
+from pathlib import Path
+
+from fedjax_muon.deploy.flower import client_app
+from fedjax_muon.engine.programs import cache_programs
+from fedjax_muon.runs import flower_app
+
+
+def make_node(context):
+    place = Path(__file__).parent
+    return flower_app.node_of(context.node_config, context.run_config, place)
+
+
+app = client_app(make_node)
+cache_programs()  # Flower may start a process for every message

@@ -1,0 +1,16 @@
+"""The server: it runs the rounds, and writes metrics.csv."""
+
+from pathlib import Path
+
+from flwr.serverapp import ServerApp
+
+from fedjax_muon.engine.programs import cache_programs
+from fedjax_muon.runs import flower_app
+
+app = ServerApp()
+cache_programs()
+
+
+@app.main()
+def main(grid, context):
+    flower_app.train(grid, context.run_config, Path(__file__).parent)
