@@ -1,8 +1,11 @@
 """A deployed run of three clients: its examples, its nodes and its numbers."""
 
+import contextlib
 import itertools
+import os
 
 import numpy as np
+import psutil
 
 from fedjax_muon.deploy import in_process
 from fedjax_muon.runs import flower_app
@@ -62,3 +65,11 @@ def assert_simulated(run, rows, rounds):
         scores = simulation.evaluate(state)
         for name in ("test_accuracy", "test_loss"):
             assert float(scores[name]) == rows[name][round]
+
+
+def kill_processes(name, value):
+    """Kills all others that have an environment variable."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(name) == value and process.pid != os.getpid():
+                process.kill()

@@ -1,6 +1,5 @@
 """Nodes over Flower: a grid in memory, and Flower's simulation on this machine."""
 
-import contextlib
 import dataclasses
 import importlib
 import os
@@ -13,9 +12,8 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
-from deployed_run import RUN, assert_simulated, written
+from deployed_run import RUN, assert_simulated, kill_processes, written
 from packages import needs
 from small_federation import (
     CLIENTS,
@@ -293,14 +291,7 @@ def flower_home(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # which Flower does not hand to all processes
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     monkeypatch.setenv("PATH", path)
-
-    def kill():
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                ours = process.environ().get("FLWR_HOME") == str(home)
-                if ours and process.pid != os.getpid():
-                    process.kill()
-
+    kill = lambda: kill_processes("FLWR_HOME", str(home))
     yield kill
     kill()
 
