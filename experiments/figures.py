@@ -33,8 +33,7 @@ from experiments.studies import (
     stragglers,
     tuned,
 )
-from experiments.theory import report
-from experiments.theory.__main__ import STUDIES
+from experiments.theory import stall
 from fedjax_muon.data import partition
 from fedjax_muon.reporting import plots, style
 from fedjax_muon.reporting.comparison import Point, Summary
@@ -166,11 +165,9 @@ def tails(results: Path) -> Iterator[Figure]:
 
 
 def theory(results: Path) -> Iterator[Figure]:
-    """Studies of theorems."""
-    for path in sorted((results / "theory").glob("*.json")):
-        module, drawn = STUDIES[path.stem], kept.read(path)
-        draw = functools.partial(report.draw, module, drawn, "full")
-        yield path.with_suffix(""), draw
+    """What stalls, of the studies of theorems."""
+    place = results / "theory" / "stall"
+    yield place, functools.partial(stall.draw, kept.read(place.with_suffix(".json")))
 
 
 def papers(results: Path) -> Iterator[Figure]:

@@ -2,11 +2,8 @@
 
     python -m experiments.theory                          # all; minutes on 2 cores
     python -m experiments.theory --only stall consensus
-    python -m experiments.theory --scale smoke            # a small smoke test
 
-Writes theory.md, theory.csv, and per study a figure and its numbers as JSON;
-results/theory has those of the first command. Criteria were set before any measurement.
-Grids were widened afterwards where the best setting was at their edge.
+Writes theory.md, and the figure of `stall` with its numbers.
 """
 
 import time
@@ -14,59 +11,43 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import tyro
-from rich.console import Console
 
 from benchmarks.machine import machine
 from experiments import kept
-from experiments.theory import (
-    consensus,
-    heavy_tails,
-    newton_schulz,
-    report,
-    speedup,
-    stall,
-)
+from experiments.theory import consensus, heavy_tails, newton_schulz, speedup, stall
+from experiments.theory.frame import Entry, markdown
 
-STUDIES = {
-    "stall": stall,
-    "newton_schulz": newton_schulz,
-    "consensus": consensus,
-    "speedup": speedup,
-    "heavy_tails": heavy_tails,
-}
 Name = Literal["stall", "newton_schulz", "consensus", "speedup", "heavy_tails"]
-COMMAND = "python -m experiments.theory --scale {} --only {}"
+STUDIES = {
+    "stall": stall.study,
+    "newton_schulz": newton_schulz.study,
+    "consensus": consensus.study,
+    "speedup": speedup.study,
+    "heavy_tails": heavy_tails.study,
+}
 
 
-def main(
-    output: Path = Path("runs/theory"),
-    only: tuple[Name, ...] = (),
-    scale: Literal["smoke", "full"] = "full",
-) -> None:
+def main(output: Path = Path("runs/theory"), only: tuple[Name, ...] = ()) -> None:
     """Runs the studies and writes their findings.
 
     Args:
       output: Directory of the results; it may be new.
       only: Studies to run; all by default.
-      scale: full is the version in the documentation, smoke a small one.
     """
     output.mkdir(parents=True, exist_ok=True)
-    console = Console()
     entries = []
     for name in only or get_args(Name):
         begin = time.perf_counter()
-        found, drawn = STUDIES[name].study(STUDIES[name].SIZES[scale])
-        kept.write(output / f"{name}.json", drawn)
-        drawn = kept.read(output / f"{name}.json")
-        report.draw(STUDIES[name], drawn, scale, output / f"{name}.png")
-        seconds = time.perf_counter() - begin
-        command = COMMAND.format(scale, name)
-        entries.append(report.Entry(name, found, seconds, command))
-        console.print(f"{name}: {seconds:.0f} s")
-    console.print(report.table(entries))
-    text = report.markdown(entries, machine("experiments.theory"))
-    (output / "theory.md").write_text(text)
-    report.write_csv(entries, output / "theory.csv")
+        found = STUDIES[name]()
+        if isinstance(found, tuple):  # with the numbers of a figure
+            found, drawn = found
+            kept.write(output / "stall.json", drawn)
+            stall.draw(kept.read(output / "stall.json"), output / "stall.png")
+        entries.append(Entry(name, found, time.perf_counter() - begin))
+        for finding in found:
+            print(f"{name}: {finding.claim}: {finding.measured}: {finding.verdict}")
+    about = machine("experiments.theory")
+    (output / "theory.md").write_text(markdown(entries, about))
 
 
 if __name__ == "__main__":

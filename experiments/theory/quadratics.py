@@ -15,6 +15,9 @@ import numpy as np
 from fedjax_muon import engine
 from fedjax_muon.core import Algorithm, Objective
 from fedjax_muon.engine import plans
+from fedjax_muon.linalg.newton_schulz import polar
+from fedjax_muon.tasks import heavy_tails
+from fedjax_muon.transforms import orthogonalize
 
 # at the default level, compiling one of these programs (mostly its random number
 # generator) takes longer than running it
@@ -68,9 +71,8 @@ def random(
 ) -> Quadratics:
     """Draws quadratics with one curvature, and targets around a common matrix.
 
-    Eigenvalues of the curvature are a geometric sequence on [least, 1], so gradients
-    have the Lipschitz constant 1. The entries of the common matrix, and of the
-    deviations that `spread` multiplies, are standard normal.
+    Gradients have the Lipschitz constant 1: the curvature's eigenvalues are a geometric
+    sequence on [least, 1]. The common matrix, and what `spread` multiplies, is normal.
     """
     curvature_key, common_key, own_key = jax.random.split(key, 3)
     q = jnp.linalg.qr(jax.random.normal(curvature_key, (shape[0], shape[0])))[0]
@@ -109,6 +111,17 @@ def start(
     return begin(state, *full_participation(clients), key)[0]
 
 
+def muon(algorithm: Callable, lr, beta, rule=None) -> Algorithm:
+    """Returns an algorithm with beta, the weight of new gradients in the momentum."""
+    exact = orthogonalize(polar)
+    return algorithm(lr=lr, momentum=1 - beta, rule=exact if rule is None else rule)
+
+
+def noisy(noise) -> Objective:
+    """Returns the objective whose gradients have some noise of `tasks.heavy_tails`."""
+    return Objective(heavy_tails.noisy(gradient, noise))
+
+
 def run(
     algorithm: Algorithm,
     clients: Quadratics,
@@ -140,11 +153,14 @@ def run(
     return jnp.concatenate([first[None], later])
 
 
-def norm_of_gradient(clients: Quadratics) -> Callable:
-    """Returns an `observe` for `run`: the Frobenius norm of the gradient."""
-    return lambda x: jnp.linalg.norm(full_gradient(clients, x))
+def gradient_norm(clients: Quadratics, kind: str | None = None) -> Callable:
+    """Returns an `observe` for `run`: a norm of the gradient, Frobenius or "nuc"."""
+    return lambda x: jnp.linalg.norm(full_gradient(clients, x), kind)
 
 
-def trace_norm_of_gradient(clients: Quadratics) -> Callable:
-    """Returns an `observe` for `run`: the sum of the gradient's singular values."""
-    return lambda x: jnp.linalg.norm(full_gradient(clients, x), "nuc")
+def over_grid(one: Callable, *axes):
+    """Returns `one(*point)` at all points of a grid, [*lengths of axes, ...]."""
+    for axis in reversed(range(len(axes))):
+        one = jax.vmap(one, tuple(0 if i == axis else None for i in range(len(axes))))
+    found = compiled(one)(*map(jnp.asarray, axes))
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), found)

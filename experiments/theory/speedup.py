@@ -21,60 +21,37 @@ Noise of tail index s < 2 is alpha-stable with alpha = s. It has moments of all 
 below s, so the rates hold for p up to s. s = 2 is Gaussian noise.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 from scipy import stats
 
 from experiments.theory import quadratics
-from experiments.theory.finding import (
-    DERIVED,
-    ZHANG,
-    Finding,
-    Study,
-    bound_verdict,
-)
+from experiments.theory.frame import DERIVED, ZHANG, Finding, bound_verdict
 from fedjax_muon.algorithms import fedmuon
-from fedjax_muon.core import Objective
-from fedjax_muon.linalg.newton_schulz import polar
-from fedjax_muon.tasks import heavy_tails as noise
-from fedjax_muon.transforms import orthogonalize
+from fedjax_muon.tasks.heavy_tails import alpha_stable
 
 SHAPE = (4, 4)
 SCALE = 1.0  # of the noise's entries
 
 
 class Size(NamedTuple):
-    clients: tuple[int, ...]  # N
-    tails: tuple[float, ...]  # s
-    seeds: int
-    tuning_seeds: int  # of the grid
-    iterations: tuple[int, ...]  # T with the corollary's parameters; all N at the last
-    some: int  # the N for all T
-    tuned_iterations: int  # T with the best of a grid
-    lrs: tuple[float, ...]
-    betas: tuple[float, ...]
+    clients: tuple[int, ...] = (1, 2, 4, 8, 16, 32)  # N
+    tails: tuple[float, ...] = (2.0, 1.8, 1.5, 1.2)  # s
+    seeds: int = 6
+    tuning_seeds: int = 4  # of the grid
+    # T with the corollary's parameters; all N at the last
+    iterations: tuple[int, ...] = (256, 1024, 4096)
+    some: int = 8  # the N for all T
+    tuned_iterations: int = 512  # T with the best of a grid
+    lrs: tuple[float, ...] = (0.01, 0.03, 0.1, 0.3)
+    betas: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
 
 
-SIZES = {
-    "smoke": Size((1, 4), (2.0, 1.5), 3, 3, (32, 128), 4, 16, (0.05, 0.2), (0.2,)),
-    "full": Size(
-        (1, 2, 4, 8, 16, 32),
-        (2.0, 1.8, 1.5, 1.2),
-        6,
-        4,
-        (256, 1024, 4096),
-        8,
-        512,
-        (0.01, 0.03, 0.1, 0.3),
-        (0.03, 0.1, 0.3, 1.0),
-    ),
-}
+FULL = Size()
 
 
 def corollary(clients: int, iterations: int) -> tuple[float, float, int]:
@@ -93,32 +70,25 @@ def problem(clients: int) -> quadratics.Quadratics:
 
 def mean_norm(algorithm, clients, tail, key, lr, beta, *, iterations: int, tau: int):
     """Returns the mean of ||grad f||_F over the rounds of one run from zero."""
-    grad = noise.noisy(quadratics.gradient, noise.alpha_stable(tail, SCALE))
     norms = quadratics.run(
-        algorithm(lr=lr, momentum=1 - beta, rule=orthogonalize(polar)),
+        quadratics.muon(algorithm, lr, beta),
         clients,
         jnp.zeros(SHAPE),
         key,
         rounds=iterations // tau - 1,
         steps=tau,
-        observe=quadratics.norm_of_gradient(clients),
-        objective=Objective(grad),
+        observe=quadratics.gradient_norm(clients),
+        objective=quadratics.noisy(alpha_stable(tail, SCALE)),
     )
     return jnp.mean(norms)
 
 
 def by_corollary(algorithm, size: Size, count: int, iterations: int):
     """Returns mean norms [tail, seed] with the corollary's parameters."""
-    keys = jax.random.split(jax.random.key(6), size.seeds)
     lr, beta, tau = corollary(count, iterations)
-    clients = problem(count)
-
-    def one(tail, key):
-        settings = {"iterations": iterations, "tau": tau}
-        return mean_norm(algorithm, clients, tail, key, lr, beta, **settings)
-
-    grid = quadratics.compiled(jax.vmap(jax.vmap(one, (None, 0)), (0, None)))
-    return np.asarray(grid(jnp.array(size.tails), keys), np.float64)
+    run = partial(mean_norm, algorithm, problem(count), iterations=iterations, tau=tau)
+    keys = jax.random.split(jax.random.key(6), size.seeds)
+    return quadratics.over_grid(partial(run, lr=lr, beta=beta), size.tails, keys)
 
 
 def tuned(algorithm, size: Size, count: int):
@@ -128,17 +98,9 @@ def tuned(algorithm, size: Size, count: int):
     returned too, [tail, 2].
     """
     keys = jax.random.split(jax.random.key(7), size.tuning_seeds)
-    clients = problem(count)
-
-    def one(tail, key, lr, beta):
-        settings = {"iterations": size.tuned_iterations, "tau": 1}
-        return mean_norm(algorithm, clients, tail, key, lr, beta, **settings)
-
-    grid = one
-    for axis in (3, 2, 1, 0):
-        grid = jax.vmap(grid, tuple(0 if i == axis else None for i in range(4)))
-    values = jnp.array(size.tails), keys, jnp.array(size.lrs), jnp.array(size.betas)
-    norms = np.asarray(quadratics.compiled(grid)(*values), np.float64)
+    how = {"iterations": size.tuned_iterations, "tau": 1}
+    run = partial(mean_norm, algorithm, problem(count), **how)
+    norms = quadratics.over_grid(run, size.tails, keys, size.lrs, size.betas)
     cells = norms.reshape(*norms.shape[:2], -1)
     best = np.log(cells).mean(1).argmin(-1)
     where = np.stack(np.unravel_index(best, norms.shape[2:]), -1)
@@ -185,89 +147,43 @@ def finding(claim: str, source: str, predicted: float, slope: Slope) -> Finding:
         f"slope {slope.value:.3f} [{slope.low:.3f}, {slope.high:.3f}], predicted "
         f"{predicted:.3f}",
         slope_verdict(slope, predicted),
-        {**slope._asdict(), "predicted": predicted},
     )
 
 
-def findings(i: int, s: float, fixed, longer, best, edges, size: Size):
-    """Returns the findings on the three slopes of one tail index."""
-    rate, tuned_rate = -(s - 1) / (2 * s), -(s - 1) / (3 * s - 2)
+def study(size: Size = FULL, *, algorithm=fedmuon) -> list[Finding]:
+    """Measures three slopes for every tail index, by the corollary and tuned."""
+    *before, final = size.iterations
+    by_count = {n: by_corollary(algorithm, size, n, final) for n in size.clients}
+    by_time = [by_corollary(algorithm, size, size.some, t) for t in before]
+    best, where = zip(*(tuned(algorithm, size, n) for n in size.clients), strict=True)
     source = f"{ZHANG}, Corollary 5.6, eq. (5.4)"
     tuned_source = f"derived from {ZHANG}, Theorem 5.5, eq. (5.3); {DERIVED}"
-    formula = f"O((N T)^(-(p - 1) / (2 p))), tail index {s:g}"
-    return (
-        finding(
-            f"linear speed-up in N at T = {size.iterations[-1]}: {formula}",
-            source,
-            rate,
-            fit(fixed[i], size.clients),
-        ),
-        finding(
-            f"convergence in T without clipping at N = {size.some}: {formula}",
-            source,
-            rate,
-            fit(longer[i], size.iterations),
-        ),
-        finding(
-            "speed-up with the best eta and beta of a grid for every N, tau = 1, tail "
-            f"index {s:g} (at the grid's edge for {edges} of {len(size.clients)} N)",
-            tuned_source,
-            tuned_rate,
-            fit(best[i], size.clients),
-        ),
-    )
-
-
-def study(size: Size, *, algorithm=fedmuon) -> Study:
-    """Measures the slopes for every tail index, by the corollary and tuned."""
-    final = size.iterations[-1]
-    by_count = {n: by_corollary(algorithm, size, n, final) for n in size.clients}
-    by_time = [
-        by_corollary(algorithm, size, size.some, t) for t in size.iterations[:-1]
-    ]
-    pairs = [tuned(algorithm, size, count) for count in size.clients]
-    fixed = np.stack(list(by_count.values()), -1)
-    longer = np.stack([*by_time, by_count[size.some]], -1)
-    best = np.stack([norms for norms, _ in pairs], -1)
-    where = np.stack([cell for _, cell in pairs], 1)
     found = []
     for i, s in enumerate(size.tails):
-        edges = at_edges(where[i], size)
-        found += findings(i, s, fixed, longer, best, edges, size)
-    drawn = {"fixed": fixed, "longer": longer, "best": best}
-    return Study(tuple(found), drawn)
-
-
-def draw(drawn: Mapping[str, Any], size: Size) -> Figure:
-    """Draws mean norms of every seed and the predicted slopes."""
-    fixed, longer, best = (np.array(drawn[k]) for k in ("fixed", "longer", "best"))
-    figure = Figure(figsize=(11, 3.9), layout="constrained")
-    axes = figure.subplots(1, 3, sharey=True)
-    old = lambda s: -(s - 1) / (2 * s)
-    new = lambda s: -(s - 1) / (3 * s - 2)
-    panels = (
-        (fixed, size.clients, old, f"Corollary 5.6, T = {size.iterations[-1]}"),
-        (longer, size.iterations, old, f"Corollary 5.6, N = {size.some}"),
-        (best, size.clients, new, "best of a grid, one local step"),
-    )
-    names = "clients N", "iterations T", "clients N"
-    for axis, name, (norms, x, rate, title) in zip(axes, names, panels, strict=True):
-        for i, s in enumerate(size.tails):
-            style = {"color": f"C{i}"}
-            center = np.exp(np.log(norms[i]).mean(0))
-            axis.loglog(x, norms[i].T, ".", alpha=0.25, ms=4, **style)
-            axis.loglog(x, center, marker="o", ms=4, label=f"s = {s:g}", **style)
-            guide = center[0] * (np.array(x) / x[0]) ** rate(s)
-            axis.loglog(x, guide, ls=":", **style)
-        axis.set_xticks(x, [str(value) for value in x])
-        axis.xaxis.set_minor_locator(NullLocator())
-        axis.set_xlabel(name)
-        axis.set_title(title)
-    axes[0].set_ylabel(r"mean of $\|\nabla f\|_F$ over the run")
-    figure.legend(
-        *axes[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=4,
-        title="tail index; dotted: predicted",
-    )
-    return figure
+        fitted = lambda norms, x, i=i: fit(np.stack([n[i] for n in norms], -1), x)
+        rate, formula = -(s - 1) / (2 * s), "O((N T)^(-(p - 1) / (2 p))), tail index"
+        edges = at_edges(np.stack([cells[i] for cells in where]), size)
+        found += [
+            finding(
+                f"linear speed-up in N at T = {final}: {formula} {s:g}",
+                source,
+                rate,
+                fitted(by_count.values(), size.clients),
+            ),
+            finding(
+                f"convergence in T without clipping at N = {size.some}: {formula} "
+                f"{s:g}",
+                source,
+                rate,
+                fitted([*by_time, by_count[size.some]], size.iterations),
+            ),
+            finding(
+                "speed-up with the best eta and beta of a grid for every N, tau = 1, "
+                f"tail index {s:g} (at the grid's edge for {edges} of "
+                f"{len(size.clients)} N)",
+                tuned_source,
+                -(s - 1) / (3 * s - 2),
+                fitted(best, size.clients),
+            ),
+        ]
+    return found

@@ -8,53 +8,41 @@ mean_i |f_i'(-a/2)|^2 = a^2/4.
 """
 
 from collections.abc import Mapping
-from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from matplotlib.figure import Figure
 
 from experiments.theory import quadratics
-from experiments.theory.finding import TAKEZAWA, Finding, Study, verdict
+from experiments.theory.frame import TAKEZAWA, Finding, verdict
 from fedjax_muon.algorithms import diloco, fedmuon_correct, local_muon_persistent
 from fedjax_muon.core import Algorithm
 from fedjax_muon.linalg import lmo
 from fedjax_muon.linalg.newton_schulz import polar
-from fedjax_muon.reporting.style import line_of
+from fedjax_muon.reporting.style import drawing, line_of
 from fedjax_muon.transforms import orthogonalize, scale_by_lmo
 
 A = 4.0  # the counterexample's a: a power of two, so that nothing is rounded
 SIZE = 8  # of the square matrices
 BETA = 0.1  # of the heterogeneous clients
 SHOWN = 100  # rounds of the counterexample in the figure
-THEOREM = f"{TAKEZAWA}, Theorem 1"
+LOCAL, CORRECTED = "Local Muon", "FedMuon with bias correction"
 
 
 class Size(NamedTuple):
-    rounds: int  # of the counterexample
-    betas: tuple[float, ...]  # weights of the new gradient in the momentum
-    lrs: tuple[float, ...]  # of the counterexample
-    clients: int
-    long_rounds: int  # of the heterogeneous clients
-    long_lrs: tuple[float, ...]
-    steps: tuple[int, ...]
+    rounds: int = 1000  # of the counterexample
+    betas: tuple[float, ...] = (0.01, 0.1, 0.5, 1.0)  # weights of the new gradient
+    lrs: tuple[float, ...] = (0.001, 0.01, 0.1)  # of the counterexample
+    clients: int = 8
+    long_rounds: int = 3000  # of the heterogeneous clients
+    long_lrs: tuple[float, ...] = (0.1, 0.03, 0.01, 0.003)
+    steps: tuple[int, ...] = (1, 5)
 
 
-SIZES = {
-    "smoke": Size(40, (0.1, 1.0), (0.01, 0.1), 4, 400, (0.1, 0.02), (1,)),
-    "full": Size(
-        1000,
-        (0.01, 0.1, 0.5, 1.0),
-        (0.001, 0.01, 0.1),
-        8,
-        3000,
-        (0.1, 0.03, 0.01, 0.003),
-        (1, 5),
-    ),
-}
+FULL = Size()
 
 
 class Case(NamedTuple):
@@ -86,17 +74,14 @@ def matrix_case() -> Case:
 
 def paths(algorithm, case: Case, size: Size):
     """Returns the parameters [beta, lr, rounds + 1, m, n] of the counterexample."""
+    key = jax.random.key(0)  # nothing is random here
+    how = {"rounds": size.rounds, "steps": 1, "observe": lambda x: x}
 
     def one(beta, lr):
-        method = algorithm(lr=lr, momentum=1 - beta, rule=case.rule)
-        key = jax.random.key(0)  # nothing is random here
-        run = partial(quadratics.run, rounds=size.rounds, steps=1)
-        return run(method, case.clients, case.x, key, observe=lambda x: x)
+        method = quadratics.muon(algorithm, lr, beta, case.rule)
+        return quadratics.run(method, case.clients, case.x, key, **how)
 
-    grid = jax.vmap(jax.vmap(one, (None, 0)), (0, None))
-    return np.asarray(
-        quadratics.compiled(grid)(jnp.array(size.betas), jnp.array(size.lrs))
-    )
+    return quadratics.over_grid(one, size.betas, size.lrs)
 
 
 def muloco(lr, momentum, rule) -> Algorithm:
@@ -111,49 +96,33 @@ def stall_finding(
     x = np.asarray(case.x)
     distance = np.linalg.norm(path - x, axis=(-2, -1)).max() / np.linalg.norm(x)
     best = quadratics.optimum(case.clients)
-    squares = np.sum((path - best) ** 2, axis=(-2, -1))  # curvatures are 1
+    square = np.sum((path - best) ** 2, axis=(-2, -1)).min()  # curvatures are 1
     zeta = quadratics.dissimilarity(case.clients, best)
-    ratio = squares.min() / zeta**2
-    numbers = {"largest relative move": distance, "zeta_*^2": zeta**2}
-    numbers |= {"least |grad f|^2": squares.min(), "least |grad f|^2 / zeta_*^2": ratio}
+    ratio = square / zeta**2
     return Finding(
         f"{method} never leaves its start, {name}: |grad f|^2 >= Omega(zeta_*^2)",
-        THEOREM if method == "Local Muon" else f"{TAKEZAWA}, Section 3",
+        f"{TAKEZAWA}, {'Theorem 1' if method == LOCAL else 'Section 3'}",
         f"no parameter moves by more than {tolerance:g} of its norm in any round, and "
         "|grad f|^2 >= 0.24 zeta_*^2",
-        f"moves {distance:.1e}; |grad f|^2 = {squares.min():.4g}, zeta_*^2 = "
-        f"{zeta**2:.4g}, ratio {ratio:.3f}",
+        f"moves {distance:.1e}; |grad f|^2 = {square:.4g}, zeta_*^2 = {zeta**2:.4g}, "
+        f"ratio {ratio:.3f}",
         verdict(distance <= tolerance and ratio >= 0.24),
-        {k: float(v) for k, v in numbers.items()},
     )
 
 
 def heterogeneous(size: Size) -> quadratics.Quadratics:
-    key = jax.random.key(1)
-    shape = (SIZE, SIZE)
-    return quadratics.random(key, size.clients, shape, 0.1, 1.0)
+    return quadratics.random(jax.random.key(1), size.clients, (SIZE, SIZE), 0.1, 1.0)
 
 
 def floors(algorithm, clients, steps: int, size: Size):
     """Returns ||grad f||_F / zeta_* over rounds, [lr, rounds + 1], from zero."""
+    begin, key = jnp.zeros((SIZE, SIZE)), jax.random.key(0)
+    observe = quadratics.gradient_norm(clients)
+    how = {"rounds": size.long_rounds, "steps": steps, "observe": observe}
+    method = lambda lr: quadratics.muon(algorithm, lr, BETA)
+    one = lambda lr: quadratics.run(method(lr), clients, begin, key, **how)
     zeta = quadratics.dissimilarity(clients, quadratics.optimum(clients))
-
-    def one(lr):
-        rule = orthogonalize(polar)
-        method = algorithm(lr=lr, momentum=1 - BETA, rule=rule)
-        return quadratics.run(
-            method,
-            clients,
-            jnp.zeros((SIZE, SIZE)),
-            jax.random.key(0),
-            rounds=size.long_rounds,
-            steps=steps,
-            observe=quadratics.norm_of_gradient(clients),
-        )
-
-    return np.asarray(
-        quadratics.compiled(jax.vmap(one))(jnp.array(size.long_lrs)) / zeta
-    )
+    return quadratics.over_grid(one, size.long_lrs) / zeta
 
 
 def last(curves):
@@ -167,94 +136,71 @@ def heterogeneous_findings(steps: int, size: Size, stuck, moving):
     a, b = float(last(stuck)[-1]), float(last(moving)[-1])
     return (
         Finding(
-            f"Local Muon does not converge on {name}",
+            f"{LOCAL} does not converge on {name}",
             f"{TAKEZAWA}, Section 3",
             "at the smallest learning rate ||grad f|| stays above 10 times that of "
-            "FedMuon with bias correction",
+            f"{CORRECTED}",
             f"||grad f|| / zeta_* = {a:.4f} against {b:.4f}",
             verdict(a >= 10 * b),
-            {"Local Muon": a, "FedMuon with bias correction": b},
         ),
         Finding(
-            f"FedMuon with bias correction converges on {name}",
+            f"{CORRECTED} converges on {name}",
             f"{TAKEZAWA}, Theorem 2",
             "at the smallest learning rate ||grad f|| <= 0.02 zeta_*",
             f"||grad f|| / zeta_* = {b:.4f}",
             verdict(b <= 0.02),
-            {"FedMuon with bias correction": b},
         ),
     )
 
 
-def study(
-    size: Size,
-    *,
-    local=local_muon_persistent,
-    corrected=fedmuon_correct,
-    server_momentum=muloco,
-) -> Study:
+def study(size: Size = FULL) -> tuple[list[Finding], dict[str, Any]]:
     """Runs the algorithms on the counterexample, and two of them on random targets.
 
-    The counterexample is run with scalars and with matrices.
+    The counterexample is run with scalars and with matrices. The second value is what
+    `draw` takes.
     """
     scalar, matrix = scalar_case(), matrix_case()
-    path, moved = paths(local, scalar, size), paths(corrected, scalar, size)
-    scalars = "scalars, Euclidean norm"
-    # its momentum would amplify the rounding of other rates
+    pair = (local_muon_persistent, fedmuon_correct)
+    path, moved = (paths(algorithm, scalar, size) for algorithm in pair)
+    # server momentum would amplify the rounding of other rates
     exact = size._replace(lrs=tuple(2.0 ** round(np.log2(lr)) for lr in size.lrs))
+    scalars, matrices = "scalars, Euclidean norm", f"{SIZE}x{SIZE} matrices, spectral"
     found = [
-        stall_finding("Local Muon", scalars, scalar, path, 0.0),
+        stall_finding(LOCAL, scalars, scalar, path, 0.0),
         stall_finding(
-            "Local Muon",
-            f"{SIZE}x{SIZE} matrices, spectral norm",
-            matrix,
-            paths(local, matrix, size),
-            1e-3,
+            LOCAL, f"{matrices} norm", matrix, paths(pair[0], matrix, size), 1e-3
         ),
-        stall_finding(
-            "MuLoCo", scalars, scalar, paths(server_momentum, scalar, exact), 0.0
-        ),
+        stall_finding("MuLoCo", scalars, scalar, paths(muloco, scalar, exact), 0.0),
     ]
-    clients, curves = heterogeneous(size), {}
+    clients, ends = heterogeneous(size), {}
     for steps in size.steps:
-        pair = tuple(floors(f, clients, steps, size) for f in (local, corrected))
-        found += heterogeneous_findings(steps, size, *pair)
-        curves[steps] = pair
-    drawn = {
-        "paths": [x[:, -1, : SHOWN + 1, 0, 0] for x in (path, moved)],
-        "last": {steps: [last(x) for x in pair] for steps, pair in curves.items()},
-    }
-    return Study(tuple(found), drawn)
+        curves = [floors(algorithm, clients, steps, size) for algorithm in pair]
+        found += heterogeneous_findings(steps, size, *curves)
+        ends[steps] = list(map(last, curves))
+    shown = [x[:, -1, : SHOWN + 1, 0, 0] for x in (path, moved)]
+    return found, {"paths": shown, "last": ends}
 
 
-def draw(drawn: Mapping[str, Any], size: Size) -> Figure:
+def draw(drawn: Mapping[str, Any], path: Path) -> None:
     """Draws the scalar's path, and the last gradients at every learning rate."""
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    names = "Local Muon", "FedMuon, bias correction"
-    known = "Local Muon", "FedMuon(bias correction)"
-    colors = [line_of(name).color for name in known]
-    for x, label, color in zip(drawn["paths"], names, colors, strict=True):
-        for i in range(len(size.betas)):
-            left.plot(
-                x[i],
-                color=color,
-                alpha=0.4 + 0.6 * (i + 1) / len(size.betas),
-                label=label if i + 1 == len(size.betas) else None,
-            )
-    left.axhline(-A / 2, color="0.4", ls=":", label="optimum")
-    left.set_xlim(0, min(size.rounds, SHOWN))
-    left.set_xlabel("round")
-    left.set_ylabel("x, one line for every beta")
-    left.set_title(f"counterexample of Theorem 1, learning rate {size.lrs[-1]:g}")
-    left.legend()
-    for steps, pair in drawn["last"].items():
-        for name, color, norms in zip(names, colors, pair, strict=True):
-            style = {"color": color, "ls": "-" if int(steps) == 1 else "--"}
-            label = f"{name}, K = {steps}"
-            right.loglog(size.long_lrs, norms, marker="o", label=label, **style)
-    right.set_xlabel("learning rate")
-    right.set_ylabel(r"$\|\nabla f\|_F\ /\ \zeta_*$, last tenth")
-    right.set_title(f"{size.clients} clients with random targets")
-    right.legend()
-    return figure
+    size, names = FULL, (LOCAL, "FedMuon(bias correction)")
+    colors = [line_of(name).color for name in names]
+    with drawing(path, (9, 3.4)) as figure:
+        left, right = figure.subplots(1, 2)
+        for lines, name, color in zip(drawn["paths"], names, colors, strict=True):
+            left.plot(np.transpose(lines), color=color, alpha=0.6)
+            left.plot([], color=color, label=name)
+        left.axhline(-A / 2, color="0.4", ls=":", label="optimum")
+        left.set(xlim=(0, SHOWN), xlabel="round", ylabel="x, one line for every beta")
+        left.set_title(f"counterexample of Theorem 1, learning rate {size.lrs[-1]:g}")
+        for steps, ends in drawn["last"].items():
+            for name, color, norms in zip(names, colors, ends, strict=True):
+                style = {"color": color, "ls": "-" if int(steps) == 1 else "--"}
+                label = f"{name}, K = {steps}"
+                right.loglog(size.long_lrs, norms, marker="o", label=label, **style)
+        right.set(
+            xlabel="learning rate", title=f"{size.clients} clients, random targets"
+        )
+        right.set_ylabel("norm of the gradient / zeta_*, last tenth")
+        left.legend()
+        right.legend()
