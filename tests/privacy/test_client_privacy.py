@@ -247,19 +247,14 @@ FINE: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 1.0, **SIZES}
 
 def test_bad_settings_are_refused():
     for said, changes in {
-        "^clip_norm must lie in": {"clip_norm": 0.0},
         "^clip_norm of params must lie in": {"clip_norm": {"params": -1.0}},
         "^noise_multiplier must lie in": {"noise_multiplier": -1.0},
-        "^prologue_noise_multiplier must lie in": {"prologue_noise_multiplier": np.nan},
-        "cohort must be at least 1, got 0": {"cohort": 0},
         r"cohort must lie in \[1, 5\], got 6": {"cohort": 6},
     }.items():
         refused(said, private_clients, fedavg(), **FINE | changes)
     adaptive = AdaptiveClip()
     for said, changes in {
-        "^clip_norm must be a number, got 'all'": {"clip_norm": "all"},
         "^clip_norm of params must be a number": {"clip_norm": {"params": adaptive}},
-        "clients must be a whole number": {"clients": 2.5},
     }.items():
         given = FINE | changes
         refused(said, private_clients, fedavg(), error=TypeError, **given)

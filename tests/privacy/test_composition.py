@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -262,12 +261,6 @@ def test_costs_that_make_no_sense_are_refused():
     refused("x", Cost.from_record, record | {"x": 1}, error=TypeError)
     del record["multiplier"]
     refused("multiplier", Cost.from_record, record, error=TypeError)
-
-
-def test_without_the_library_one_is_told_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    for cost in (gaussian(3.3), steps(3.3)):
-        refused("pip install", composed_epsilon, [cost], 1e-6, error=ImportError)
 
 
 # ------------------------------------------------- against an independent accountant
