@@ -46,62 +46,47 @@ def assert_moments(x, mean, std, places):
         assert abs(np.sqrt(share @ (value - center) ** 2) - std[channel]) < half
 
 
-@real(*(f"fashion_mnist/{file}" for file in FASHION_MD5))
-def test_real_fashion_mnist():
+# examples of both parts, and the mean and deviation of each channel as published;
+# those of CIFAR-100 since weiaicunzai/pytorch-cifar100 (conf/global_settings.py)
+FASHION = "fashion_mnist", tuple(f"fashion_mnist/{file}" for file in FASHION_MD5)
+MNIST = "mnist", tuple(f"mnist/{file}.gz" for file in images.IDX_FILES)
+CIFAR = "cifar100", ("cifar100.npz",)
+COLORS = [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "mean", "std"),
+    [
+        pytest.param(name, sizes, *moments, marks=real(*files))
+        for (name, files), sizes, moments in (
+            (FASHION, (60000, 10000), ([0.2860], [0.3530])),
+            (MNIST, (60000, 10000), ([0.1307], [0.3081])),
+            (CIFAR, (50000, 10000), COLORS),
+        )
+    ],
+)
+def test_real_images(name, sizes, mean, std):
+    raw = loading.read(name, REAL)[0]
+    assert_moments(raw.x_train, mean, std, 4)
+    loaded = data.load(name, REAL)
+    assert (len(loaded.x_train), len(loaded.x_test)) == sizes
+    # Published means and deviations are off by up to 0.5e-4, deviations are above 0.25
+    # and results below 3: (0.5e-4 + 3 * 0.5e-4) / 0.25.
+    expected = (raw.x_test[:500] / 255 - np.array(mean)) / std
+    np.testing.assert_allclose(loaded.x_test[:500], expected, atol=4 * 0.5e-4 / 0.25)
+    if name != "mnist":  # as many of every class
+        each = sizes[0] // len(loaded.classes)
+        assert np.bincount(loaded.y_train).tolist() == [each] * len(loaded.classes)
+
+
+@real(*FASHION[1], *MNIST[1])
+def test_real_idx_files_are_told_apart():
     for file, md5 in FASHION_MD5.items():
         content = (REAL / "fashion_mnist" / file).read_bytes()
         assert hashlib.md5(content).hexdigest() == md5
-    raw = loading.read("fashion_mnist", REAL)[0]
-    assert_moments(raw.x_train, [0.2860], [0.3530], 4)  # published
-    loaded = data.load("fashion_mnist", REAL)
-    assert loaded.x_train.shape == (60000, 28, 28, 1)
-    assert loaded.x_test.shape == (10000, 28, 28, 1)
-    np.testing.assert_array_equal(np.bincount(loaded.y_train), [6000] * 10)
-    np.testing.assert_array_equal(np.bincount(loaded.y_test), [1000] * 10)
-    with pytest.raises(ValueError, match="this is fashion_mnist's file"):
-        data.load("mnist", REAL / "fashion_mnist")
-
-
-@real(*(f"mnist/{file}.gz" for file in images.IDX_FILES))
-def test_real_mnist():
-    raw = loading.read("mnist", REAL)[0]
-    assert (len(raw.x_train), len(raw.x_test)) == (60000, 10000)
-    assert_moments(raw.x_train, [0.1307], [0.3081], 4)  # published
-    with pytest.raises(ValueError, match="this is mnist's file"):
-        data.load("fashion_mnist", REAL / "mnist")
-
-
-@real("cifar100.npz")
-def test_real_cifar100():
-    raw = loading.read("cifar100", REAL)[0]
-    # As used since weiaicunzai/pytorch-cifar100 (conf/global_settings.py), rounded.
-    published = ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762])
-    assert_moments(raw.x_train, *published, 4)
-    loaded = data.load("cifar100", REAL)
-    assert loaded.x_train.shape == (50000, 32, 32, 3)
-    assert loaded.x_test.shape == (10000, 32, 32, 3)
-    np.testing.assert_array_equal(np.bincount(loaded.y_train), [500] * 100)
-    assert (loaded.classes[0], loaded.classes[99]) == ("apple", "worm")
-    # Published means and deviations are off by up to 0.5e-4, deviations are above 0.25
-    # and results below 3: (0.5e-4 + 3 * 0.5e-4) / 0.25.
-    mean, std = np.array(published)
-    np.testing.assert_allclose(
-        loaded.x_test[:500],
-        (raw.x_test[:500] / 255 - mean) / std,
-        atol=4 * 0.5e-4 / 0.25,
-    )
-
-
-@real("cifar10_subset.npz")
-def test_real_cifar10_subset():
-    raw = loading.read("cifar10_subset", REAL)[0]
-    assert (len(raw.x_train), len(raw.x_test)) == (10000, 2000)
-    # A random fifth of CIFAR-10: its mean is the published one of the whole to the
-    # sampling error of 10000 image means.
-    means = raw.x_train.mean((1, 2)) / 255
-    error = means.std(axis=0) / np.sqrt(len(means))
-    assert np.all(abs(means.mean(axis=0) - [0.4914, 0.4822, 0.4465]) < 5 * error)
-    assert data.load("cifar10_subset", REAL).classes[0] == "airplane"
+    for name, other in (("mnist", "fashion_mnist"), ("fashion_mnist", "mnist")):
+        with pytest.raises(ValueError, match=f"this is {other}'s file"):
+            data.load(name, REAL / other)
 
 
 # As published with GLUE (those of qqp without the lines that are left out) and UCI's.

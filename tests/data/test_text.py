@@ -162,16 +162,11 @@ TWO = "expected the label entailment or not_entailment"
 THREE = "expected the label entailment or neutral or contradiction"
 WRONG = [
     ("sst2", 2, "good film", "expected 2 columns between tabs, found 1"),
-    ("sst2", 3, "good\tfilm\t1", "expected 2 columns between tabs, found 3"),
-    ("sst2", 3, "", "expected 2 columns between tabs, found 0"),
     ("sst2", 3, "good\t2", "expected the label 0 or 1, found '2'"),
-    ("sst2", 3, "good\tlabel", "expected the label 0 or 1, found 'label'"),
     ("sst2", 1, "index\tsentence", "expected the columns sentence, label"),
     ("cola", 1, "gj04\t1\tgood", "expected 4 columns between tabs, found 3"),
     ("cola", 2, "gj04\tx\t\tgood", "expected the label 0 or 1, found 'x'"),
-    ("mrpc", 1, "Quality\t#1 String", "expected the columns #1 String, #2 String, Q"),
     ("rte", 1, "index\tsentence1", "expected the columns sentence1, sentence2, lab"),
-    ("rte", 2, "0\ta\tb", "line 2: expected 4 columns between tabs, found 3"),
     ("qnli", 3, "0\ta\tb\t1", f"line 3, column 4: {TWO}, found '1'; replace it"),
     ("mnli", 4, "a\t" * 11 + "-", f"line 4, column 12: {THREE}, found '-'"),
 ]
