@@ -34,7 +34,6 @@ from fedjax_muon.deploy.node import States
 from fedjax_muon.simulation.participation import by_examples
 from fedjax_muon.simulation.rounds import cohort_of, objective_and_sampler, with_inputs
 
-NONE = compression.no_compression()
 # One of each form.
 FORMS = (
     "fedadam",  # a state of the server
@@ -46,6 +45,11 @@ FORMS = (
 )
 
 
+def differ(state, ended):
+    pairs = zip(*map(jax.tree.leaves, (state.params, ended.params)), strict=True)
+    return any((a != b).any() for a, b in pairs)
+
+
 @pytest.mark.parametrize("name", slow_but(("fedmuon_correct",), FORMS))
 def test_a_deployed_method_equals_the_simulated_one(name):
     algorithm = ALL[name].function()
@@ -54,41 +58,27 @@ def test_a_deployed_method_equals_the_simulated_one(name):
     assert not missing
     assert_same(state, ended)
     start = simulated(algorithm, rounds=0)
-    moved = jax.tree.map(lambda a, b: abs(a - b).max(), start.params, ended.params)
-    assert max(jax.tree.leaves(moved)) > 0
+    assert differ(start, ended)
+
+
+TOP = compress(fedavg(lr=0.3), compression.top_k(0.5), feedback=1.0)
+LOW_RANK = compression.power_iteration(1, rest=compression.no_compression())
+ATTACKED = attack(fedmuon(), attacks.inner_product(), [1])
+WRAPPED = {  # with what has other numbers
+    "compressed": (compression.compress_broadcasts(TOP, LOW_RANK), {}, TOP),
+    "robust": (robust(ATTACKED, aggregators.median()), {}, fedmuon()),
+    "weighted": (fedavg(lr=0.3), {"weighting": by_examples}, fedavg(lr=0.3)),
+}
 
 
 @pytest.mark.slow
-def test_compressed_messages_and_broadcasts():
-    top = compress(fedavg(lr=0.3), compression.top_k(0.5), feedback=1.0)
-    top = compression.compress_broadcasts(
-        top, compression.power_iteration(1, rest=NONE)
-    )
-    ended, missing = deployed(top)
+@pytest.mark.parametrize("name", WRAPPED)
+def test_wrappers_and_weightings_are_those_of_the_simulation(name):
+    algorithm, changes, other = WRAPPED[name]
+    ended, missing = deployed(algorithm, **changes)
     assert not missing
-    assert_same(simulated(top), ended)
-
-
-@pytest.mark.slow
-def test_messages_are_attacked_and_aggregated_as_in_the_simulation():
-    attacked = attack(fedmuon(), attacks.inner_product(), [1])
-    algorithm = robust(attacked, aggregators.median())
-    ended, missing = deployed(algorithm)
-    assert not missing
-    assert_same(simulated(algorithm), ended)
-    differ = jax.tree.map(
-        lambda a, b: (a != b).any(), ended.params, simulated(fedmuon()).params
-    )
-    assert any(jax.tree.leaves(differ))
-
-
-@pytest.mark.slow
-def test_nodes_tell_the_numbers_of_their_examples_on_request():
-    ended, _ = deployed(fedavg(lr=0.3), weighting=by_examples)
-    assert_same(simulated(fedavg(lr=0.3), weighting=by_examples), ended)
-    other, _ = deployed(fedavg(lr=0.3))
-    differ = jax.tree.map(lambda a, b: (a != b).any(), ended.params, other.params)
-    assert any(jax.tree.leaves(differ))
+    assert_same(simulated(algorithm, **changes), ended)
+    assert differ(simulated(other), ended)
 
 
 def test_a_compressed_answer_has_the_bytes_that_the_simulator_counts():
@@ -151,38 +141,35 @@ def simulated_without(lost, rounds=ROUNDS):
     return simulation.init(KEY)._replace(training=training)
 
 
-def damaged(kind, answer, previous):
-    """An answer of client 2 that does not count."""
-    about, arrays = messages.read(answer)
-    change = lambda arrays, **words: messages.write(Message(about | words, arrays))
-    first, *others = map(np.array, arrays)
-    deeper, first.flat[0] = first[..., None].copy(), np.nan
-    return {
-        "not finite": change([first, *others]),
-        "schema": change(arrays[:-1]),
-        "shape": change([deeper, *others]),
-        "cut": answer[:-1],
-        "replayed": previous,
-        "of another client": change(arrays, client=3),
-        "of no client": change(arrays, client=np.ones(2)),
-        "of another run": change(arrays, run="0"),
-        "too many examples": change(arrays, examples=1 << 40),
-        "something else": b"GET / HTTP/1.1",
-    }[kind]
+def edited(change=lambda arrays: arrays, **words):
+    """Makes an answer of client 2 with other arrays or values."""
+
+    def make(answer, previous):
+        about, arrays = messages.read(answer)
+        return messages.write(Message(about | words, change(arrays)))
+
+    return make
 
 
-DAMAGE = {
-    "not finite": "not finite",
-    "schema": "it has another schema",
-    "shape": "it has another schema: array 0",
-    "cut": "are not a message",
-    "replayed": "an answer to another request",
-    "of another client": "an answer of client",
-    "of no client": "are not a message",
-    "of another run": "an answer to another request",
-    "too many examples": "1099511627776 examples",
-    "something else": "are not a message",
-    "missing": "no answer",
+def with_nan(arrays):
+    first = np.array(arrays[0])
+    first.flat[0] = np.nan
+    return [first, *arrays[1:]]
+
+
+OTHER, NONE = "it has another schema", "are not a message"
+DAMAGE = {  # what is sent, and the reason that it does not count
+    "not finite": (edited(with_nan), "not finite"),
+    "schema": (edited(lambda arrays: arrays[:-1]), OTHER),
+    "shape": (edited(lambda a: [a[0][..., None], *a[1:]]), f"{OTHER}: array 0"),
+    "cut": (lambda answer, previous: answer[:-1], NONE),
+    "replayed": (lambda answer, previous: previous, "an answer to another request"),
+    "of another client": (edited(client=3), "an answer of client"),
+    "of no client": (edited(client=np.ones(2)), NONE),
+    "of another run": (edited(run="0"), "an answer to another request"),
+    "too many examples": (edited(examples=1 << 40), "1099511627776 examples"),
+    "something else": (lambda answer, previous: b"GET / HTTP/1.1", NONE),
+    "missing": (None, "no answer"),
 }
 
 
@@ -194,14 +181,14 @@ def expected_without_client_2():
 @pytest.mark.parametrize("kind", slow_but(("not finite",), DAMAGE))
 def test_an_answer_that_does_not_count_is_as_a_dropped_client(kind):
     shared, previous = described(ALGORITHM), {}
-    nodes = in_process(nodes_of(shared))
+    nodes, (damaged, reason) = in_process(nodes_of(shared)), DAMAGE[kind]
 
     def send(requests, deadline):
         rounds = {messages.read(r).about["round"] for r in requests.values()}
         for client, answer in nodes(requests, deadline):
             if client == 2 and rounds & {2, 3}:
-                if kind != "missing":
-                    yield client, damaged(kind, answer, previous[client])
+                if damaged is not None:
+                    yield client, damaged(answer, previous[client])
                 continue
             previous[client] = answer
             yield client, answer
@@ -210,7 +197,7 @@ def test_an_answer_that_does_not_count_is_as_a_dropped_client(kind):
 
     ended, missing = served(shared, send, ROUNDS)
     assert [(m.round, m.client) for m in missing] == [(2, 2), (3, 2)]
-    assert all(DAMAGE[kind] in m.reason for m in missing)
+    assert all(reason in m.reason for m in missing)
     assert_same(expected_without_client_2(), ended)
 
 
