@@ -19,7 +19,7 @@ check_versions()
 quiet_libtpu()
 
 __version__ = PACKAGE_VERSION
-_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_attribute, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 PLACES = (
     "decentralized",
     "minimax",
@@ -37,19 +37,18 @@ def __getattr__(name: str) -> Any:
     except AttributeError:
         if name.startswith("_"):
             raise
+    methods = importlib.import_module(f"{__name__}.algorithms").ALL
+    if name in methods:  # presets
+        return methods[name].function
     for place in PLACES:
         found = getattr(importlib.import_module(f"{__name__}.{place}"), name, None)
         if found is not None and not isinstance(found, types.ModuleType):
             raise AttributeError(f"{name!r} is in {__name__}.{place}", name=name)
-    for place in ("algorithms", "decentralized", "minimax"):
-        presets = importlib.import_module(f"{__name__}.{place}").ALL
-        if name in presets:
-            call = f"{__name__}.{place}.ALL[{name!r}].function(...)"
-            raise AttributeError(f"{name!r} is a preset; call {call}", name=name)
-    if name in importlib.import_module(f"{__name__}.decentralized").PRIVATE:
-        where = f"{__name__}.decentralized.PRIVATE[{name!r}]"
-        advice = f"{name!r} is a private method; give AgentPrivacy {where}"
-        raise AttributeError(advice, name=name)
     near = difflib.get_close_matches(name, __all__, 1, 0.6)
     advice = f"; did you mean {near[0]!r}?" if near else ""
     raise AttributeError(f"{__name__} has no {name!r}{advice}", name=name)
+
+
+def __dir__() -> list[str]:
+    methods = importlib.import_module(f"{__name__}.algorithms").ALL
+    return sorted({*__all__, *methods})

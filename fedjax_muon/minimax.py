@@ -1,5 +1,6 @@
 """Minimax methods; `ALL` has each of them with its paper and published grid.
 
+All names in `ALL` are functions of this module, presets such as `local_sgda` too.
 Most are algorithms of minimization whose parameters are a `Pair` (`core.pair`). Zhang
 and Gao, "Federated stochastic minimax optimization under heavy-tailed noises",
 arXiv:2511.04456, and the baselines of their comparison.
@@ -21,7 +22,14 @@ from typing import Any, NamedTuple
 import optax
 
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold, scaffold_m, stem
-from fedjax_muon.algorithms.registry import Made, Method, Source, by_name, preset
+from fedjax_muon.algorithms.registry import (
+    Made,
+    Method,
+    Source,
+    attribute_of,
+    by_name,
+    preset,
+)
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -234,3 +242,11 @@ ALL = by_name(
 
 
 __all__ = ["ALL", "fed_nsgda_m", "fedmuon_da", "fess_gda"]
+
+
+def __getattr__(name: str) -> Any:
+    return attribute_of(ALL, __name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *ALL})

@@ -19,7 +19,7 @@ import tyro
 from experiments.papers import fedmuon_001, fedmuon_003, fedmuon_004, minimax_000
 from experiments.papers.claims import NO, OPEN, YES, Claim, Found, read
 from experiments.papers.paper_claims import CLAIMS
-from experiments.theory.finding import DERIVED
+from experiments.theory.frame import DERIVED
 from fedjax_muon.runs.errors import refusing
 
 PAPERS = {

@@ -1,4 +1,9 @@
-"""Federated algorithms; `ALL` has each of them with its paper and published grid."""
+"""Federated algorithms; `ALL` has each of them with its paper and published grid.
+
+All names in `ALL` are functions of this module, presets such as `fedcm` too.
+"""
+
+from typing import Any
 
 from fedjax_muon.algorithms.diloco import diloco, muloco, sparseloco
 from fedjax_muon.algorithms.ef21_muon import ef21_muon
@@ -28,6 +33,7 @@ from fedjax_muon.algorithms.fedprox import fedprox
 from fedjax_muon.algorithms.local_muon_persistent import local_muon_persistent
 from fedjax_muon.algorithms.methods import ALL
 from fedjax_muon.algorithms.padamfed_vr import padamfed_vr
+from fedjax_muon.algorithms.registry import attribute_of
 from fedjax_muon.algorithms.scaffold import scaffold
 from fedjax_muon.algorithms.scaffold_m import scaffold_m
 from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
@@ -70,3 +76,11 @@ __all__ = [
     "stem",
     "streaming_diloco",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return attribute_of(ALL, __name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *ALL})

@@ -129,6 +129,13 @@ def by_name(*methods: Method) -> dict[str, Method]:
     return {method.name: method for method in methods}
 
 
+def attribute_of(methods: Mapping[str, Method], module: str, name: str) -> Any:
+    """The function of a method as an attribute of a module, for its `__getattr__`."""
+    if name not in methods:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
+    return methods[name].function
+
+
 def find(name: str, methods: Mapping[str, Method]) -> Method:
     """Looks up a method; the error of an unknown name has the nearest ones."""
     if name in methods:

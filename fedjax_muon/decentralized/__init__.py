@@ -1,13 +1,15 @@
 """Decentralized methods; `ALL` has each with its paper and its published grid.
 
-None of them guarantees privacy. `PRIVATE` has methods that do, as part of an
+All names in `ALL` are functions of this module, presets too. None of them guarantees
+privacy. Those in `PRIVATE`, such as `decentralized.dpmixsgd`, do: they are part of an
 `AgentPrivacy`, which is an argument of `decentralize`.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import lazy_loader
 
+from fedjax_muon.algorithms.registry import attribute_of
 from fedjax_muon.decentralized import estimators
 from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.gossip import Estimator, Gossip, Iteration
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 
 # they import networkx and datasets, which the help of the command line does not need
-__getattr__, _, _ = lazy_loader.attach(
+_lazy, _, _ = lazy_loader.attach(
     __name__,
     ["topology"],
     {"agent_privacy": ["AgentPrivacy"], "mixing": ["dense", "shifted", "sparse"]},
@@ -45,3 +47,13 @@ __all__ = [
     "suda",
     "topology",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in PRIVATE:
+        return PRIVATE[name]
+    return _lazy(name) if name in __all__ else attribute_of(ALL, __name__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *ALL, *PRIVATE})

@@ -90,6 +90,17 @@ def test_a_registry_has_the_functions_that_are_public():
     assert functions <= set(dir(fm)) & set(fm.__all__)
 
 
+@pytest.mark.parametrize("module", [fm, fm.minimax, fm.decentralized])
+def test_methods_have_their_names_on_the_command_line_in_python_too(module):
+    methods = module.algorithms.ALL if module is fm else module.ALL
+    for name, method in methods.items():
+        assert getattr(module, name) is method.function
+        assert name in dir(module)
+    for name, row in fm.decentralized.PRIVATE.items():
+        assert getattr(fm.decentralized, name) is row
+    assert not {"jax", "Any", "annotations", "optax"} & set(dir(module))
+
+
 @pytest.fixture(scope="module")
 def prepared() -> dict[str, Any]:
     """The names that examples may use besides those of `fm`."""

@@ -254,8 +254,7 @@ MISTAKES = {
     "did you mean 'fedmuon'": lambda: missing("fedmoun"),
     "'dsgd' is in fedjax_muon.decentralized": lambda: missing("dsgd"),
     "'fedmuon_da' is in fedjax_muon.minimax": lambda: missing("fedmuon_da"),
-    "algorithms.ALL['fedcm'].function(...)": lambda: missing("fedcm"),
-    "give AgentPrivacy": lambda: missing("dpmixsgd"),
+    "'dpmixsgd' is in fedjax_muon.decentralized": lambda: missing("dpmixsgd"),
     "names example 80": lambda: SIMULATION.vary(parts=[*PARTS[:5], np.array([80])]),
     # work
     "either local_steps or local_epochs": {"local_epochs": 1},
