@@ -110,8 +110,6 @@ def test_booleans_are_numbers(tmp_path):
         (text(head=["age", "", "bank", "risk"]), "column 2 has no name; name it in"),
         (text(at(0, "")), "numbers: 'age' in 10 of 60 rows .'' in line 2.; correct"),
         (text(at(0, "NaN")), "numbers: 'age' in 10 of 60 rows .'NaN' in line 2.; corr"),
-        (text(at(0, "inf")), "numbers: 'age' in 10 of 60 rows .'inf' in line 2.; corr"),
-        (text(at(0, "1_0")), "numbers: 'age' in 10 of 60 rows .'1_0' in line 2.; corr"),
         (text(at(1, '"1,234.50"')), "'1,234.50' in line 2.; write numbers without"),
         (text(lambda i, r: at(1, "", 5)(i, ["ab"[i % 2], *r[1:]])), "'age' in 60 of"),
         (
@@ -263,12 +261,9 @@ def test_names_in_all_types_of_arrays(labels, classes):
         (GAPS, "example 0: y is empty .10 of 60 are missing.; fill it in, or leave"),
         (np.where(GAPS == None, np.nan, GAPS), "example 0: y is empty"),  # noqa: E711 - by element
         (GAPS.astype("U").astype("U3") != "dog", None),
-        (np.array([np.nan, 1, 2] * 20), "example 0: y is empty .20 of 60 are missing"),
         (np.array(["nan", "a", "b"] * 20), "example 0: y is 'nan', which stands for a"),
         (np.array([0.5, 1] * 30), "y must be integers or strings, got 0.5 in example"),
-        (np.array([(1,), 2] * 30, object), "y must be integers or strings, got .1,."),
         (np.eye(60, dtype=int), r"one per example, got int64.60, 60.; give"),
-        (np.ones((60, 1), int), r"one per example, got int64.60, 1.; give y.ravel()"),
         (np.arange(60), "there are 60 different labels: numbers that are no classes"),
     ],
 )

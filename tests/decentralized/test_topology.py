@@ -184,14 +184,10 @@ def changed(i, j, value):
     ("W", "message"),
     [
         (RING[:5], r"^W must be square, got shape \(5, 6\)$"),
-        (RING[None, :5], r"^W must be square, got shape \(1, 5, 6\)$"),
         (RING[0], r"^W must be one matrix .* got shape \(6,\) and dtype float64$"),
-        (RING[None, None], r"^W must be one matrix .* got shape \(1, 1, 6, 6\)"),
-        (np.zeros((0, 3, 3)), r"^W must be one matrix .* got shape \(0, 3, 3\)"),
         (RING + 0j, "^W must be one matrix .* dtype complex128$"),
         ([[1.0], [0.5, 0.5]], "^W must have rows of one length, got a ragged list$"),
         (changed(2, 3, np.nan), r"^W must be finite, got nan at \[2, 3\]$"),
-        (changed(2, 3, np.inf), r"^W must be finite, got inf at \[2, 3\]$"),
         (changed(4, 1, 0.2), r"^W must be symmetric, got 0 at \[1, 4\] but 0.2 at"),
         (changed(4, 1, 2e-6), r"^W must be symmetric, got 0 at \[1, 4\] but 2e-06"),
         (2 * RING - np.eye(6), r"^W must not be negative, got -0.333333333 at \[0,"),
@@ -202,7 +198,6 @@ def changed(i, j, value):
         ((1 - 2e-8) * np.eye(3), "^W has 3 components"),  # lambda below 1 - 1e-9
         (SWAP, r"^lambda must be below 1 - 1e-09, got 1: the agents are connected but"),
         ([RING, changed(4, 1, 0.2)], r"^W\[1\] must be symmetric"),
-        ([RING, RING - 0.5], r"^W\[1\] must not be negative"),
         ([RING, 2 * RING, RING], r"^every row of W\[1\] must sum to 1, got 2 in row"),
         (matchings()[:2], "^all W together have 2 components"),
     ],

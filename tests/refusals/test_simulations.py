@@ -11,7 +11,6 @@ from federation import DATA, PARTS, TASK, Linear
 import fedjax_muon as fm
 from fedjax_muon import aggregators as bad, clocks, simulation
 from fedjax_muon.algorithms import fedmuon_correct
-from fedjax_muon.data import client_tests
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation.arguments import check_parts
 from fedjax_muon.simulation.batching import clients_of
@@ -100,21 +99,15 @@ MISTAKES = {
     "local_steps must be at least 1, got 0": {"local_steps": 0},
     "batch_size must be at least 1, got 0": {"batch_size": 0},
     "dropout must lie in [0, 1), got 1": {"dropout": 1.0},
-    "dropout must lie in [0, 1), got -0.1": {"dropout": -0.1},
-    "dropout must lie in [0, 1), got nan": {"dropout": np.nan},
     "control variates or bounds each client's part": {
         "algorithm": fedmuon_correct(lr=0.2, rule=optax.identity()),
         "weighting": simulation.by_examples,
     },
     "at least one client": {"parts": []},
     "client 1 has no examples": {"parts": [PARTS[0], PARTS[1][:0]]},
-    "cohort_size must be a whole number, got 2.5": {"cohort_size": 2.5},
     "batch_size must be a whole number, got '4'": {"batch_size": "4"},
     "y_test must be 20 integers": changed(y_test=DATA.y_test[:5]),
-    "y_test must be in 0..2": changed(y_test=DATA.y_test + 1),
-    "y_train must be 80 integers": changed(y_train=np.append(DATA.y_train, 0)),
     "x_train has NaN or infinity in 1 of 80 examples, first in example 7": WITH_NAN,
-    "x_test must be non-empty": changed(x_test=DATA.x_test[:0], y_test=DATA.y_test[:0]),
     "simulate it with federate": lambda: decentralize(fm.fedavg()),
     "mixer must be a function, got 'dense'": lambda: decentralize(DSGD, mixer="dense"),
     "a model must be made first, as Linear": (
@@ -169,14 +162,8 @@ MISTAKES = {
     "clip_norm must be a number, got True": (
         lambda: private_clients(fm.fedavg(), clip_norm=True, **ONE)
     ),
-    "clip_norm of params must be a number, got np.True_": (
-        lambda: private_clients(fm.fedavg(), clip_norm={"params": np.True_}, **ONE)
-    ),
     "such as median(), got median; call it first: median(...)": (
         lambda: fm.robust(fm.fedavg(), fm.aggregators.median)
-    ),
-    "such as median(), got krum; call it first: krum(...)": (
-        lambda: fm.aggregators.chain(fm.aggregators.bucketing(2), fm.aggregators.krum)
     ),
     "aggregator must be a function such as median(), got [<": (
         lambda: fm.aggregators.chain([fm.aggregators.median()])
@@ -193,15 +180,6 @@ MISTAKES = {
     "every client, got 'flipped'": (
         lambda: fm.attacks.flip_labels(DATA, "flipped", [1])
     ),
-    "every client, got 'like'": (
-        lambda: client_tests.like("like", DATA.y_train, DATA.y_test, key=KEY)
-    ),
-    "every client, got ['a', 'b']": (
-        lambda: fm.partition.label_counts(DATA.y_train, ["a", "b"], 3)
-    ),
-    "every client, got 'noise'": (
-        lambda: fm.partition.add_noise(DATA.x_train, "noise", 0.1, key=KEY)
-    ),
     "test_parts must be a list with an array of ids for every client, got 'tested'": {
         "test_parts": "tested"
     },
@@ -217,19 +195,12 @@ MISTAKES = {
     "rest must be a Compressor": (
         lambda: fm.compression.truncated_svd(1, rest="quantize")
     ),
-    "values must be a Compressor": (
-        lambda: fm.compression.chunked_top_k(1, values=fm.quantize)
-    ),
     "rank must be a whole number, got True": (
         lambda: fm.compression.power_iteration(True)
     ),
     "record must have rows (round, client, start, seconds), got {'round': 0": (
         lambda: fm.replayed(fm.buffered(2, 1), [RECORD])
     ),
-    "client, start, seconds), got (0, '1', 0, 1.0)": (
-        lambda: fm.replayed(fm.buffered(2, 1), [(0, "1", 0, 1.0)])
-    ),
-    "client, start, seconds), got None": lambda: fm.replayed(fm.buffered(2, 1), None),
     "arrivals must come from buffered or fedasync, got 'arrivals.csv'": (
         lambda: fm.replayed("arrivals.csv", fm.buffered(2, 1))
     ),
@@ -238,9 +209,6 @@ MISTAKES = {
     ),
     "client_states['Dense_0']['bias'] is float32[4, 3] and must be float32[6, 3]": (
         lambda: federate(fm.scaffold()).train_round(start(FOUR))
-    ),
-    "client_states['Dense_0']['bias'] is float32[6, 3] and must be float32[4, 3]": (
-        lambda: FOUR.evaluate(start(federate(fm.scaffold())))
     ),
     "state.training.server.control['Dense_0']['bias'] is missing and must be": (
         lambda: FOUR.train_round(start(SIMULATION))
@@ -260,18 +228,13 @@ MISTAKES = {
     "either local_steps or local_epochs": {"local_epochs": 1},
     "one for each of the 6 clients, got 2": {"local_steps": [1, 2]},
     "local_steps must be at least 1": {"local_steps": [1, 2, 0, 1, 1, 1]},
-    "local_steps must be a whole": {"local_steps": [1, 2, 1.5, 1, 1, 1]},
     "local_epochs must be at least 1, got 0": epochs(0),
     "(low, high), got (3, 2)": epochs((3, 2)),
-    "(low, high), got (1, 2, 3)": epochs((1, 2, 3)),
     "local_epochs must be a whole": epochs(0.5),
     "different numbers of local steps": epochs(1)
     | {"privacy": CLIENTS, "cohort_size": None},
     # cohorts and rounds
     "full participation only; use a cohort_size of all 6": {"algorithm": fm.stem()},
-    "full participation only; use": {
-        "algorithm": fm.minimax.ALL["fedsgda_m"].function()
-    },
     "evaluate_every must be at least 1, got 0": (
         lambda: fm.train(SIMULATION, start(SIMULATION), rounds=1, evaluate_every=0)
     ),
@@ -279,14 +242,6 @@ MISTAKES = {
     "room must be at least 2, got 1": {"cohorts": poisson_cohorts(1)},
     "at most 6, the number of clients, got 7": {"cohorts": poisson_cohorts(7)},
     "(clients, cohort_size) (6, 2), got (6, 3)": {"algorithm": PRIVATE} | COHORT,
-    "(clients, cohort_size) (6, 2), got (4, 2)": {
-        "algorithm": PRIVATE,
-        "parts": PARTS[:4],
-    },
-    "or bounds each client's part": {
-        "algorithm": PRIVATE,
-        "weighting": simulation.by_examples,
-    },
     "several devices": {"split_examples": True},
     # robust rules
     "trimmed_mean with 2 bad messages needs at least 5": ruled(bad.trimmed_mean(2)),
@@ -324,7 +279,6 @@ MISTAKES = {
     "one for each of the 6 clients, got 3": {"test_parts": [[0], [1], [2]]},
     "a client test examples, got none": {"test_parts": [[]] * 6},
     "0 to 19, got int64 from 20 to 20": {"test_parts": [[20]] + [[]] * 5},
-    "got float64 from 0.5 to 0.5": {"test_parts": [[0.5]] + [[]] * 5},
     "holds ids of examples, got float64": (
         lambda: clients_of(DATA.x_train, DATA.y_train, [np.array([0.0, 1.0])])
     ),
@@ -338,10 +292,7 @@ MISTAKES = {
     ),
     "batch_size must be at most 3": lambda: decentralize(DSGD, batch_size=4),
     "first_size must be at least 1, got 0": lambda: decentralize(DSGD, first_size=0),
-    "this simulation has 6 clients, got 5": lambda: AGENTS.vary(parts=PARTS[:5]),
-    "weights are for 4 agents": lambda: AGENTS.vary(weights=FOURTH),
     "no hyperparameter 'beta'; it has lr": lambda: AGENTS.vary(hyper={"beta": 0.1}),
-    "lr must lie in": lambda: AGENTS.vary(hyper={"lr": -1.0}),
     "agents of a decentralized simulation have": lambda: fm.tune(AGENTS),
 }
 
@@ -416,17 +367,14 @@ def test_a_partition_may_have_any_form(form):
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        (7, "parts must be a list .* or a dictionary"),
         ("train", "parts must be a list"),
         (np.arange(4), "got one array; if it names the owner"),
         ([0, 1], "whole numbers, for every client, got 0 for client 0"),
         ([[0], [0.5]], r"got \[0.5\] for client 1"),
         ([[True, False]], r"for client 0; of a mask, give np.flatnonzero\(mask\)"),
-        ([["a"]], r"got \['a'\] for client 0"),
         ([[0], [[1], [2, 3]]], r"got \[\[1\], \[2, 3\]\] for client 1"),
         ([[0], []], "client 1 has no examples"),
         ([[0], {-1}], "names example -1, but there are only 0 to"),
-        ([[0], {9999}], "names example 9999, but there are only 0 to"),
         ([], "at least one client"),
     ],
 )
