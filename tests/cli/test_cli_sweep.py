@@ -268,7 +268,9 @@ def test_an_interrupted_sweep_goes_on(tmp_path, swept, heard, monkeypatch, capsy
 PARTS = ("--algorithms", "fedavg,stem", "--grid", "lr=0.01,0.1", "--seeds", "3,4")
 
 
-@pytest.mark.parametrize("trained", ["2/3 1/3 3/3", "3/3 1/3"])
+@pytest.mark.parametrize(
+    "trained", ["3/3 1/3", pytest.param("2/3 1/3 3/3", marks=pytest.mark.slow)]
+)
 def test_parts_make_the_tables_of_the_whole(trained, tmp_path, swept, heard, capsys):
     place = tmp_path / "sweep"
     for part in trained.split():

@@ -3,14 +3,19 @@
 import io
 import re
 import time
+from functools import partial
 from pathlib import Path
 
+import federation
+import jax
 import pytest
+from rich.console import Console
 from rich.table import Table
 
 from fedjax_muon.engine import terminal
 from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.reporting import tables
+from fedjax_muon.simulation import training
 
 ROOT = Path(__file__).parents[2] / "fedjax_muon"
 HOSTILE = "[/d] [red]:smile:"  # tags and an emoji of rich's markup
@@ -101,3 +106,56 @@ def test_nothing_else_makes_consoles():
     made = re.compile(r"\b(Console|TextColumn)\(|rich import print|from_markup")
     files = [path for path in ROOT.rglob("*.py") if made.search(path.read_text())]
     assert files == [ROOT / "engine/terminal.py"]
+
+
+# ----------------------------------------------------------- progress of `train`
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return federation.federation()
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    opened = Terminal()
+    how = {"file": opened, "force_terminal": True, "color_system": None, "width": 80}
+    monkeypatch.setattr(terminal, "Console", partial(Console, **how))
+    return opened
+
+
+def train(simulation, **options) -> None:
+    state = simulation.init(jax.random.key(0))
+    training.train(simulation, state, rounds=4, evaluate_every=2, **options)
+
+
+def test_a_terminal_shows_the_rounds_unless_they_are_not_wanted(plain, screen):
+    train(plain, progress=False)
+    assert screen.getvalue() == ""
+    train(plain)
+    assert "4/4 rounds" in screen.getvalue()
+
+
+def test_a_training_that_ends_early_shows_how_far_it_came(plain, screen):
+    train(plain, callbacks=[lambda state, record: record["round"] == 2])
+    assert "2/4 rounds" in screen.getvalue()
+    assert "4/4 rounds" not in screen.getvalue()
+
+
+@pytest.mark.parametrize("colors", ["", "1"])
+def test_scripts_get_lines_apart_from_their_own_output(
+    plain, capsys, monkeypatch, colors
+):
+    monkeypatch.setenv("FORCE_COLOR", colors)
+    monkeypatch.setattr(terminal, "SECONDS", 0.01)
+    monkeypatch.setattr(terminal, "LOOK", 0.001)
+    for progress in (True, False):
+        train(plain, progress=progress)
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert ("train: 2 of 4 rounds" in printed.err) == progress
