@@ -8,7 +8,6 @@ results/claims.md from all tables in results. Claims without a table are printed
 left out.
 """
 
-import csv
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,15 +144,14 @@ def page(results: Path) -> str:
     text = HEAD + counted([result.verdict for _, result in printed]) + rows(printed)
     if ours:
         text += OWN + rows(ours)
-    theory = results / "theory" / "theory.csv"
+    theory = results / "theory" / "theory.md"
     if theory.exists():
-        with theory.open(newline="") as file:
-            lines = {line["claim"]: line for line in csv.DictReader(file)}
+        lines = [line[2:-2].split(" | ") for line in theory.read_text().splitlines()]
+        _, _, *findings = [cells for cells in lines if len(cells) == 6]
         text += THEORY
-        for claim, line in lines.items():
-            source = "derived here" if DERIVED in line["source"] else "the paper"
-            cells = claim.replace("|", r"\|"), source, line["verdict"]
-            text += f"| {' | '.join(cells)} |\n"
+        for _, claim, source, *_, verdict in findings:
+            whose = "derived here" if DERIVED in source else "the paper"
+            text += f"| {claim} | {whose} | {verdict} |\n"
     return text
 
 
