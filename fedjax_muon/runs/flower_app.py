@@ -214,7 +214,7 @@ def write_app(place: Path, run: Run, facts: Facts) -> None:
     for name in ("pyproject.toml", "server_app.py", "client_app.py"):
         text = (TEMPLATE / name).read_text()
         for word, value in filled.items():
-            text = text.replace(word, json.dumps(value))
+            text = text.replace(word, json.dumps(value, ensure_ascii=False))
         write(place / name, text)
 
 

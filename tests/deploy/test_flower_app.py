@@ -37,11 +37,11 @@ def app(tmp_path):
 
 def test_the_command_writes_the_template_and_the_run(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run("deploy", 'my "app"', *SMALL, "--largest-client", "4096")
+    run("deploy", 'my "🌼"', *SMALL, "--largest-client", "4096")
     said = capsys.readouterr().out
-    assert "flwr run 'my \"app\"' --stream" in said
+    assert "flwr run 'my \"🌼\"' --stream" in said
     assert "--federation-config num-supernodes=3" in said
-    place = tmp_path / 'my "app"'
+    place = tmp_path / 'my "🌼"'
     project = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]
     config = {"output": str(place), "deadline": 600.0, "patience": 60.0, "own-code": ""}
     assert project["app"]["config"] == config
