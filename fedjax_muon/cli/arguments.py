@@ -109,8 +109,8 @@ class Compare:
     lr: dict[str, float] = dataclasses.field(default_factory=dict)
     """Local learning rates by algorithm, as in `--lr fedavg 0.3 scaffold 0.1`. The
     other algorithms have rates tuned for the default data and model. With any other
-    data or model, the best of four rates is chosen first, by validation on one more
-    seed."""
+    data or model, the best of four to eight rates is chosen first, by validation on
+    two more seeds."""
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Use the rates tuned for the default data and model, whatever the data and
     model."""

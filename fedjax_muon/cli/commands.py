@@ -224,9 +224,11 @@ def _with_grids(job: Comparison, fixed: Mapping[str, float]) -> tuple[Comparison
     }
     words = ""
     if grids:
-        runs = sum(map(len, grids.values()))
+        tuning = dataclasses.replace(job, grids=grids).tuning
+        runs = sum(map(len, grids.values())) * len(tuning.seeds)
         words = (
-            f"tuning learning rates first: {runs} runs of {config.rounds} rounds, then "
+            f"tuning learning rates first: {runs} runs of {config.rounds} rounds, more "
+            "where the best rate is at the edge, then "
             f"{len(job.rows) * len(job.seeds)} of the comparison; --quick skips this, "
             "--lr sets a rate"
         )

@@ -117,19 +117,32 @@ def _guaranteed(
 def tuned(job: Comparison, run_dir: Path) -> Comparison:
     """The comparison with the best learning rates of its grids, which it tries first.
 
-    They are chosen by validation on one more seed, in the directory `tuning`. Where all
-    rates of a grid diverge, the smallest is taken.
+    They are chosen by validation on two more seeds, in the directory `tuning`. Grids
+    whose best rate is at the edge are widened. Where all rates of a grid diverge, the
+    smallest is taken.
     """
     if not job.grids:
         return job
-    place, tuning = run_dir / TUNING, _tuning_of(job)
+    place = run_dir / TUNING
     with refusing():
         if not (place / directory.CONFIG).exists():
-            directory.create(place, tuning)
-    sweeps.train(tuning, place, again=directory.resume_command(run_dir))
-    with refusing():
-        sweeps.report(tuning, place)
-        return chosen(job, run_dir)
+            directory.create(place, _tuning_of(job))
+    while True:
+        tuning = _tuning_in(job, run_dir)
+        sweeps.train(tuning, place, again=directory.resume_command(run_dir))
+        with refusing():
+            wider = sweeps.widened(tuning, place)
+            if wider == tuning:
+                sweeps.report(tuning, place)
+                return chosen(job, run_dir)
+            files.write(place / directory.CONFIG, to_json(wider))
+
+
+def _tuning_in(job: Comparison, run_dir: Path) -> Sweep:
+    """The sweep of learning rates in a comparison's directory, widened or not."""
+    tuning = directory.read(run_dir / TUNING)
+    assert isinstance(tuning, Sweep)
+    return dataclasses.replace(_tuning_of(job), grids=tuning.grids)
 
 
 def _tuning_of(job: Comparison) -> Sweep:
@@ -141,10 +154,10 @@ def chosen(job: Comparison, run_dir: Path) -> Comparison:
     """The comparison with the rates that `tuned` has chosen."""
     if not job.grids:
         return job
-    lr = {}
-    for name, values in job.grids.items():
-        point = sweeps.best_of(_tuning_of(job), name, run_dir / TUNING)
-        lr[name] = min(values) if point is None else point.hyper["lr"]
+    lr, tuning = {}, _tuning_in(job, run_dir)
+    for name in job.grids:
+        point = sweeps.best_of(tuning, name, run_dir / TUNING)
+        lr[name] = min(tuning.grids[name]["lr"]) if point is None else point.hyper["lr"]
     return dataclasses.replace(job, lr={**job.lr, **lr}, grids={})
 
 
@@ -172,11 +185,13 @@ class Tried(NamedTuple):
 
 def _tried(job: Comparison, run_dir: Path) -> dict[str, Tried]:
     """The grids of learning rates that a comparison has chosen from, by method."""
-    found, best = {}, chosen(job, run_dir).lr
-    for name, values in job.grids.items():
-        points = sweeps.points(_tuning_of(job), name, run_dir / TUNING)
+    if not job.grids:
+        return {}
+    found, best, tuning = {}, chosen(job, run_dir).lr, _tuning_in(job, run_dir)
+    for name, grid in tuning.grids.items():
+        points = sweeps.points(tuning, name, run_dir / TUNING)
         lost = sum(point.diverged > 0 for point in points)
-        found[name] = Tried(tuple(values), best[name], lost)
+        found[name] = Tried(tuple(grid["lr"]), best[name], lost)
     return found
 
 

@@ -499,12 +499,12 @@ class Comparison:
 
     @property
     def tuning(self) -> "Sweep":
-        """The sweep that chooses learning rates, on a seed that is not compared."""
+        """The sweep that chooses learning rates, on two seeds that are not compared."""
         config = dataclasses.replace(
             self.config, client_tests=False, split_examples=False, devices=1
         )
         grids = {name: {"lr": values} for name, values in self.grids.items()}
-        seeds = (max(self.seeds) + 1,)
+        seeds = (max(self.seeds) + 1, max(self.seeds) + 2)
         return Sweep(tuple(grids), grids, seeds, 0.1, None, config)
 
     def cell(self, algorithm: str, seed: int, epsilon: tuple[float, ...] = ()) -> Run:

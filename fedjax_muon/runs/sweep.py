@@ -98,6 +98,7 @@ Values = tuple[dict[str, Any], int]  # hyperparameters and seed of a cell
 Part = tuple[int, int]  # of a sweep's cells: 3 of 8
 EVERYTHING = (1, 1)
 DRAWN = 10  # methods whose curves are drawn, the best
+MOST_RATES = 8  # that are tried for a method
 
 
 def check(job: Sweep) -> str:
@@ -365,6 +366,23 @@ def best_of(job: Sweep, name: str, run_dir: Path) -> Point | None:
     """The best point of one algorithm; None if all diverged. Raises `ValueError` if
     some cells are not finished."""
     return comparison.best(points(job, name, run_dir))
+
+
+def widened(job: Sweep, run_dir: Path) -> Sweep:
+    """A sweep with one more learning rate for each method whose best one is at an edge.
+
+    Rates are about 3 apart, at most `MOST_RATES` for a method, and smaller ones are
+    tried where all diverged. The sweep itself if its rates are settled. Raises
+    `ValueError` if some cells are not finished.
+    """
+    grids = dict(job.grids)
+    for name, grid in job.grids.items():
+        rates, point = sorted(grid["lr"]), best_of(job, name, run_dir)
+        best = rates[0] if point is None else point.hyper["lr"]
+        if len(rates) < MOST_RATES and best in (rates[0], rates[-1]):
+            more = float(f"{best * (3 if best == rates[-1] else 0.3):.3g}")
+            grids[name] = {**grid, "lr": tuple(sorted((*rates, more)))}
+    return dataclasses.replace(job, grids=grids)
 
 
 def _grids(job: Sweep, run_dir: Path) -> dict[str, list[Point]]:

@@ -120,9 +120,9 @@ def test_compare_makes_table_summary_and_figure_and_resumes(tmp_path, capsys):
     assert cell["hyper"] == {"lr": 0.2}
     assert rows["FedAvg"]["lr"] == "0.2"
     # the rate that is not given is the best of a sweep on another seed
-    assert "learning rates first: 4 runs of 4 rounds, then 4 of the com" in printed
+    assert "learning rates first: 8 runs of 4 rounds, more where" in printed
     tuning = directory.read(place / "tuning")
-    assert tuning.seeds == (5,)
+    assert tuning.seeds == (5, 6)
     best = sweep.best_of(tuning, "fedmuon", place / "tuning").hyper
     cell = json.loads((place / "fedmuon" / "seed3" / "config.json").read_text())
     assert cell["hyper"] == best
@@ -175,9 +175,43 @@ def test_rates_that_are_not_settled_are_marked(best, diverged, said, beyond):
 
 
 @pytest.mark.slow
+def test_grids_are_widened_until_the_best_is_inside(tmp_path, monkeypatch, capsys):
+    """The same as one large grid from the start, also if it is killed on the way."""
+    monkeypatch.setattr("fedjax_muon.runs.tuned.SHARES", (0.001, 0.003))
+    given = ("compare", "fedavg", *TINY, "--rounds", 4, "--seeds", 3)
+    run(*given, "--output", tmp_path / "whole")
+    assert "(edge" not in capsys.readouterr().out
+    tuning = directory.read(tmp_path / "whole" / "tuning")
+    rates = tuning.grids["fedavg"]["lr"]
+    assert 2 < len(rates) <= 8
+    assert np.diff(np.log(rates)) == pytest.approx(np.log(3), rel=0.01)
+    best = sweep.best_of(tuning, "fedavg", tmp_path / "whole" / "tuning").hyper["lr"]
+    assert best == rates[-2]
+
+    train, calls = sweep.train, []
+
+    def killed(*given, **how):
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return train(*given, **how)
+
+    monkeypatch.setattr(sweep, "train", killed)
+    with pytest.raises(SystemExit):
+        run(*given, "--output", tmp_path / "cut")
+    monkeypatch.setattr(sweep, "train", train)
+    run("resume", tmp_path / "cut")
+    for name in ("tuning/config.json", "fedavg/seed3/config.json"):
+        assert (tmp_path / "cut" / name).read_text() == (
+            tmp_path / "whole" / name
+        ).read_text()
+
+
+@pytest.mark.slow
 def test_the_command_that_looks_further_runs(tmp_path, monkeypatch, capsys):
     place = tmp_path / "comparison"
     monkeypatch.setattr("fedjax_muon.runs.tuned.SHARES", (0.01, 0.1))  # far too small
+    monkeypatch.setattr(sweep, "MOST_RATES", 2)
     run(
         *("compare", "fedavg", "fedmuon", *TINY, "--rounds", 4, "--seeds", 3),
         *("--lr", "fedavg", 0.2, "--output", place),
