@@ -50,6 +50,7 @@ from fedjax_muon.runs.config import (
 from fedjax_muon.runs.directory import resumable
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.extend import extend, is_sweep, lengthen, with_rounds
+from fedjax_muon.runs.load import columns_of
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.tuned import TUNED, is_default_problem, rates_to_try
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
@@ -444,7 +445,7 @@ def plot(args: arguments.Plot) -> None:
             for place in places:
                 run = directory.read(place)
                 assert isinstance(run, Run)
-                cells.append((run, metrics_csv.read(place / directory.METRICS)))
+                cells.append((run, columns_of(place)))
         if len(shown) > 1:
             (first, one), (second, other), *_ = shown.items()
             raise ValueError(

@@ -12,6 +12,7 @@ from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.models.weights import check_target, save_params
 from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.reporting.comparison import History
 from fedjax_muon.runs import directory as directories, train
 from fedjax_muon.runs.build import model_of, simulation_of, task_of
 from fedjax_muon.runs.config import Comparison, Config, Run
@@ -43,11 +44,7 @@ class LoadedRun:
     @functools.cached_property
     def records(self) -> list[Record]:
         """The rows of metrics.csv as dictionaries, as `train` returns them."""
-        path = self.directory / directories.METRICS
-        if not path.exists():
-            again = directories.resume_command(self.directory)
-            raise ValueError(f"{path} does not exist yet; train first, with: {again}")
-        columns = metrics_csv.read(path)
+        columns = columns_of(self.directory)
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         return [dict(zip(columns, row, strict=True)) for row in rows]
 
@@ -91,6 +88,15 @@ class LoadedRun:
         """Evaluates the newest checkpoint again, on test and training examples."""
         scores = self.simulation.evaluate(self.state)
         return {name: float(score) for name, score in scores.items()}
+
+
+def columns_of(directory: Path) -> History:
+    """The columns of a run's metrics.csv; raises `ValueError` if there is none yet."""
+    path = directory / directories.METRICS
+    if not path.exists():
+        again = directories.resume_command(directory)
+        raise ValueError(f"{path} does not exist yet; train first, with: {again}")
+    return metrics_csv.read(path)
 
 
 def load_run(directory: str | Path) -> LoadedRun:

@@ -97,7 +97,7 @@ def test_other_directories_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_has_just_begun_says_what_is_missing(copied):
+def test_a_run_that_has_just_begun_says_what_is_missing(copied, capsys):
     needs("pandas")
     (copied / "metrics.csv").unlink()
     shutil.rmtree(copied / "checkpoints")
@@ -106,6 +106,7 @@ def test_a_run_that_has_just_begun_says_what_is_missing(copied):
         _ = loaded.history
     with pytest.raises(ValueError, match=r"has no checkpoint yet; .* resume"):
         _ = loaded.params
+    assert "does not exist yet" in refused(capsys, "plot", copied)
 
 
 def test_pandas_is_needed_for_a_table_alone(trained, monkeypatch):
