@@ -36,7 +36,6 @@ USED_FOR = {
     "packaging": "check of the installed versions",
     "pillow": "JPEG files of Tiny ImageNet; images in tensorflow-datasets",
     "platformdirs": "path of the cache of compiled programs",
-    "psutil": "memory of the machine",
     "rich": "tables and progress bars in the terminal",
     "scikit-learn": "digits, breast cancer, stratified splits, words",
     "scipy": "privacy accounting, confidence intervals",

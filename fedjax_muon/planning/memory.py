@@ -1,12 +1,12 @@
 """Whether a simulation fits in memory, by what XLA says of its compiled programs."""
 
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import psutil
 
 from fedjax_muon.core import tree
 from fedjax_muon.engine.programs import promoting
@@ -157,7 +157,8 @@ def _limit(device: jax.Device, sharing: int) -> int:
 
 def memory_bytes(root: Path = Path("/")) -> int:
     """The memory of this machine, or the smallest limit of the process's containers."""
-    return min([psutil.virtual_memory().total, *container_limits(root)])
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *container_limits(root)])
 
 
 def container_limits(root: Path = Path("/")) -> Iterator[int]:
