@@ -179,7 +179,7 @@ def digest(dataset: Dataset) -> str:
     """The SHA-256 of all arrays and classes, which tells other data apart."""
     total = hashlib.sha256(repr(dataset.classes).encode())
     for name, array in dataset._asdict().items():
-        if isinstance(array, np.ndarray):
+        if hasattr(array, "dtype"):  # on the host or on a device
             total.update(f"{name} {array.dtype} {array.shape};".encode())
             total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return total.hexdigest()

@@ -208,7 +208,7 @@ def test_a_comparison_shows_the_clients_accuracies(tmp_path, capsys):
         mean, spread = 100 * np.mean(last), 100 * np.std(last, ddof=1)
         cells.append(f"{mean:.2f} ± {spread:.2f}")
     table = said[said.index(" Clients ") :]
-    (row,) = [line for line in table.splitlines() if " FedNova " in line]
+    (row,) = [line for line in table.splitlines() if "│ FedNova " in line]
     assert all(cell in row for cell in cells)
     assert (out / "fairness.png").stat().st_size > 5_000
     config = json.loads((out / "config.json").read_text())["config"]

@@ -18,6 +18,7 @@ from fedjax_muon.algorithms import ALL
 from fedjax_muon.cli import main
 from fedjax_muon.core import tree
 from fedjax_muon.data import load
+from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine import plans
 from fedjax_muon.planning import memory
 from fedjax_muon.planning.memory import (
@@ -32,6 +33,7 @@ from fedjax_muon.runs import compare, directory, sweep as swept
 from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Comparison, Config, Run
 from fedjax_muon.simulation import rounds
+from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.batching import with_replacement
 from fedjax_muon.sweeps import sweep as sweeps
 
@@ -267,11 +269,13 @@ def test_the_smallest_limit_of_the_groups_counts(tmp_path, groups, limits, found
 
 def test_methods_that_are_compared_share_one_copy_of_the_examples(monkeypatch):
     shape = load("digits").x_train.shape
-    held: set[int] = set()
+    earlier = jax.live_arrays()  # of other tests, which stay where they are
+    others, held = {id(x) for x in earlier}, set[int]()
 
     def count(simulation):
         mine = [x for x in jax.live_arrays() if x.shape[1:] == shape[1:]]
-        held.update(x.unsafe_buffer_pointer() for x in mine if len(x) > shape[0] // 2)
+        large = (x for x in mine if len(x) > shape[0] // 2 and id(x) not in others)
+        held.update(x.unsafe_buffer_pointer() for x in large)
 
     monkeypatch.setattr(compare, "check_memory", count)
     monkeypatch.setattr(swept, "check_memory", count)
@@ -279,3 +283,10 @@ def test_methods_that_are_compared_share_one_copy_of_the_examples(monkeypatch):
     grids = dict.fromkeys(names, (0.1, 0.3))
     compare.check(Comparison(names, {}, {}, (0,), config, grids))
     assert len(held) == 2  # all of them, and those without validation
+
+
+def test_examples_on_the_device_have_the_digest_of_those_on_the_host():
+    digits = load("digits")
+    moved = on_device(digits)
+    assert digest(moved) == digest(digits)
+    assert digest(moved._replace(x_train=moved.x_train + 1)) != digest(digits)

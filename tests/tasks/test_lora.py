@@ -242,12 +242,12 @@ def test_frozen_weights_are_no_part_of_the_programs(wide):
 @pytest.mark.slow
 def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
     federated = prepared(wide)
-    setup, clients = federated.setup, federated.clients
-    cells = [(groups.Cell({"lr": lr}, KEY, PARTS), federated) for lr in (0.1, 0.2)]
-    data = groups._Shared(clients.x, clients.y, federated.test, None, setup.task)
-    states, stacked, *_ = groups.stack(cells, 1)
+    task, clients = federated.inputs.task, federated.clients
+    cells = [(KEY, federated.vary(hyper={"lr": lr})) for lr in (0.1, 0.2)]
+    data = groups._Shared(clients.x, clients.y, federated.test, None, task)
+    states, stacked, _ = groups.stack(cells, federated, 1)
     over = groups.sequential
-    swept = groups.make_programs(setup, over, clients.max_size)
+    swept = groups.make_programs(federated.programs, over, clients.max_size)
     sizes = {"weights": np.full((2, 2), 0.5), "batch_size": 3}
     agents = decentralized_simulation.decentralize(
         decentralized.dsgd(lr=0.1), wide, BINARY, PARTS, **sizes
