@@ -29,7 +29,7 @@ def compared(tmp_path_factory) -> tuple[Path, str]:
     """A finished comparison, and what it printed."""
     place, printed = tmp_path_factory.mktemp("runs") / "comparison", io.StringIO()
     with contextlib.redirect_stdout(printed):
-        seeds = ("--seeds", 3, 4)
+        seeds = ("--seeds", 3, 4, "--quick")
         run("compare", *METHODS, *AUC, *TINY, *seeds, "--output", place)
     return place, printed.getvalue()
 

@@ -198,7 +198,7 @@ def test_a_data_set_of_hugging_face(tmp_path):
 @pytest.mark.slow
 def test_a_comparison_shows_the_clients_accuracies(tmp_path, capsys):
     out = tmp_path / "run"
-    words = ("compare", "fednova", "--seeds", "0", "1")
+    words = ("compare", "fednova", "--seeds", "0", "1", "--quick")
     run(*words, *FOUR, *CLIENTS, "--output", out)
     said = capsys.readouterr().out
     runs = [metrics_csv.read(out / f"fednova/seed{i}/metrics.csv") for i in (0, 1)]
