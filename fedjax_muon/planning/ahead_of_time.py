@@ -26,7 +26,10 @@ from fedjax_muon.versions import check_installed
 
 # bytes of memory of a chip: https://cloud.google.com/tpu/docs
 CHIPS = {"v4": 32 * 2**30, "v5e": 16 * 2**30, "v5p": 95 * 2**30, "v6e": 32 * 2**30}
-ALLOWED = f"choose {', '.join(CHIPS)}, and 1x1 or multiples of 2, as in v5e:4x4"
+ALLOWED = (
+    f"give a chip ({', '.join(CHIPS)}) and a size of 1x1 or multiples of 2, such as "
+    "v5e:4x4"
+)
 # The compiler locks the TPU of this machine, which is not needed where there is none.
 NO_TPU = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **no_tpu.NO_TPU}
 COLLECTIVE = re.compile(
@@ -39,10 +42,10 @@ COLLECTIVE = re.compile(
 def compile_for(
     simulation: Simulation, topology: str, *, plan: Plan | None = None
 ) -> jax.stages.Compiled:
-    """Compiles a round for TPUs that you do not need to have, by the extra `tpu-aot`.
+    """Compiles a round for TPUs that you do not need to have.
 
-    Its `memory_analysis` and `cost_analysis` are those of one chip; the latter counts
-    the body of each loop once.
+    It needs their compiler, the extra `tpu-aot`. The program's `memory_analysis` and
+    `cost_analysis` are of one chip; the latter counts the body of each loop once.
 
     Args:
       topology: Chips by kind and arrangement, such as "v5e:2x2" or "v5e:16x16"; all of
