@@ -150,6 +150,7 @@ def _check(
             "a sweep runs on one device; prepare its simulation without devices"
         )
     names, examples = set(cells[0].hyper), sum(map(len, cells[0].parts))
+    mixing = _mixing(simulation, cells[0])
     for number, cell in enumerate(cells):
         if set(cell.hyper) != names:
             raise ValueError(
@@ -163,6 +164,17 @@ def _check(
                 "many"
             )
         with_numbers(simulation.setup.algorithm, cell.hyper)  # may raise
+        if _mixing(simulation, cell) != mixing:
+            raise ValueError(
+                f"the weights of cell {number} need another program than those of the "
+                "first; prepare the simulation with mixer=dense"
+            )
+
+
+def _mixing(simulation: Simulation, cell: Cell) -> Any:
+    """The structure and the shapes of what multiplies agents' messages."""
+    mixer = simulation.vary(weights=cell.weights).inputs.mixer
+    return jax.tree.structure(mixer), [x.shape for x in jax.tree.leaves(mixer)]
 
 
 def _cells_that_fit(

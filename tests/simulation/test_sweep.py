@@ -22,7 +22,7 @@ from fedjax_muon.sweeps import groups, sweep
 from fedjax_muon.sweeps.groups import sequential, vectorized
 from fedjax_muon.sweeps.sweep import Cell
 
-ROUNDS = 7
+ROUNDS, KEY = 7, jax.random.key(0)
 HOW = {"rounds": ROUNDS, "evaluate_every": 3}
 SLOW = {"clock": clocks.measured([1.0, 1.5, 2.0, 2.5, 3.0, 4.0])}
 
@@ -109,6 +109,17 @@ def test_agents_have_their_own_graphs(over, scored):
     )
     exact = over is sequential
     assert_runs_of_their_own(common, alone, cells, scored, exact=exact, over=over)
+
+
+def test_graphs_of_other_degrees_need_a_dense_mixer():
+    parts, weights = cut([10] * 6, 3), topology.metropolis(topology.ring(6))
+    how = {"weights": weights, "batch_size": 4, "mixer": fm.decentralized.sparse}
+    ring = fm.decentralize(gradient_tracking(), federation.TASK, DATA, parts, **how)
+    complete = np.full((6, 6), 1 / 6)
+    cells = [Cell({}, KEY, parts, graph) for graph in (None, complete)]
+    with pytest.raises(ValueError, match=r"cell 1 need another .* mixer=dense"):
+        groups_of(ring, cells)
+    assert len(groups_of(ring, cells[:1])) == 1
 
 
 def assert_runs_of_their_own(common, alone, cells, scored, *, exact=True, **how):
