@@ -37,7 +37,7 @@ def rows(repeats: int) -> Iterator[dict[str, Any]]:
         first_weights(workload),
     )
     simulation = prepare(workload, dataset, parts, weights=weights)
-    task = simulation.setup.task
+    task = simulation.settings.task
     state = simulation.init(jax.random.key(0))
     x, y = dataset.x_train, dataset.y_train
     ids = jnp.asarray(parts[0][: workload.batch])

@@ -42,7 +42,7 @@ def sequential(dataset) -> tuple[float, float]:
         training.train(prepared, prepared.init(jax.random.key(0)), rounds=1)
         compiled += time.process_time() - began
         for seed in SEEDS:
-            here = prepared.vary(parts=parts(seed))
+            here = prepared.at(parts=parts(seed))
             began = time.process_time()
             state = here.init(jax.random.key(seed))
             training.train(here, state, rounds=ROUNDS, evaluate_every=ROUNDS)

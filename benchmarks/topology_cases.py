@@ -203,15 +203,15 @@ def _in_full_size(
     def shape(array: Any, count: int) -> Any:
         return jax.ShapeDtypeStruct((count, *array.shape[1:]), array.dtype)
 
-    few, count = made.clients, len(dataset.y_train)
-    clients = dataclasses.replace(
-        few,
-        x=shape(few.x, count),
-        y=shape(few.y, count),
-        order=shape(few.order, sum(map(len, parts))),
+    few, count = made.data, len(dataset.y_train)
+    data = few._replace(x=shape(few.x, count), y=shape(few.y, count))
+    partition = dataclasses.replace(
+        made.run.partition,
+        order=shape(made.run.partition.order, sum(map(len, parts))),
         max_size=max_client_size_of(parts),
     )
-    return dataclasses.replace(made, clients=clients)
+    run = made.run._replace(partition=partition)
+    return dataclasses.replace(made, data=data, run=run)
 
 
 def _agents(case: Case, dataset: Dataset) -> Simulation:

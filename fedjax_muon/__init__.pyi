@@ -114,7 +114,6 @@ from .simulation.arrivals import (
     fedasync as fedasync,
     replayed as replayed,
 )
-from .simulation.own_accuracy import own_accuracies as own_accuracies
 from .simulation.training import early_stopping as early_stopping, train as train
 from .sweeps.sweep import Cell as Cell, sweep as sweep
 from .tasks import Batch as Batch, Task as Task

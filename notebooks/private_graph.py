@@ -100,7 +100,7 @@ def curve(simulation, seed):
 
 
 runs = {"not private": agents(batch_size=size)}
-runs |= {f"epsilon = {e:g}": noised.vary(privacy=private(e)) for e in (4.0, 1.0, 0.25)}
+runs |= {f"epsilon = {e:g}": noised.at(privacy=private(e)) for e in (4.0, 1.0, 0.25)}
 curves = {
     name: np.array([curve(simulation, seed) for seed in range(3)])
     for name, simulation in runs.items()

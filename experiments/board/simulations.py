@@ -139,7 +139,7 @@ def one_by_one(
     """The same of agents, which a sweep does not support."""
     outcomes = []
     for cell in cells:
-        run = simulation.vary(parts=cell.parts, hyper=cell.hyper)
+        run = simulation.at(parts=cell.parts, hyper=cell.hyper)
         state, rows = training.train(
             run,
             run.init(cell.key),

@@ -143,7 +143,7 @@ class Runner:
         simulation = self.simulation(job, name, cell.agents, validate)
         level = sigma(name, job, cell, problem.fewest)
         noise = {"sigma": level} if name in NOISY else {}
-        simulation = simulation.vary(
+        simulation = simulation.at(
             parts=problem.parts(seed),
             weights=problem.weights(seed, cell.connectivity),
             hyper={"limit": math.inf} | noise | paired(hyper),

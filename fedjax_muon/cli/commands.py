@@ -91,7 +91,7 @@ def train(args) -> None:
             private = privacy.Private(run, simulation.guarantee)
             privacy.check_budget([private], dataset)
         if not is_of_agents(run) and plans.is_tuned(run.config, args.tune):
-            forms = plans.forms_of(run.config, simulation, dataset)
+            forms = plans.forms_of(run, simulation, dataset)
             config, simulation = plans.fastest(forms)
             run = dataclasses.replace(run, config=config)
         else:

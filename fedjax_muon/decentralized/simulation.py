@@ -9,7 +9,6 @@ iteration of all agents, t = 0 is part of `init`, and the agents' mean parameter
 evaluated.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -28,7 +27,7 @@ from fedjax_muon.decentralized.mixing import Mixer, dense
 from fedjax_muon.decentralized.topology import check_mixing
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.round import Traffic
-from fedjax_muon.privacy.guarantees import Guarantee, check_left_out
+from fedjax_muon.privacy.guarantees import check_left_out
 from fedjax_muon.simulation.arguments import (
     Parts,
     check_algorithm,
@@ -42,6 +41,7 @@ from fedjax_muon.simulation.arguments import (
 )
 from fedjax_muon.simulation.batching import (
     Clients,
+    Partition,
     Sampler,
     always,
     clients_of,
@@ -49,9 +49,17 @@ from fedjax_muon.simulation.batching import (
     objective_of,
     shuffled_epochs,
 )
-from fedjax_muon.simulation.evaluation import Evaluation, evaluate
-from fedjax_muon.simulation.rounds import Inputs, Metrics
-from fedjax_muon.simulation.simulation import Programs, Runner, Simulation, inputs_of
+from fedjax_muon.simulation.evaluation import Evaluation, OwnTests, evaluate
+from fedjax_muon.simulation.program import (
+    Data,
+    Program,
+    Run,
+    clients as clients_of_run,
+    compiled,
+    numbers,
+)
+from fedjax_muon.simulation.rounds import Metrics
+from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.tasks.task import Task, as_argument
 
 
@@ -90,6 +98,13 @@ class GossipSetup(NamedTuple):
     devices: tuple[jax.Device, ...] = ()  # that the agents are divided among
     privacy: AgentPrivacy | None = None
 
+    def check_sizes(self, sizes: Sequence[int]) -> None:
+        """Raises `ValueError` if an agent has fewer examples than a batch."""
+        batches = {"batch_size": self.batch_size, "first_size": self.first_size}
+        limit = "the examples of the smallest agent"
+        for name, size in batches.items():
+            check_count(name, size, 1, min(sizes), limit=limit)
+
 
 def one_batch(
     setup: GossipSetup,
@@ -116,17 +131,16 @@ def batches(
 
 
 def step_functions(
-    setup: GossipSetup, inputs: Inputs, clients: Clients
+    setup: GossipSetup, data: Data, run: Run
 ) -> tuple[gossip_engine.Start, gossip_engine.Step]:
     """Makes `start` and `step` of `engine.make` for the algorithm."""
 
     def build(shared):
-        inputs, clients = shared
-        algorithm = with_numbers(setup.algorithm, inputs.numbers)
-        return algorithm, objective_of(inputs.task, clients), inputs.mixer
+        data, run = shared
+        algorithm = with_numbers(setup.algorithm, run.numbers)
+        return algorithm, objective_of(data.task, clients_of_run(data, run)), run.mixer
 
-    shared = inputs, clients
-    return gossip_engine.make_from(build, shared, setup.agents, setup.devices)
+    return gossip_engine.make_from(build, (data, run), setup.agents, setup.devices)
 
 
 def keys_of(key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -136,33 +150,32 @@ def keys_of(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def created(
-    inputs: Inputs,
+    data: Data,
+    run: Run,
     key: jax.Array,
     run_key: jax.Array | None = None,
     params: Params | None = None,
 ) -> Any:
     """Makes what `begin_run` starts from: the key of the initial parameters, or these,
     and the key of the run."""
-    del inputs
+    del data, run
     init_key, rest = jax.random.split(key)
     start = init_key if params is None else params
     return start, rest if run_key is None else run_key
 
 
 def begin_run(
-    setup: GossipSetup,
-    inputs: Inputs,
-    created: tuple[Any, jax.Array],
-    clients: Clients,
-) -> State:
+    setup: GossipSetup, data: Data, run: Run, created: tuple[Any, jax.Array]
+) -> tuple[State, jax.Array]:
     """Runs iteration 0; see `created`."""
     params, key = created
     if _is_key(params):
-        params = inputs.task.init(params)
+        params = data.task.init(params)
     batch_key, agent_key = keys_of(key)
-    start, _ = step_functions(setup, inputs, clients)
-    drawn = batches(setup, clients, True, batch_key, 0)
-    return State(start(params, drawn, agent_key), key)
+    start, _ = step_functions(setup, data, run)
+    drawn = batches(setup, clients_of_run(data, run), True, batch_key, 0)
+    state = State(start(params, drawn, agent_key), key)
+    return state, jnp.ones(setup.agents, bool)
 
 
 def _is_key(value: Any) -> bool:
@@ -171,13 +184,12 @@ def _is_key(value: Any) -> bool:
 
 
 def run_rounds(
-    setup: GossipSetup, inputs: Inputs, state: State, clients: Clients, count: jax.Array
+    setup: GossipSetup, data: Data, run: Run, state: State, count: jax.Array
 ) -> tuple[State, Metrics]:
     """Runs `count` iterations, a number that may be traced."""
-    batch_key, agent_key = keys_of(
-        state.key if inputs.run_key is None else inputs.run_key
-    )
-    _, step = step_functions(setup, inputs, clients)
+    batch_key, agent_key = keys_of(state.key if run.key is None else run.key)
+    _, step = step_functions(setup, data, run)
+    clients = clients_of_run(data, run)
 
     def body(_, carry):
         training, metrics = carry
@@ -194,15 +206,20 @@ def run_rounds(
     return State(training, state.key), metrics
 
 
-def score_mean(task: Task, params: Params, clients: Clients, test: Any) -> Evaluation:
+def score_mean(
+    data: Data, partition: Partition, own_tests: OwnTests | None, params: Params
+) -> Evaluation:
     """Evaluates the agents' mean parameters.
 
     "consensus" is the root of the mean over agents of ||x_i - mean x||^2.
     """
+    del own_tests  # agents have none
     mean = jax.tree.map(lambda x: x.mean(0), params)
     distance = lambda x: optax.tree.norm(tree.sub(x, mean), squared=True)
     consensus = jnp.sqrt(jax.vmap(distance)(params).mean())
-    return {**evaluate(task, mean, clients, test), "consensus": consensus}
+    clients = Clients(data.x, data.y, partition)
+    tests = data.test, None, data.validation
+    return {**evaluate(data.task, mean, clients, *tests), "consensus": consensus}
 
 
 @promoting
@@ -265,55 +282,39 @@ def decentralize(
         devices=tuple(devices),
         privacy=privacy,
     )
+    if privacy is not None:
+        check_distinct(parts)
+    setup.check_sizes(list(map(len, parts)))
     mixed, links = _mix(setup, weights)
-    clients = _place(setup, dataset.x_train, dataset.y_train, parts)
-    inputs = inputs_of(algorithm, setup.task, mixed, noise)
-    check_rule_kinds(algorithm)
-    # raises if sizes or parameters do not fit
-    keys = created(inputs, jax.random.key(0))
-    jax.eval_shape(partial(begin_run, setup), inputs, keys, clients)
-    check_rules(algorithm, jax.eval_shape(task.init, jax.random.key(0)))
+    clients = clients_of(dataset.x_train, dataset.y_train, parts)
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
-    inputs, test = _placed(setup, (inputs, test))
-    return Simulation(
-        runner=RUNNER,
-        setup=setup,
-        inputs=inputs,
-        clients=clients,
-        test=test,
-        programs=_programs(setup),
-        links=links,
-        guarantee=guarantee,
-    )
+    data = Data(setup.task, clients.x, clients.y, test)
+    run = Run(numbers(algorithm, **noise), clients.partition, mixer=mixed)
+    check_rule_kinds(algorithm)
+    program = program_of(setup)
+    # raises if sizes or parameters do not fit
+    keys = created(data, run, jax.random.key(0))
+    jax.eval_shape(program.begin, data, run, keys)
+    check_rules(algorithm, jax.eval_shape(task.init, jax.random.key(0)))
+    data, run = program.placed(data, run)
+    return Simulation(program, compiled(program), data, run, links, guarantee)
 
 
-def _programs(setup: GossipSetup) -> Programs:
-    def begin(inputs, keys, clients):
-        state = begin_run(setup, inputs, keys, clients)
-        return state, jnp.ones(setup.agents, bool)
-
-    def rounds(inputs, state, clients, count):
-        return run_rounds(setup, inputs, state, clients, count)
-
-    replicated, where, _ = _shardings(setup)
-    return Programs(
+def program_of(setup: GossipSetup) -> Program:
+    """Makes the functions of a decentralized simulation."""
+    sharded, everywhere = gossip_engine.placements(setup.devices)
+    states = State(gossip_engine.State(everywhere, sharded), everywhere)
+    return Program(
+        settings=setup,
         create=created,
-        begin=jax.jit(begin, out_shardings=(where, replicated)),
-        rounds=jax.jit(rounds, donate_argnums=1, out_shardings=(where, replicated)),
-        score=jax.jit(score_mean),
+        begin=partial(begin_run, setup),
+        rounds=partial(run_rounds, setup),
+        score=score_mean,
+        traffic=partial(_traffic, setup),
+        donates=False,
+        shardings=(everywhere, everywhere, states) if setup.devices else None,
+        mix=partial(_mix, setup),
     )
-
-
-def _shardings(setup: GossipSetup) -> tuple[Any, Any, Any]:
-    """Shardings of inputs, states and clients, None on JAX's default device."""
-    sharded, replicated = gossip_engine.placements(setup.devices)
-    state = State(gossip_engine.State(replicated, sharded), replicated)
-    return replicated, state, replicated
-
-
-def _placed(setup: GossipSetup, arrays: Any) -> Any:
-    _, replicated = gossip_engine.placements(setup.devices)
-    return arrays if replicated is None else jax.device_put(arrays, replicated)
 
 
 def _mix(setup: GossipSetup, weights: Any) -> tuple[Mixer, float]:
@@ -327,32 +328,12 @@ def _mix(setup: GossipSetup, weights: Any) -> tuple[Mixer, float]:
         )
     off_diagonal = ~np.eye(setup.agents, dtype=bool)
     links = float((matrices[:, off_diagonal] != 0).sum(1).mean())
-    return _placed(setup, setup.mixing(weights)), links
+    return setup.mixing(weights), links
 
 
-def _place(setup: GossipSetup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
-    if len(parts) != setup.agents:
-        raise ValueError(f"there are {setup.agents} agents, got {len(parts)} parts")
-    if setup.privacy is not None:
-        check_distinct(parts)
-    clients = clients_of(x, y, parts)
-    least = min(map(len, parts))
-    sizes = {"batch_size": setup.batch_size, "first_size": setup.first_size}
-    for name, size in sizes.items():
-        check_count(name, size, 1, least, limit="the examples of the smallest agent")
-    return _placed(setup, clients)
-
-
-def _evaluate(simulation: Simulation, state: State) -> Evaluation:
-    task = simulation.inputs.task
-    return simulation.programs.score(
-        task, state.params, simulation.clients, simulation.test
-    )
-
-
-def _traffic(simulation: Simulation) -> tuple[Traffic, Traffic]:
-    """Bytes over all links at t = 0, and at a later t."""
-    setup, clients = simulation.setup, simulation.clients
+def _traffic(setup: GossipSetup, data: Data, run: Run) -> tuple[Traffic, Traffic]:
+    """Bytes over one link at t = 0, and at a later t."""
+    clients = clients_of_run(data, run)
     objective = objective_of(setup.task, clients)
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
     batch = lambda first: jax.eval_shape(
@@ -361,35 +342,4 @@ def _traffic(simulation: Simulation) -> tuple[Traffic, Traffic]:
     sent = gossip_engine.traffic(
         setup.algorithm, objective, params, batch(True), batch(False)
     )
-    first, later = simulation.links * sent.first, simulation.links * sent.later
-    return Traffic(first, first), Traffic(later, later)
-
-
-def _calibrate(
-    setup: GossipSetup, privacy: AgentPrivacy | None, sizes: Sequence[int]
-) -> tuple[GossipSetup, Guarantee, dict[str, Any]]:
-    """The setup with other noise, its guarantee, and the noise as a hyperparameter."""
-    old = setup.privacy
-    privacy = privacy or old
-    assert privacy is not None  # the simulation is private
-    noise = ("rounds", "delta", "epsilon", "noise_scale", "insecure_fixed_noise")
-    free = {name: getattr(privacy, name) for name in (*noise, PUBLISHED)}
-    if old is None or dataclasses.replace(old, **free) != privacy:
-        raise ValueError(
-            "a simulation can vary the rounds and the noise of its privacy only; make "
-            "another simulation with decentralize"
-        )
-    guarantee, scale = privacy.calibrated(sizes)
-    return setup._replace(privacy=privacy), guarantee, {"noise_scale": scale}
-
-
-RUNNER = Runner(
-    place=_place,
-    evaluate=_evaluate,
-    traffic=_traffic,
-    programs=_programs,
-    shardings=lambda setup, clients: _shardings(setup),
-    mix=_mix,
-    calibrate=_calibrate,
-)
-PUBLISHED = "publish_training_metrics"
+    return Traffic(sent.first, sent.first), Traffic(sent.later, sent.later)

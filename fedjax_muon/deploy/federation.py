@@ -7,11 +7,11 @@ which entry differs.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_muon.core import Algorithm, Exchange, check_count, with_numbers
+from fedjax_muon.core import Algorithm, Exchange, check_count
 from fedjax_muon.core.recipe import described, in_words
 from fedjax_muon.deploy.messages import plain, schema
 from fedjax_muon.engine import plans
@@ -21,7 +21,8 @@ from fedjax_muon.simulation.arguments import check_algorithm, check_task
 from fedjax_muon.simulation.arrivals import Arrivals, size_of
 from fedjax_muon.simulation.batching import Sampler, shuffled_epochs
 from fedjax_muon.simulation.participation import Cohorts, equal, participation, uniform
-from fedjax_muon.simulation.rounds import Inputs, Setup, Weighting, check_setup
+from fedjax_muon.simulation.program import numbers
+from fedjax_muon.simulation.rounds import Setup, Weighting, check_setup, traced
 from fedjax_muon.simulation.timing import timed
 from fedjax_muon.tasks.task import Task, as_argument
 from fedjax_muon.versions import PACKAGE_VERSION
@@ -57,15 +58,18 @@ class Federation(NamedTuple):
         work, size = self.setup.work, self.setup.batch_size
         return 1 if number < self.first else work.bound(self.max_client_size, size)
 
-    def with_inputs(self, inputs: Inputs) -> "Federation":
-        """The same federation with traced hyperparameters and arrays of the task.
+    @property
+    def inputs(self) -> tuple[Task, dict[str, Any]]:
+        """Arrays of the task, and hyperparameters.
 
         They are arguments of the compiled programs as in a simulation, since constants
         would be rounded differently.
         """
-        algorithm = with_numbers(self.setup.algorithm, inputs.numbers)
-        setup = self.setup._replace(algorithm=algorithm, task=inputs.task)
-        return self._replace(setup=setup)
+        return self.setup.task, numbers(self.setup.algorithm)
+
+    def with_inputs(self, inputs: tuple[Task, dict[str, Any]]) -> "Federation":
+        """The same federation with traced inputs."""
+        return self._replace(setup=traced(self.setup, *inputs))
 
     def told(self, number: int, present: int) -> int:
         """Number of clients in an exchange, as nodes are told.

@@ -19,9 +19,8 @@ from fedjax_muon.core import Round, atomic_files, tree
 from fedjax_muon.deploy import messages
 from fedjax_muon.deploy.federation import Federation, description, differences
 from fedjax_muon.deploy.messages import Message, MessageError
-from fedjax_muon.simulation.batching import Clients
+from fedjax_muon.simulation.batching import Clients, Partition
 from fedjax_muon.simulation.rounds import objective_and_sampler
-from fedjax_muon.simulation.simulation import inputs_of
 
 INITIAL = -1  # turn of the state before the first answer
 
@@ -144,7 +143,6 @@ def client_program(
       `train(client, clients, request, state, index) -> (message, state, whether both
       are finite)`; the request is that of `request_shapes`.
     """
-    inputs = inputs_of(shared.setup.algorithm, shared.setup.task)
 
     @jax.jit
     def train(inputs, client, clients, request, state, index, once):
@@ -168,7 +166,7 @@ def client_program(
         zeros = tree.zeros_like(jax.eval_shape(run))
         return jax.lax.fori_loop(0, once, lambda _, last: run(), zeros)
 
-    return functools.partial(train, inputs, once=jnp.int32(1))
+    return functools.partial(train, shared.inputs, once=jnp.int32(1))
 
 
 class States:
@@ -266,12 +264,11 @@ def _clients(shared: Federation, client: int, x: np.ndarray, y: np.ndarray) -> C
     size[client] = len(y)
     shares = np.zeros((number, shared.classes), np.float32)
     shares[client] = np.bincount(y, minlength=shared.classes) / len(y)
-    return Clients(
-        x=jnp.asarray(x),
-        y=jnp.asarray(y),
+    partition = Partition(
         order=jnp.arange(len(y), dtype=jnp.int32),
         start=jnp.zeros(number, jnp.int32),
         size=jnp.asarray(size),
         shares=jnp.asarray(shares),
         max_size=shared.max_client_size,
     )
+    return Clients(jnp.asarray(x), jnp.asarray(y), partition)

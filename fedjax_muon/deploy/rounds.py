@@ -25,8 +25,7 @@ from fedjax_muon.engine.round import exchange_keys, make_exchange, staleness_of
 from fedjax_muon.simulation.arrivals import Arrival
 from fedjax_muon.simulation.asynchronous import asynchronous
 from fedjax_muon.simulation.batching import objective_of
-from fedjax_muon.simulation.rounds import Inputs, State, cohort_of, init_state
-from fedjax_muon.simulation.simulation import inputs_of
+from fedjax_muon.simulation.rounds import State, cohort_of, init_state
 
 # Sends requests by client id, and yields (client id, answer) as answers arrive, until
 # all have arrived or the deadline in seconds is over. With asynchronous rounds, several
@@ -265,7 +264,7 @@ def _broadcast_program(shared: Federation, number: int) -> Callable[..., Any]:
         state = server if ours.setup.arrivals is None else server.inner
         return ours.exchanges[number].broadcast(state, round)
 
-    return functools.partial(broadcast, _inputs(shared))
+    return functools.partial(broadcast, shared.inputs)
 
 
 def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
@@ -307,8 +306,4 @@ def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
         after, _, received = run(server, (), members)
         return after, received
 
-    return functools.partial(update, _inputs(shared))
-
-
-def _inputs(shared: Federation) -> Inputs:
-    return inputs_of(shared.setup.algorithm, shared.setup.task)
+    return functools.partial(update, shared.inputs)

@@ -16,10 +16,13 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from fedjax_muon import no_tpu
+from fedjax_muon.decentralized import simulation as decentralized
 from fedjax_muon.engine.plans import Plan, vmapped
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import SHARDED
 from fedjax_muon.planning.memory import EXHAUSTED, bytes_text, work_of
+from fedjax_muon.simulation import federated
+from fedjax_muon.simulation.program import compiled
 from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.versions import check_installed
@@ -53,7 +56,7 @@ def compile_for(
       plan: Execution plan for a cohort; by default `vmapped`, the default on
         accelerators. Agents of a decentralized simulation have no plan.
     """
-    devices, setup = topology_devices(topology), simulation.setup
+    devices, setup = topology_devices(topology), simulation.settings
     if isinstance(setup, Setup) and setup.split_examples and len(devices) == 1:
         raise ValueError(
             f"{topology} is one chip, and split_examples needs several; choose a "
@@ -125,22 +128,22 @@ def topology_devices(topology: str) -> tuple[jax.Device, ...]:
 
 def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
     """The program of a round for other devices, by shapes alone."""
-    several = tuple(devices) if len(devices) > 1 else ()
-    setup = simulation.setup._replace(devices=several)
-    if isinstance(setup, Setup):  # agents have no plan
-        setup = setup._replace(plan=plan)
-    runner = simulation.runner
-    programs = runner.programs(setup)
-    shardings = (SingleDeviceSharding(devices[0]),) * 3
-    if several:
-        shardings = runner.shardings(setup, simulation.clients)
-    clients = _placed(simulation.clients, shardings[2], len(devices))
-    inputs = simulation.inputs
-    created = jax.eval_shape(programs.create, inputs, jax.random.key(0))
-    begun = programs.begin.trace(inputs, created, clients).out_info[0]
-    inputs, state = map(_placed, (inputs, begun), shardings)
+    settings = simulation.settings._replace(
+        devices=tuple(devices) if len(devices) > 1 else ()
+    )
+    if isinstance(settings, Setup):
+        program = federated.program_of(settings._replace(plan=plan))
+    else:  # agents have no plan
+        program = decentralized.program_of(settings)
+    alone = (SingleDeviceSharding(devices[0]),) * 3
+    of_data, of_runs, of_states = program.shardings or alone
+    data = _placed(simulation.data, of_data, len(devices))
+    run, programs = simulation.run, compiled(program)
+    created = jax.eval_shape(program.create, data, run, jax.random.key(0))
+    begun = programs.begin.trace(data, run, created).out_info[0]
+    run, state = _placed(run, of_runs), _placed(begun, of_states)
     count = jax.ShapeDtypeStruct((), jnp.int32)
-    return programs.rounds.trace(inputs, state, clients, count)
+    return programs.rounds.trace(data, run, state, count)
 
 
 def _placed(arrays: Any, shardings: Any, parts: int = 1) -> Any:

@@ -11,7 +11,6 @@ import jax
 from fedjax_muon.core import tree
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import Devices
-from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation
 
 # On a CPU the interpreter, JAX, its compiler and the figures use the same memory:
@@ -40,18 +39,12 @@ class Memory(NamedTuple):
 
 def held_by(simulation: Simulation) -> Memory:
     """Computes the memory of the state, which is not allocated, and of the examples."""
-    state, _ = _begin(simulation).out_info
+    state = simulation.like
     divided = tree.nbytes(state.divided)
-    own = divided // max(1, len(simulation.setup.devices))
-    held = (simulation.inputs, simulation.clients, simulation.test)
-    examples = {id(x): _on_one_device(x) for x in jax.tree.leaves(held)}
+    own = divided // max(1, len(simulation.settings.devices))
+    held = jax.tree.leaves((simulation.data, simulation.run))
+    examples = {id(x): _on_one_device(x) for x in held}
     return Memory(tree.nbytes(state) - divided + own, sum(examples.values()), 0)
-
-
-def _begin(simulation: Simulation) -> jax.stages.Traced:
-    inputs, programs = simulation.inputs, simulation.programs
-    created = jax.eval_shape(programs.create, inputs, jax.random.key(0))
-    return programs.begin.trace(inputs, created, simulation.clients)
 
 
 @promoting
@@ -61,18 +54,15 @@ def memory_of(simulation: Simulation) -> Memory | None:
     Its programs are compiled, and used again when it runs. None if the compiler finds
     that a device has too little memory for one of them.
     """
-    setup, programs = simulation.setup, simulation.programs
-    inputs, clients = simulation.inputs, simulation.clients
-    begin, held = _begin(simulation), held_by(simulation)
-    state, _ = begin.out_info
-    rounds = programs.rounds.trace(inputs, state, clients, 1)
-    scored = [inputs.task, state.params, clients, simulation.test]
-    if isinstance(setup, Setup):  # clients may have tests of their own
-        scored.append(simulation.own_tests)
+    data, run = simulation.data, simulation.run
+    held, state = held_by(simulation), simulation.like
+    rounds = simulation.compiled.rounds.trace(data, run, state, 1)
     # whatever the devices are, one of them evaluates
-    score = programs.score.trace(*jax.eval_shape(lambda *shapes: shapes, *scored))
+    scored = data, run.partition, run.own_tests, state.params
+    score = simulation.compiled.score.trace(*jax.eval_shape(lambda *x: x, *scored))
+    programs = (simulation.traced_begin, rounds, score)
     try:
-        needs = [work_of(one.lower().compile()) for one in (begin, rounds, score)]
+        needs = [work_of(one.lower().compile()) for one in programs]
     except jax.errors.JaxRuntimeError as error:
         if EXHAUSTED in str(error):
             return None
@@ -99,7 +89,7 @@ def check_memory(simulation: Simulation) -> None:
 
     It warns, and checks nothing, if the memory is unknown.
     """
-    devices = simulation.setup.devices
+    devices = simulation.settings.devices
     try:
         limit = limit_of(devices)
         need = memory_of(simulation)

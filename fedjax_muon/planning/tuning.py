@@ -8,9 +8,11 @@ the model, the cohort and the device. So does the form of its convolutions, or t
 of its products; simulations that differ in these are candidates of one call.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -20,7 +22,8 @@ from fedjax_muon.core import check_count
 from fedjax_muon.engine.plans import smaller_plans, vmapped
 from fedjax_muon.engine.processes import broadcast_from_first
 from fedjax_muon.planning.memory import UnknownMemoryError, limit_of, memory_of
-from fedjax_muon.simulation.federated import with_plan
+from fedjax_muon.simulation.federated import program_of
+from fedjax_muon.simulation.program import compiled
 from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation
 
@@ -72,15 +75,18 @@ def candidates_of(
     several = simulation if isinstance(simulation, Mapping) else {"": simulation}
     candidates = {}
     for name, one in several.items():
-        if not isinstance(one.setup, Setup):
+        if not isinstance(one.settings, Setup):
             raise ValueError(
                 "agents of a decentralized simulation have no plan to tune"
             )
-        clients = -(-one.setup.cohort_size // max(1, len(one.setup.devices)))
+        clients = -(-one.settings.cohort_size // max(1, len(one.settings.devices)))
         plans = [("vmapped", vmapped), *smaller_plans(clients)]
         for plan_name, plan in plans:
             title = f"{name}, {plan_name}" if name else plan_name
-            candidates[title] = with_plan(one, plan)
+            program = program_of(one.settings._replace(plan=plan))
+            candidates[title] = dataclasses.replace(
+                one, program=program, compiled=compiled(program)
+            )
     return candidates
 
 
@@ -92,13 +98,12 @@ def _measured(simulation: Simulation, seconds: float, repeats: int) -> float:
 
     # The program itself: a private simulation refuses more rounds than are accounted
     # for, and of these rounds nothing but their time is kept.
-    run = simulation.programs.rounds
-    inputs, clients = simulation.inputs, simulation.clients
+    run = partial(simulation.compiled.rounds, simulation.data, simulation.run)
 
     def timed(rounds: int) -> float:
         copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))  # it is donated
         began = time.perf_counter()
-        jax.block_until_ready(run(inputs, copy, clients, rounds))
+        jax.block_until_ready(run(copy, rounds))
         return (time.perf_counter() - began) / rounds
 
     timed(1)  # compiles
@@ -109,7 +114,7 @@ def _measured(simulation: Simulation, seconds: float, repeats: int) -> float:
 def _fits(simulation: Simulation) -> bool:
     try:
         need = memory_of(simulation)
-        limit = limit_of(simulation.setup.devices)
+        limit = limit_of(simulation.settings.devices)
         return need is not None and need.total <= limit
     except UnknownMemoryError:
         return True  # a program that does not fit stops with JAX's own error

@@ -564,9 +564,11 @@ def of_seed(
     simulated: simulation.Simulation, run: Run, dataset: Dataset
 ) -> simulation.Simulation:
     """A simulation with the partition, and the graph, of another run's seed."""
+    if simulated.guarantee is not None:
+        return simulation_of(run, dataset)
     parts = parts_of(run.config, dataset, run.seed)
     if is_of_agents(run):
         weights = topology.metropolis(graph_of(run.config, run.seed))
-        return simulated.vary(parts=parts, weights=weights)
+        return simulated.at(parts=parts, weights=weights)
     tests = tests_of(run.config, dataset, parts, run.seed)
-    return simulated.vary(parts=parts, test_parts=tests)
+    return simulated.at(parts=parts, test_parts=tests)

@@ -10,9 +10,8 @@ from fedjax_muon.data import Dataset
 from fedjax_muon.engine.processes import is_first
 from fedjax_muon.engine.terminal import plain_console
 from fedjax_muon.planning.tuning import tune
-from fedjax_muon.runs.build import CONVOLUTIONAL, task_of
-from fedjax_muon.runs.config import Config
-from fedjax_muon.simulation.federated import with_task
+from fedjax_muon.runs.build import CONVOLUTIONAL, simulation_of
+from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation.simulation import Simulation
 
 CHUNKED = "chunked with chunk_size "
@@ -28,17 +27,21 @@ def is_tuned(config: Config, asked: bool) -> bool:
 
 
 def forms_of(
-    config: Config, simulation: Simulation, dataset: Dataset
+    run: Run, simulation: Simulation, dataset: Dataset
 ) -> dict[str, tuple[Config, Simulation]]:
     """Configs and simulations of the forms of a run's convolutions, by name.
 
     A form that the user chose is the only one.
     """
-    forms: dict[str, tuple[Config, Simulation]]
+    config, forms = run.config, dict[str, tuple[Config, Simulation]]()
     forms = {config.convolution: (config, simulation)}
     if config.model in CONVOLUTIONAL and config.convolution == "direct":
         other = dataclasses.replace(config, convolution="patches")
-        forms["patches"] = other, with_task(simulation, task_of(other, dataset))
+        if not config.split_examples:  # they are on the devices already
+            held: Any = simulation.data
+            dataset = dataset._replace(x_train=held.x, x_test=held.test[0])
+        again = dataclasses.replace(run, config=other)
+        forms["patches"] = other, simulation_of(again, dataset)
     return forms
 
 

@@ -34,7 +34,6 @@ from fedjax_muon.runs.directory import (
     to_json,
 )
 from fedjax_muon.simulation import checkpoint
-from fedjax_muon.simulation.own_accuracy import client_scores
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Step, steps
 from fedjax_muon.tracking import Tracker, follow
@@ -296,9 +295,9 @@ def restore_rows(metrics: Path, rows: str, *, behind: bool = False) -> None:
 
 def clients_of(simulation: Simulation, state: Any) -> str:
     """The text of clients.csv; none if clients have no test examples, or privacy."""
-    if simulation.own_tests is None or simulation.guarantee is not None:
+    if simulation.run.own_tests is None or simulation.guarantee is not None:
         return ""
-    columns = client_scores(simulation, state)
+    columns = simulation.client_scores(state)
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = [
         {"round": state.round, "client": client, **dict(zip(columns, row, strict=True))}

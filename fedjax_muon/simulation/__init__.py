@@ -1,7 +1,7 @@
 """Simulations of federated training."""
 
 from fedjax_muon.simulation import checkpoint
-from fedjax_muon.simulation.federated import STATE, federate, with_plan, with_task
+from fedjax_muon.simulation.federated import STATE, federate
 from fedjax_muon.simulation.participation import by_examples, uniform
 from fedjax_muon.simulation.simulation import (
     NonFiniteError,
@@ -18,6 +18,4 @@ __all__ = [
     "checkpoint",
     "federate",
     "uniform",
-    "with_plan",
-    "with_task",
 ]

@@ -26,17 +26,33 @@ Sampler = Callable[[jax.Array, jax.Array, int, int, int], jax.Array]
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Clients:
-    """Training examples of all clients, each of which owns a segment of `order`."""
+class Partition:
+    """Which examples each client has: a segment of `order`."""
 
-    x: jax.Array  # [n, ...]
-    y: jax.Array  # [n]
     order: jax.Array  # int32, ids of examples, client by client
     start: jax.Array  # int32 [N], first position of a client's segment
     size: jax.Array  # int32 [N], length of the segment, at least 1
     shares: jax.Array  # float32 [N, classes], class frequencies of a client's examples
     # upper bound of the sizes, on which the shapes in compiled programs depend
     max_size: int = dataclasses.field(metadata={"static": True})
+
+
+class Clients(NamedTuple):
+    """Training examples of all clients."""
+
+    x: jax.Array  # [n, ...]
+    y: jax.Array  # [n]
+    partition: Partition
+
+    @property
+    def size(self) -> jax.Array:
+        """The number of examples of each client, int32 [N]."""
+        return self.partition.size
+
+    @property
+    def max_size(self) -> int:
+        """An upper bound of the sizes."""
+        return self.partition.max_size
 
 
 class ExampleIndices(NamedTuple):
@@ -48,6 +64,16 @@ class ExampleIndices(NamedTuple):
 
 def clients_of(x: Array, y: Array, parts: Sequence[np.ndarray]) -> Clients:
     """Puts examples x [n, ...] with labels y [n] of clients on the device."""
+    if x.dtype == np.uint8:
+        raise ValueError(
+            "these examples are raw uint8 pixels; convert them first, with "
+            "fedjax_muon.data.standardize(dataset) or to float32"
+        )
+    return Clients(jnp.asarray(x), jnp.asarray(y), partition_of(y, parts))
+
+
+def partition_of(y: Array, parts: Sequence[np.ndarray]) -> Partition:
+    """Puts the ids of clients' examples, whose labels are y [n], on the device."""
     if not parts:
         raise ValueError("a partition needs at least one client, got none")
     sizes = [len(part) for part in parts]
@@ -59,17 +85,11 @@ def clients_of(x: Array, y: Array, parts: Sequence[np.ndarray]) -> Clients:
     order = np.concatenate([np.asarray(part) for part in parts])
     if order.dtype.kind not in "iu":
         raise ValueError(f"a partition holds ids of examples, got {order.dtype}")
-    unknown = order[(order < 0) | (order >= len(x))]
+    unknown = order[(order < 0) | (order >= len(y))]
     if len(unknown):
         raise ValueError(
             f"the partition names example {unknown[0]}, but there are only 0 to "
-            f"{len(x) - 1}"
-        )
-    start = np.cumsum([0, *sizes[:-1]])
-    if x.dtype == np.uint8:
-        raise ValueError(
-            "these examples are raw uint8 pixels; convert them first, with "
-            "fedjax_muon.data.standardize(dataset) or to float32"
+            f"{len(y) - 1}"
         )
     labels = np.asarray(y)
     if labels.dtype.kind not in "iu" or labels.min() < 0:
@@ -79,11 +99,9 @@ def clients_of(x: Array, y: Array, parts: Sequence[np.ndarray]) -> Clients:
     classes = int(labels.max()) + 1
     counts = [np.bincount(labels[part], minlength=classes) for part in parts]
     as_ids = lambda a: jnp.asarray(a, jnp.int32)
-    return Clients(
-        x=jnp.asarray(x),
-        y=jnp.asarray(y),
+    return Partition(
         order=as_ids(order),
-        start=as_ids(start),
+        start=as_ids(np.cumsum([0, *sizes[:-1]])),
         size=as_ids(sizes),
         shares=jnp.asarray(np.array(counts) / np.array(sizes)[:, None], jnp.float32),
         max_size=max_client_size_of(parts),
@@ -236,9 +254,9 @@ def draw_rows(
     """Makes a function `(client id, key) -> ExampleIndices`, for the engine."""
 
     def draw(client: jax.Array, key: jax.Array) -> ExampleIndices:
-        size = clients.size[client]
-        position = sampler(key, size, steps, batch_size, clients.max_size)
-        ids = clients.order[clients.start[client] + jnp.maximum(position, 0)]
+        at, size = clients.partition, clients.size[client]
+        position = sampler(key, size, steps, batch_size, at.max_size)
+        ids = at.order[at.start[client] + jnp.maximum(position, 0)]
         ids = jnp.where(position < 0, -1, ids)
         return ExampleIndices(ids, jnp.full(len(ids), client, jnp.int32))
 
@@ -281,4 +299,4 @@ def batch_of(
     ids, client = rows
     weight = (ids >= 0).astype(jnp.float32)
     x, y = take(clients.x, ids), clients.y[ids]
-    return Batch(x, y, weight, client, clients.shares[client], ids)
+    return Batch(x, y, weight, client, clients.partition.shares[client], ids)

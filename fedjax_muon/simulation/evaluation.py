@@ -54,26 +54,29 @@ def evaluate(
     clients: Clients,
     test: Examples,
     own_tests: OwnTests | None = None,
+    validation: Examples | None = None,
 ) -> Evaluation:
-    """Evaluates parameters on training and test examples.
+    """Evaluates parameters on training, test and validation examples.
 
     Args:
       clients: Their examples are the training examples. From more than 10,000 of them,
         as many are selected at equal distances in the order of clients.
       own_tests: The clients' test examples, if they have their own.
+      validation: Examples that no client has.
 
     Returns:
-      Every metric of the task with the prefixes "train_" and "test_". If examples are
+      Every metric of the task with the prefixes "train_", "test_" and, with validation
+      examples, "validation_". If examples are
       classified, also "client_accuracy_std" and "client_accuracy_min", the standard
       deviation and the lowest of the clients' accuracies on training examples, and, if
       clients have test examples, the entries of `spread` on them with the prefix
       "client_test_accuracy_".
     """
-    count = len(clients.order)
+    count = len(clients.partition.order)
     sampled = np.linspace(
         0, count - 1, min(count, MAX_TRAINING_EXAMPLES), dtype=np.int32
     )
-    owned = clients.order[sampled]
+    owned = clients.partition.order[sampled]
     y = clients.y[owned]
     train = scores(task, params, clients.x[owned], y)
     metrics = {
@@ -96,6 +99,9 @@ def evaluate(
                 f"client_test_accuracy_{name}": value
                 for name, value in spread(accuracy, counts > 0).items()
             }
+    if validation is not None:
+        held_out = measure(task, params, *validation)
+        metrics |= {f"validation_{name}": value for name, value in held_out.items()}
     return metrics
 
 
@@ -155,5 +161,5 @@ def scores(task: Task, params: Params, x: jax.Array, y: jax.Array) -> Scores:
 
 def _owners(clients: Clients) -> jax.Array:
     """The client of each entry of `order`."""
-    number, total = len(clients.size), len(clients.order)
+    number, total = len(clients.size), len(clients.partition.order)
     return jnp.repeat(jnp.arange(number), clients.size, total_repeat_length=total)

@@ -7,7 +7,6 @@
 `training.train` then runs and evaluates the other rounds.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from fedjax_muon import engine
 from fedjax_muon.clocks import Clock
 from fedjax_muon.core import Algorithm, Exchange, Params, check_count
 from fedjax_muon.data import Dataset
-from fedjax_muon.engine import plans
+from fedjax_muon.engine import Traffic, plans
 from fedjax_muon.engine.plans import Plan
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import (
@@ -34,7 +33,6 @@ from fedjax_muon.engine.sharding import (
 )
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.guarantees import check_left_out
-from fedjax_muon.simulation import own_accuracy
 from fedjax_muon.simulation.arguments import (
     Parts,
     check_algorithm,
@@ -46,11 +44,17 @@ from fedjax_muon.simulation.arguments import (
 from fedjax_muon.simulation.arrivals import Arrivals, size_of
 from fedjax_muon.simulation.batching import (
     Clients,
+    Partition,
     Sampler,
     clients_of,
     shuffled_epochs,
 )
-from fedjax_muon.simulation.evaluation import Evaluation, evaluate, own_tests_of
+from fedjax_muon.simulation.evaluation import (
+    Evaluation,
+    OwnTests,
+    evaluate,
+    own_tests_of,
+)
 from fedjax_muon.simulation.participation import (
     Cohorts,
     Epochs,
@@ -58,8 +62,15 @@ from fedjax_muon.simulation.participation import (
     uniform,
     work_of,
 )
+from fedjax_muon.simulation.program import (
+    Data,
+    Program,
+    Run,
+    clients as clients_of_run,
+    compiled,
+    numbers,
+)
 from fedjax_muon.simulation.rounds import (
-    Inputs,
     Metrics,
     Setup,
     State,
@@ -71,9 +82,9 @@ from fedjax_muon.simulation.rounds import (
     objective_and_sampler,
     run_prologue,
     run_rounds,
-    with_inputs,
+    traced,
 )
-from fedjax_muon.simulation.simulation import Programs, Runner, Simulation, inputs_of
+from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.timing import away_of, blank_inputs, on_time, timed
 from fedjax_muon.tasks.task import Task, as_argument
 
@@ -192,88 +203,77 @@ def federate(
         deadline=deadline,
         arrivals=arrivals,
     )
-    clients = _place(setup, dataset.x_train, dataset.y_train, parts)
+    x, y = dataset.x_train, dataset.y_train
+    clients = clients_of(x, y, parts)
     check_setup(setup)
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
-    own_tests = None
+    data = Data(setup.task, clients.x, clients.y, test)
+    run = Run(numbers(algorithm), clients.partition, timing=blank_inputs(setup))
     if test_parts is not None:
-        own_tests = own_tests_of(test_parts, len(parts), len(dataset.x_test))
+        tests = own_tests_of(test_parts, len(parts), len(dataset.x_test))
+        run = run._replace(own_tests=tests)
+    program = program_of(setup)
     if devices:
-        test, own_tests = replicated((test, own_tests), devices)
-        setup = setup._replace(task=replicated(setup.task, devices))
-    simulation = Simulation(
-        runner=RUNNER,
-        setup=setup,
-        inputs=inputs_of(algorithm, setup.task)._replace(timing=blank_inputs(setup)),
-        clients=clients,
-        test=test,
-        programs=_programs(setup),
-        guarantee=guarantee,
-        own_tests=own_tests,
-    )
+        data = _divided(setup, data)
+        setup = setup._replace(task=data.task)
+        program = program_of(setup)
+        _, run = program.placed(data, run)
+    simulation = Simulation(program, compiled(program), data, run, guarantee=guarantee)
     if clock is not None:
         on_time(setup, simulation.durations)  # these may raise
         away_of(setup)
     return simulation
 
 
-def with_plan(simulation: Simulation, plan: Plan) -> Simulation:
-    """Changes the plan of a federated simulation, whose programs are compiled again."""
-    setup = simulation.setup._replace(plan=plan)
-    return dataclasses.replace(simulation, setup=setup, programs=_programs(setup))
+def program_of(setup: Setup) -> Program:
+    """Makes the functions of a federated simulation."""
 
+    def at(data: Data, run: Run) -> tuple[Setup, Clients]:
+        given = traced(setup, data.task, run.numbers, run.timing)
+        return given, clients_of_run(data, run)
 
-def with_task(simulation: Simulation, task: Task) -> Simulation:
-    """Changes the task of a federated simulation, whose programs are compiled again.
+    def here(function: Callable[..., Any], result: Any, *more_specs: Any) -> Any:
+        """Runs a function of (data, run, state, ...) on all devices."""
+        specs = (data_specs(setup), REPLICATED, STATE, *more_specs)
+        devices = setup.devices
+        return across(devices, function, specs, result) if devices else function
 
-    Examples and clients stay as they are; nothing is copied.
+    def create(
+        data: Data, run: Run, key: jax.Array, run_key: Any = None, params: Any = None
+    ) -> State:
+        def make(task: Task, numbers: Any, *rest: Any) -> State:
+            return init_state(traced(setup, task, numbers), *rest)
 
-    Args:
-      task: A task for the same examples, such as one whose model computes in bfloat16.
-    """
-    check_task(task)
-    setup = simulation.setup
-    held = as_argument(task)
-    setup = setup._replace(
-        task=replicated(held, setup.devices) if setup.devices else held
-    )
-    check_setup(setup)
-    inputs = simulation.inputs._replace(task=setup.task)
-    return dataclasses.replace(
-        simulation, setup=setup, inputs=inputs, programs=_programs(setup)
-    )
-
-
-def _programs(setup: Setup) -> Programs:
-    def begin(
-        inputs: Inputs, state: State, clients: Clients
-    ) -> tuple[State, jax.Array]:
-        run = _on_devices(setup, with_inputs(run_prologue, setup), clients)
-        return run(inputs, state, clients)
-
-    def rounds(
-        inputs: Inputs, state: State, clients: Clients, count: int
-    ) -> tuple[State, Metrics]:
-        run = _on_devices(setup, with_inputs(run_rounds, setup), clients, REPLICATED)
-        if inputs.run_key is not None:
-            state = state._replace(key=inputs.run_key)
-        return run(inputs, state, clients, count)
-
-    def loss(inputs: Inputs, state: State, clients: Clients) -> jax.Array:
-        run = with_inputs(cohort_loss, setup)
         if setup.devices:
-            specs = (REPLICATED, STATE, client_specs(setup, clients))
-            run = across(setup.devices, run, specs, REPLICATED)
-        return run(inputs, state, clients)
+            where = shardings(setup.devices, STATE)
+            make = jax.jit(make, out_shardings=where)
+        return make(data.task, run.numbers, key, run_key, params)
 
-    return Programs(
-        create=partial(_create, setup),
-        begin=jax.jit(begin, donate_argnums=1),
-        rounds=jax.jit(rounds, donate_argnums=1),
-        score=jax.jit(evaluate),
+    def begin(data: Data, run: Run, state: State) -> tuple[State, jax.Array]:
+        given, clients = at(data, run)
+        return run_prologue(given, state, clients)
+
+    def rounds(data: Data, run: Run, state: State, count: Any) -> tuple[State, Metrics]:
+        given, clients = at(data, run)
+        if run.key is not None:
+            state = state._replace(key=run.key)
+        return run_rounds(given, state, clients, count)
+
+    def loss(data: Data, run: Run, state: State) -> jax.Array:
+        given, clients = at(data, run)
+        return cohort_loss(given, state, clients)
+
+    specs = (data_specs(setup), REPLICATED, STATE)
+    return Program(
+        settings=setup,
+        create=create,
+        begin=here(begin, (STATE, REPLICATED)),
+        rounds=here(rounds, (STATE, REPLICATED), REPLICATED),
+        score=score,
+        traffic=partial(_traffic, setup),
+        shardings=shardings(setup.devices, specs) if setup.devices else None,
+        loss=here(loss, REPLICATED),
         draw=partial(drawn_cohort, setup),
-        loss=jax.jit(loss),
-        own=own_accuracy.program(setup),
     )
 
 
@@ -281,89 +281,44 @@ def _programs(setup: Setup) -> Programs:
 STATE = State(engine.State(REPLICATED, REPLICATED, SHARDED), REPLICATED)
 
 
-def client_specs(setup: Setup, clients: Clients) -> Clients:
-    """The specs of the clients' examples on several devices."""
-    specs = jax.tree.map(lambda _: REPLICATED, clients)
+def data_specs(setup: Setup) -> Data:
+    """The specs of the data on several devices."""
     examples = SHARDED if setup.split_examples else REPLICATED
-    return dataclasses.replace(specs, x=examples)
+    return Data(REPLICATED, examples, REPLICATED, REPLICATED, REPLICATED)
 
 
-def _place(setup: Setup, x: Any, y: Any, parts: Sequence[np.ndarray]) -> Clients:
-    """Puts the clients' examples on the devices."""
-    clients = clients_of(x, y, parts)
-    if not setup.devices:
-        return clients
-    if setup.split_examples:
-        missing = -len(clients.x) % len(setup.devices)
-        last = jnp.repeat(clients.x[-1:], missing, 0)  # never drawn
-        x = jnp.concatenate([clients.x, last])
-        clients = dataclasses.replace(clients, x=x)
-    return placed(clients, setup.devices, client_specs(setup, clients))
+def _divided(setup: Setup, data: Data) -> Data:
+    """Puts the data on the devices."""
+    if not setup.split_examples:
+        return replicated(data, setup.devices)
+    missing = -len(data.x) % len(setup.devices)
+    last = jnp.repeat(data.x[-1:], missing, 0)  # never drawn
+    data = data._replace(x=jnp.concatenate([data.x, last]))
+    return placed(data, setup.devices, data_specs(setup))
 
 
-def _evaluate(simulation: Simulation, state: State) -> Evaluation:
-    """Scores the server's parameters."""
-    setup = simulation.setup
-    arguments: tuple[Any, ...] = (simulation.inputs.task, state.params)
-    arguments += (simulation.clients, simulation.test, simulation.own_tests)
-    if setup.devices and not setup.split_examples:
-        # On one device, since every device has the same arrays.
-        arguments = jax.tree.map(lambda x: x.addressable_data(0), arguments)
-    scores = simulation.programs.score(*arguments)
-    return scores | own_accuracy.metrics(simulation, state)
+def score(
+    data: Data, partition: Partition, own_tests: OwnTests | None, params: Params
+) -> Evaluation:
+    """Evaluates the server's parameters."""
+    clients = Clients(data.x, data.y, partition)
+    tests = data.test, own_tests, data.validation
+    return evaluate(data.task, params, clients, *tests)
 
 
-def _traffic(simulation: Simulation) -> tuple[engine.Traffic, engine.Traffic]:
+def _traffic(setup: Setup, data: Data, run: Run) -> tuple[Traffic, Traffic]:
     """Counts the bytes of all clients before round 0, and of a cohort in a round."""
-    setup = simulation.setup._replace(split_examples=False)
-    objective, draw = objective_and_sampler(setup, simulation.clients)
+    setup = setup._replace(split_examples=False)
+    objective, draw = objective_and_sampler(setup, clients_of_run(data, run))
     algorithm = setup.algorithm
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
     batches = jax.eval_shape(draw, jnp.int32(0), jax.random.key(0))
 
-    def total(exchanges: Sequence[Exchange], clients: int) -> engine.Traffic:
+    def total(exchanges: Sequence[Exchange], clients: int) -> Traffic:
         one = engine.traffic(exchanges, algorithm, objective, params, batches)
-        return engine.Traffic(clients * one.down, clients * one.up)
+        return Traffic(clients * one.down, clients * one.up)
 
     return (
         total(algorithm.prologue, setup.num_clients),
         total(algorithm.exchanges, setup.cohort_size),
-    )
-
-
-RUNNER = Runner(
-    place=_place,
-    evaluate=_evaluate,
-    traffic=_traffic,
-    programs=_programs,
-    shardings=lambda setup, clients: shardings(
-        setup.devices, (REPLICATED, STATE, client_specs(setup, clients))
-    ),
-)
-
-
-def _on_devices(
-    setup: Setup, run: Callable[..., Any], clients: Clients, *more_specs: Any
-) -> Callable[..., Any]:
-    """Runs `run(inputs, state, clients, ...) -> (state, ...)` on all devices."""
-    if not setup.devices:
-        return run
-    specs = (REPLICATED, STATE, client_specs(setup, clients), *more_specs)
-    return across(setup.devices, run, specs, (STATE, REPLICATED))
-
-
-def _create(
-    setup: Setup,
-    inputs: Inputs,
-    key: jax.Array,
-    run_key: jax.Array | None = None,
-    params: Params | None = None,
-) -> State:
-    """Makes the state before the prologue on its devices."""
-    create = with_inputs(init_state, setup)
-    if not setup.devices:
-        return create(inputs, key, run_key, params)
-    where = shardings(setup.devices, STATE)
-    return jax.jit(create, out_shardings=where)(
-        inputs_of(setup.algorithm, setup.task), key, run_key, params
     )

@@ -1,20 +1,24 @@
 """The scores of every client on its own test examples.
 
-accuracy = own_accuracies(simulation, state)  # of what clients have now
-accuracy = own_accuracies(simulation, state, steps=5, key=key)  # after 5 steps
+accuracy = simulation.client_accuracies(state)  # of what clients have now
+accuracy = simulation.client_accuracies(state, steps=5, key=key)  # after 5 steps
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import Objective, Params, check_count, tree
+from fedjax_muon.core import Objective, Params, tree
 from fedjax_muon.personalization import params_of_clients
-from fedjax_muon.simulation.arguments import check_key
-from fedjax_muon.simulation.batching import Clients, draw_rows, objective_of
+from fedjax_muon.simulation.batching import (
+    Clients,
+    Sampler,
+    draw_rows,
+    objective_of,
+)
 from fedjax_muon.simulation.evaluation import (
     Examples,
     OwnTests,
@@ -22,100 +26,65 @@ from fedjax_muon.simulation.evaluation import (
     scores,
     spread,
 )
-from fedjax_muon.simulation.rounds import Setup, with_inputs
-from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.simulation.program import Data, Run
 from fedjax_muon.tasks.task import Task
 
 OF_EXAMPLES = {"correct": "test_accuracy", "loss": "test_loss"}
 
 
-def own_accuracies(
-    simulation: Simulation,
+def accuracies(
+    settings: Any,
+    data: Data,
+    run: Run,
     state: Any,
-    *,
     steps: int = 0,
     lr: float = 0.1,
     key: jax.Array | None = None,
 ) -> np.ndarray:
     """Evaluates every client on its own test examples.
 
-    A client's parameters are the server's, with its own leaves by `keep_own` or its own
-    model by `ditto`.
-
-    Args:
-      steps: Number of steps of gradient descent that each client first takes on its
-        training examples, with the simulation's sampler and batch size.
-      key: Typed key of these steps; needed if there are any.
-
-    Returns:
-      Accuracies [N], NaN for clients without test examples.
-
-    Example:
-      >>> tested = simulation.vary(test_parts=[np.arange(9)] * len(clients))
-      >>> before = own_accuracies(tested, state)
-      >>> after = own_accuracies(tested, state, steps=5, key=jax.random.key(0))
+    See `Simulation.client_accuracies`.
     """
-    check_count("steps", steps, 0)
-    if steps and key is None:
-        raise TypeError("local steps need a key, such as key=jax.random.key(0)")
-    if key is not None:
-        check_key(key)
-    if simulation.own_tests is None:
-        raise ValueError(
-            "clients have no test examples of their own; give federate test_parts"
-        )
-    if simulation.guarantee is not None:
-        raise ValueError(
-            "a private simulation does not publish the accuracies of single clients"
-        )
-    setup, state_of_clients = simulation.setup, state.training.client_states
-    arrays: tuple[Any, ...] = (state.params, state_of_clients, simulation.clients)
-    arrays += (simulation.test, simulation.own_tests)
-    if setup.devices:  # evaluated on one of them
-        arrays = jax.device_get(arrays)
-    params, client_states, clients, test, own_tests = arrays
-    rows = rows_of(own_tests, setup.num_clients)
+    kept = params_of_clients(state.params, state.training.client_states)
+    params: tuple[Any, Any] = (state.params, kept)
+    if settings.devices:  # evaluated on one of them
+        data, run, params = jax.device_get((data, run, params))
+    assert run.own_tests is not None
+    rows = rows_of(run.own_tests, len(run.partition.size))
     keys = jax.random.split(jax.random.key(0) if key is None else key, len(rows))
-    arguments = _Arguments(
-        params, params_of_clients(params, client_states), clients, test, rows, keys, lr
-    )
-    return np.asarray(simulation.programs.own(simulation.inputs, arguments, steps))
+    fixed = settings.sampler, settings.batch_size, steps
+    found = _accuracies(*fixed, (data, run.partition), params, rows, keys, lr)
+    return np.asarray(found)
 
 
-def metrics(simulation: Simulation, state: Any) -> dict[str, jax.Array]:
+def metrics(settings: Any, data: Data, run: Run, state: Any) -> dict[str, jax.Array]:
     """Describes the accuracies of clients with their own parameters, for evaluations.
 
     Returns:
       "own_accuracy_mean" and the entries of `spread` with this prefix; nothing if
-      clients keep no parameters or have no test examples, or if the simulation is
-      private.
+      clients keep no parameters or have no test examples.
     """
-    kept = params_of_clients(state.params, state.training.client_states)
-    has_tests = simulation.own_tests is not None and simulation.guarantee is None
-    if kept is None or not has_tests:
+    if run.own_tests is None:
         return {}
-    accuracy = jnp.asarray(own_accuracies(simulation, state))
+    if params_of_clients(state.params, state.training.client_states) is None:
+        return {}
+    accuracy = jnp.asarray(accuracies(settings, data, run, state))
     each = spread(accuracy, ~jnp.isnan(accuracy)) | {"mean": jnp.nanmean(accuracy)}
     return {f"own_accuracy_{name}": value for name, value in each.items()}
 
 
-def client_scores(simulation: Simulation, state: Any) -> dict[str, np.ndarray]:
-    """Scores every client with the parameters of the server.
-
-    Returns:
-      Columns [N] by name: "train_examples", "test_examples", "test_accuracy" and
-      "test_loss", which are NaN for clients without test examples; "own_accuracy" too,
-      if clients keep parameters.
-    """
-    sizes = simulation.clients.size
-    arguments: tuple[Any, ...] = (simulation.inputs.task, state.params)
-    arguments += (simulation.test, simulation.own_tests)
-    if simulation.setup.devices:  # evaluated on one of them
+def client_scores(
+    settings: Any, data: Data, run: Run, state: Any
+) -> dict[str, np.ndarray]:
+    """See `Simulation.client_scores`."""
+    sizes = run.partition.size
+    arguments: tuple[Any, ...] = (data.task, state.params, data.test, run.own_tests)
+    if settings.devices:  # evaluated on one of them
         sizes, arguments = jax.device_get((sizes, arguments))
     means, counts = _client_means(*arguments, len(sizes))
     columns = {"train_examples": sizes, "test_examples": counts.astype(int), **means}
     if params_of_clients(state.params, state.training.client_states) is not None:
-        columns["own_accuracy"] = own_accuracies(simulation, state)
+        columns["own_accuracy"] = accuracies(settings, data, run, state)
     return {name: np.asarray(column) for name, column in columns.items()}
 
 
@@ -132,11 +101,6 @@ def _client_means(
     return means, counts
 
 
-def program(setup: Setup) -> jax.stages.Wrapped:
-    """The program of `own_accuracies`, which is compiled when it is first used."""
-    return jax.jit(with_inputs(_accuracies, setup), static_argnums=2)
-
-
 def rows_of(own_tests: OwnTests, num_clients: int) -> np.ndarray:
     """The ids of every client's test examples, int32 [N, most], -1 for padding."""
     ids, owner = np.asarray(own_tests.ids), np.asarray(own_tests.owner)
@@ -147,37 +111,36 @@ def rows_of(own_tests: OwnTests, num_clients: int) -> np.ndarray:
     return rows
 
 
-class _Arguments(NamedTuple):
-    """Arguments of the program, besides `Inputs`."""
-
-    params: Params  # of the server
-    params_of_clients: Params | None  # leaves [N, ...]
-    clients: Clients
-    test: tuple[jax.Array, jax.Array]
-    rows: jax.Array | np.ndarray  # from `rows_of`
-    keys: jax.Array  # [N]
-    lr: jax.Array | float
-
-
-def _accuracies(setup: Setup, arguments: _Arguments, steps: int) -> jax.Array:
-    objective = objective_of(setup.task, arguments.clients)
-    draw = draw_rows(arguments.clients, setup.sampler, max(steps, 1), setup.batch_size)
-    x, y = arguments.test
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _accuracies(
+    sampler: Sampler,
+    batch_size: int,
+    steps: int,
+    examples: tuple[Data, Any],  # data and partition
+    params: tuple[Params, Params | None],  # of the server, and of clients [N, ...]
+    rows: jax.Array,  # from `rows_of`
+    keys: jax.Array,  # [N]
+    lr: jax.Array | float,
+) -> jax.Array:
+    (data, partition), (of_server, of_clients) = examples, params
+    clients = Clients(data.x, data.y, partition)
+    objective = objective_of(data.task, clients)
+    draw = draw_rows(clients, sampler, max(steps, 1), batch_size)
+    x, y = data.test
 
     def one(client: jax.Array) -> jax.Array:
-        params = arguments.params
-        if arguments.params_of_clients is not None:
-            params = jax.tree.map(lambda p: p[client], arguments.params_of_clients)
+        own = of_server
+        if of_clients is not None:
+            own = jax.tree.map(lambda p: p[client], of_clients)
         if steps:
-            key = arguments.keys[client]
-            params = _tuned(objective, params, draw, client, key, arguments.lr)
-        at = arguments.rows[client]
-        right = setup.task.evaluate(params, x[at], y[at])["correct"]
+            own = _tuned(objective, own, draw, client, keys[client], lr)
+        at = rows[client]
+        right = data.task.evaluate(own, x[at], y[at])["correct"]
         right = jnp.where(at >= 0, right, 0.0)
         count = jnp.sum(at >= 0)
         return jnp.where(count > 0, right.sum() / jnp.maximum(count, 1), jnp.nan)
 
-    return jax.lax.map(one, jnp.arange(len(arguments.rows), dtype=jnp.int32))
+    return jax.lax.map(one, jnp.arange(len(rows), dtype=jnp.int32))
 
 
 def _tuned(

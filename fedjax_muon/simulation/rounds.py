@@ -6,7 +6,7 @@ compiles.
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -93,20 +93,8 @@ class Setup(NamedTuple):
     arrivals: Arrivals | None = None
     timing: Any = None  # traced; see `timing.Timing.inputs`
 
-
-class Inputs(NamedTuple):
-    """Arguments of compiled programs besides states and examples.
-
-    The arrays of a task and the hyperparameters are arguments, and not constants in
-    the programs.
-    """
-
-    task: Task
-    numbers: dict[str, Any]  # hyperparameters by name
-    mixer: Any = None  # of agents' messages, in a decentralized simulation
-    # typed key of the next rounds of a private run, in place of the state's
-    run_key: Any = None
-    timing: Any = None  # who arrives in time, or when
+    def check_sizes(self, sizes: list[int]) -> None:
+        """Clients may have any number of examples."""
 
 
 def check_setup(setup: Setup) -> None:
@@ -150,21 +138,12 @@ def check_setup(setup: Setup) -> None:
         )
 
 
-def with_inputs(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
-    """Converts a function of a setup to a function of `Inputs`, to be compiled.
-
-    Args:
-      run: Called as `run(setup, ...)`.
-      setup: Settings; the task and the hyperparameters are those of the inputs.
-    """
-
-    @functools.wraps(run)
-    def run_with_inputs(inputs: Inputs, *rest: Any) -> Any:
-        algorithm = with_numbers(setup.algorithm, inputs.numbers)
-        given = {"task": inputs.task, "timing": inputs.timing}
-        return run(setup._replace(algorithm=algorithm, **given), *rest)
-
-    return run_with_inputs
+def traced(
+    setup: Setup, task: Task, numbers: Mapping[str, Any], timing: Any = None
+) -> Setup:
+    """A setup whose arrays are arguments of compiled programs, and not constants."""
+    algorithm = with_numbers(setup.algorithm, numbers)
+    return setup._replace(algorithm=algorithm, task=task, timing=timing)
 
 
 def _plan(setup: Setup, *, prologue: bool = False) -> Plan:

@@ -1,25 +1,25 @@
 """Prepared simulations, federated or decentralized.
 
 `federated.federate` and `decentralized.decentralize` prepare them. They differ in their
-`Runner`, which places examples, evaluates parameters and counts bytes. Only a
-simulation with a server has an execution plan, which is part of its `rounds.Setup`.
+`Program`.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import Params, check_count, numbers_of, with_numbers
+from fedjax_muon.core import Params, check_count, with_numbers
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.privacy.guarantees import Guarantee
+from fedjax_muon.simulation import own_accuracy
 from fedjax_muon.simulation.arguments import (
     Parts,
     check_key,
@@ -28,13 +28,13 @@ from fedjax_muon.simulation.arguments import (
     check_parts,
     check_state,
 )
-from fedjax_muon.simulation.batching import Clients
-from fedjax_muon.simulation.evaluation import OwnTests, own_tests_of
+from fedjax_muon.simulation.batching import Clients, partition_of
+from fedjax_muon.simulation.evaluation import own_tests_of
 from fedjax_muon.simulation.last_state import LastState
-from fedjax_muon.simulation.rounds import Inputs, Metrics, answers
+from fedjax_muon.simulation.program import Compiled, Data, Program, Run, clients
+from fedjax_muon.simulation.rounds import Metrics, answers
 from fedjax_muon.simulation.timing import Timing, durations_of, on_time, timing_of
 
-NOISE = ("noise_scale", "noise_multiplier")  # hyperparameters that privacy decides
 TIMINGS = 16  # runs whose times are kept, since they are computed from round 0 on
 
 
@@ -60,69 +60,39 @@ class NonFiniteLossError(NonFiniteError):
         )
 
 
-class Programs(NamedTuple):
-    """Programs, which are compiled when they are first used; `inputs` are `Inputs`."""
-
-    # (inputs, key, key of the run or None, parameters or None) -> state before `begin`
-    create: Callable[..., Any]
-    begin: jax.stages.Wrapped  # (inputs, state, clients)
-    # -> (state before round 0, whether each client's message was received)
-    rounds: jax.stages.Wrapped  # (inputs, state, clients, count)
-    # -> (state, metrics)
-    # (task, params, clients, test, own_tests) -> scores
-    score: jax.stages.Wrapped
-    # of a federated simulation:
-    draw: Any = None  # `drawn_cohort` of its setup
-    loss: Any = None  # (inputs, state, clients) -> the cohort's loss
-    own: Any = None  # see `own_accuracy`
-
-
-class Runner(NamedTuple):
-    """Functions that differ between federated and decentralized simulations."""
-
-    # (setup, x, y, parts) -> clients, on their devices
-    place: Callable[[Any, Any, Any, Sequence[np.ndarray]], Clients]
-    evaluate: Callable[["Simulation", Any], Any]  # (simulation, state) -> scores
-    # simulation -> bytes of all clients before round 0, and in a round
-    traffic: Callable[["Simulation"], tuple[Traffic, Traffic]]
-    programs: Callable[[Any], Programs]  # setup -> programs, which are not compiled yet
-    # (setup with devices, clients) -> shardings of inputs, states and clients, as
-    # prefixes
-    shardings: Callable[[Any, Clients], tuple[Any, Any, Any]]
-    # (setup, weights) -> (mixer, links); None with a server, which mixes nothing
-    mix: Callable[[Any, np.ndarray], tuple[Any, float]] | None = None
-    # (setup, privacy or None, sizes) -> (setup, guarantee, numbers) of other noise or
-    # sizes; None with a server, whose guarantee depends on neither
-    calibrate: (
-        Callable[[Any, Any, Sequence[int]], tuple[Any, Guarantee, dict]] | None
-    ) = None
-
-
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """A prepared simulation: compiled programs, and their data."""
+    """A prepared simulation: a program, its data, and what is special of one run."""
 
-    runner: Runner
-    setup: Any  # settings, without the data
-    inputs: Inputs
-    clients: Clients
-    test: tuple[jax.Array, jax.Array]
-    programs: Programs
-    links: float = 0.0  # number of directed links in a decentralized iteration
+    program: Program
+    compiled: Compiled
+    data: Data
+    run: Run
+    links: float = 1.0  # that each message of `program.traffic` travels, in a round
     guarantee: Guarantee | None = None  # of a private simulation
-    own_tests: OwnTests | None = None  # if clients have test examples of their own
-    # that a private simulation trains from; every variation has its own
+    # that a private simulation trains from
     _last_state: LastState = dataclasses.field(
         default_factory=LastState, init=False, repr=False, compare=False
     )
 
+    @property
+    def settings(self) -> Any:
+        """What its program is made of, without arrays."""
+        return self.program.settings
+
+    @property
+    def clients(self) -> Clients:
+        """The clients with their training examples."""
+        return clients(self.data, self.run)
+
     def __repr__(self) -> str:
-        sizes, setup = np.asarray(self.clients.size), self.setup
+        sizes, setup = np.asarray(self.clients.size), self.settings
+        tested = len(self.data.test[1])
         private = "" if self.guarantee is None else ", private"
         return (
             f"Simulation of {setup.algorithm}{private}:\n"
             f"  {len(sizes)} clients with {sizes.min()} to {sizes.max()} training "
-            f"examples, batches of {setup.batch_size}, {len(self.test[1])} for testing"
+            f"examples, batches of {setup.batch_size}, {tested} for testing"
         )
 
     @promoting
@@ -158,8 +128,8 @@ class Simulation:
         if params is not None:
             params = check_params(params, self._params)
         run_key = fresh_key(self.guarantee)
-        created = self.programs.create(self.inputs, key, run_key, params)
-        state, received = self.programs.begin(self.inputs, created, self.clients)
+        created = self.program.create(self.data, self.run, key, run_key, params)
+        state, received = self.compiled.begin(self.data, self.run, created)
         if not drop_nonfinite and not np.all(received):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(received)).tolist())
         return state if run_key is None else self._owned(state)
@@ -200,14 +170,14 @@ class Simulation:
         """
         check_count("count", count, 0)
         self._check_state(state)
-        inputs = self._timed(state, count)
+        run = self.timed(state.key, state.round, count)
         if self.guarantee is not None:
             self.guarantee.check_rounds(state.round, count)
         if not self._has_secret_noise:
-            return self.programs.rounds(inputs, state, self.clients, count)
+            return self.compiled.rounds(self.data, run, state, count)
         self._last_state.take(state)
-        inputs = inputs._replace(run_key=fresh_key(self.guarantee))
-        state, metrics = self.programs.rounds(inputs, state, self.clients, count)
+        run = run._replace(key=fresh_key(self.guarantee))
+        state, metrics = self.compiled.rounds(self.data, run, state, count)
         return self._owned(state), metrics
 
     @promoting
@@ -233,19 +203,20 @@ class Simulation:
           ...     state, metrics = simulation.train_round(state)
         """
         self._check_state(state)
-        if self.programs.loss is None:
+        if self.compiled.loss is None:
             raise ValueError(
                 "a decentralized simulation has no cohorts; evaluate(state) returns "
                 "train_loss"
             )
         if self.guarantee is not None:
             raise ValueError("a private simulation does not publish training losses")
-        if self.setup.arrivals is not None:
+        if self.settings.arrivals is not None:
             raise ValueError(
                 "clients of asynchronous rounds start from different parameters; "
                 "evaluate(state) returns train_loss"
             )
-        return self.programs.loss(self._timed(state, 1), state, self.clients)
+        run = self.timed(state.key, state.round, 1)
+        return self.compiled.loss(self.data, run, state)
 
     @promoting
     def evaluate(self, state: Any) -> Any:
@@ -257,8 +228,73 @@ class Simulation:
           publishes training metrics.
         """
         self._check_state(state)
-        scores = self.runner.evaluate(self, state)
-        return scores if self.guarantee is None else self.guarantee.published(scores)
+        arguments: tuple[Any, ...] = (self.data, self.run.partition)
+        arguments += (self.run.own_tests, state.params)
+        copied = lambda x: isinstance(x, jax.Array) and x.is_fully_replicated
+        if self.settings.devices and all(map(copied, jax.tree.leaves(arguments))):
+            # On one device, since every device has the same arrays.
+            arguments = jax.tree.map(lambda x: x.addressable_data(0), arguments)
+        scores = self.compiled.score(*arguments)
+        if self.guarantee is not None:
+            return self.guarantee.published(scores)
+        return scores | own_accuracy.metrics(self.settings, self.data, self.run, state)
+
+    @promoting
+    def client_accuracies(
+        self,
+        state: Any,
+        *,
+        steps: int = 0,
+        lr: float = 0.1,
+        key: jax.Array | None = None,
+    ) -> np.ndarray:
+        """Evaluates every client of a federation on its own test examples.
+
+        A client's parameters are the server's, with its own leaves by `keep_own` or its
+        own model by `ditto`.
+
+        Args:
+          steps: Number of steps of gradient descent that each client first takes on its
+            training examples, with the simulation's sampler and batch size.
+          key: Typed key of these steps; needed if there are any.
+
+        Returns:
+          Accuracies [N], NaN for clients without test examples.
+
+        Example:
+          >>> tested = simulation.at(test_parts=[np.arange(9)] * len(clients))
+          >>> before = tested.client_accuracies(state)
+          >>> after = tested.client_accuracies(state, steps=5, key=jax.random.key(0))
+        """
+        check_count("steps", steps, 0)
+        if steps and key is None:
+            raise TypeError("local steps need a key, such as key=jax.random.key(0)")
+        if key is not None:
+            check_key(key)
+        self._check_client_tests()
+        arrays = self.data, self.run, state
+        return own_accuracy.accuracies(self.settings, *arrays, steps, lr, key)
+
+    def client_scores(self, state: Any) -> dict[str, np.ndarray]:
+        """Scores every client on its test examples, with the parameters of the server.
+
+        Returns:
+          Columns [N] by name: "train_examples", "test_examples", "test_accuracy" and
+          "test_loss", which are NaN for clients without test examples; "own_accuracy"
+          too, if clients keep parameters.
+        """
+        self._check_client_tests()
+        return own_accuracy.client_scores(self.settings, self.data, self.run, state)
+
+    def _check_client_tests(self) -> None:
+        if self.run.own_tests is None:
+            raise ValueError(
+                "clients have no test examples of their own; give federate test_parts"
+            )
+        if self.guarantee is not None:
+            raise ValueError(
+                "a private simulation does not publish the accuracies of single clients"
+            )
 
     def _check_state(self, state: Any) -> None:
         if not hasattr(state, "training"):
@@ -272,14 +308,19 @@ class Simulation:
     @functools.cached_property
     def like(self) -> Any:
         """The shapes and dtypes of its states, in their structure."""
-        create, key = self.programs.create, jax.random.key(0)
-        keys = jax.eval_shape(create, self.inputs, key)
-        return self.programs.begin.trace(self.inputs, keys, self.clients).out_info[0]
+        return self.traced_begin.out_info[0]
+
+    @functools.cached_property
+    def traced_begin(self) -> jax.stages.Traced:
+        """The program that makes the first state, traced."""
+        create, arrays = self.program.create, (self.data, self.run)
+        created = jax.eval_shape(create, *arrays, jax.random.key(0))
+        return self.compiled.begin.trace(*arrays, created)
 
     @functools.cached_property
     def _params(self) -> Any:
         """Shapes of the parameters that the task makes."""
-        return jax.eval_shape(self.setup.task.init, jax.random.key(0))
+        return jax.eval_shape(self.data.task.init, jax.random.key(0))
 
     @promoting
     def bytes_after(self, rounds: int, answered: int | None = None) -> Traffic:
@@ -298,7 +339,7 @@ class Simulation:
         first, later = self._traffic
         down, up = (a + rounds * b for a, b in zip(first, later, strict=True))
         if answered is not None:
-            up = first.up + answered * later.up / self.setup.cohort_size
+            up = first.up + answered * later.up / self.settings.cohort_size
         return Traffic(round(down), round(up))
 
     @promoting
@@ -312,38 +353,38 @@ class Simulation:
           None where all that are sampled answer, and in a private simulation, which
           keeps to itself who took part.
         """
-        setup = self.setup
+        setup = self.settings
         silent = getattr(setup, "dropout", 0) or getattr(setup, "deadline", None)
         if not silent or self.guarantee is not None or setup.arrivals is not None:
             return None
         in_time = np.ones(setup.num_clients, bool)
         if setup.deadline is not None:
             in_time = np.asarray(on_time(setup, self.durations))
-        return int(answers(self.programs.draw, key, jnp.asarray(in_time), rounds))
+        return int(answers(self.program.draw, key, jnp.asarray(in_time), rounds))
 
     def virtual_seconds(self, state: Any) -> float | None:
         """The time of a state by the simulation's clock; None without a clock."""
         timing = self.timing(state.key)
         return None if timing is None else timing.seconds(state.round)
 
-    def _timed(self, state: Any, count: int) -> Inputs:
-        """The inputs of the next `count` rounds."""
-        timing = self.timing(state.key)
+    def timed(self, key: jax.Array, first: int, count: int) -> Run:
+        """The run with the times of `count` rounds, by the key of its state."""
+        timing = self.timing(key)
         if timing is None:
-            return self.inputs
-        return self.inputs._replace(timing=timing.inputs(state.round, count))
+            return self.run
+        return self.run._replace(timing=timing.inputs(first, count))
 
     @promoting
     def timing(self, key: jax.Array) -> Timing | None:
         """The times of a run by the key of its state; None without a clock."""
-        if getattr(self.setup, "clock", None) is None:
+        if getattr(self.settings, "clock", None) is None:
             return None
         name = np.asarray(jax.random.key_data(key)).tobytes()
         if name not in self._timings:
             if len(self._timings) == TIMINGS:
                 self._timings.pop(next(iter(self._timings)))
-            kept, draw = jnp.copy(key), self.programs.draw  # states are donated
-            self._timings[name] = timing_of(self.setup, self.durations, kept, draw)
+            kept, draw = jnp.copy(key), self.program.draw  # states are donated
+            self._timings[name] = timing_of(self.settings, self.durations, kept, draw)
         return self._timings[name]
 
     @functools.cached_property
@@ -354,84 +395,67 @@ class Simulation:
     @functools.cached_property
     def durations(self) -> np.ndarray:
         """Seconds of a job of every client by the clock, float64 [N]."""
-        nbytes = sum(self._traffic[1]) / self.setup.cohort_size
-        return durations_of(self.setup.clock, self.setup, self.clients, nbytes)
+        nbytes = sum(self._traffic[1]) / self.settings.cohort_size
+        return durations_of(self.settings.clock, self.settings, self.clients, nbytes)
 
     @functools.cached_property
     def _traffic(self) -> tuple[Traffic, Traffic]:
         """Bytes before round 0, and in a round; messages are traced only once."""
-        return self.runner.traffic(self)
+        times = lambda sent: Traffic(self.links * sent.down, self.links * sent.up)
+        first, later = self.program.traffic(self.data, self.run)
+        return times(first), times(later)
 
     @promoting
-    def vary(
+    def at(
         self,
+        hyper: Mapping[str, Any] | None = None,
         *,
         parts: Parts | None = None,
         test_parts: Sequence[np.ndarray] | None = None,
-        hyper: Mapping[str, Any] | None = None,
         weights: np.ndarray | None = None,
-        privacy: Any = None,
     ) -> "Simulation":
-        """Changes the data, hyperparameters or mixing weights of a simulation.
+        """The same simulation with other hyperparameters, clients or mixing weights.
 
-        The compiled programs are used again if all sizes are the same. The noise and
-        the guarantee of a private simulation are derived anew.
+        Compiled programs are used again if all sizes are the same. A private simulation
+        has to be made anew, since its guarantee depends on its run.
 
         Args:
-          parts: For every client, the ids of its training examples.
-          test_parts: For every client, the ids of its test examples.
           hyper: Numbers, by the names of the algorithm's hyperparameters; the others
             stay unchanged.
+          parts: For every client, the ids of its training examples.
+          test_parts: For every client, the ids of its test examples.
           weights: Mixing matrix of a decentralized simulation.
-          privacy: Mechanism of a private simulation, with other noise or rounds.
+
+        Example:
+          >>> faster = simulation.at({"lr": 0.3})
         """
-        inputs, changes = self.inputs, dict[str, Any]()
+        if self.guarantee is not None:
+            raise ValueError(
+                "the guarantee of a private simulation depends on its run; make "
+                "another one, with federate or decentralize"
+            )
+        run, links, number = self.run, self.links, len(self.clients.size)
+        if hyper is not None:
+            with_numbers(self.settings.algorithm, hyper)  # may raise
+            run = run._replace(numbers={**run.numbers, **as_arrays(hyper)})
         if parts is not None:
             parts = check_parts(parts)
-            if len(parts) != len(self.clients.size):
+            if len(parts) != number:
                 raise ValueError(
-                    f"this simulation has {len(self.clients.size)} clients, got "
-                    f"{len(parts)} parts"
+                    f"this simulation has {number} clients, got {len(parts)} parts"
                 )
-            changes["clients"] = self.runner.place(
-                self.setup, self.clients.x, self.clients.y, parts
-            )
+            self.settings.check_sizes(list(map(len, parts)))
+            run = run._replace(partition=partition_of(self.data.y, parts))
         if test_parts is not None:
-            count = len(self.test[1])
-            changes["own_tests"] = own_tests_of(
-                test_parts, len(self.clients.size), count
-            )
-        calibrate = self.runner.calibrate
-        if privacy is not None and self.guarantee is None:
-            raise ValueError("this simulation is not private; make one that is")
-        if privacy is not None and calibrate is None:
-            raise ValueError(
-                "the privacy of a federated simulation can't be varied; make another "
-                "simulation with federate"
-            )
-        private = self.guarantee is not None and (privacy, parts) != (None, None)
-        if private and calibrate is not None:
-            sizes = np.asarray(changes.get("clients", self.clients).size).tolist()
-            derived = calibrate(self.setup, privacy, sizes)
-            changes["setup"], changes["guarantee"], noise = derived
-            inputs = inputs._replace(numbers={**inputs.numbers, **as_arrays(noise)})
-        if hyper is not None:
-            self._check_free(hyper)
-            with_numbers(self.setup.algorithm, hyper)  # may raise
-            inputs = inputs._replace(numbers={**inputs.numbers, **as_arrays(hyper)})
+            tests = own_tests_of(test_parts, number, len(self.data.test[1]))
+            run = run._replace(own_tests=tests)
         if weights is not None:
-            if self.runner.mix is None:
+            if self.program.mix is None:
                 raise ValueError("a simulation with a server has no mixing weights")
-            mixer, changes["links"] = self.runner.mix(self.setup, weights)
-            inputs = inputs._replace(mixer=mixer)
-        return dataclasses.replace(self, inputs=inputs, **changes)
-
-    def _check_free(self, hyper: Mapping[str, Any]) -> None:
-        for name in hyper:
-            if self.guarantee is not None and name in NOISE:
-                raise ValueError(
-                    f"privacy decides {name}; vary(privacy=...) changes the noise"
-                )
+            mixer, links = self.program.mix(weights)
+            run = run._replace(mixer=mixer)
+        _, run = self.program.placed(self.data, run)
+        return dataclasses.replace(self, run=run, links=links)
 
 
 def fresh_key(guarantee: Guarantee | None) -> jax.Array | None:
@@ -442,14 +466,3 @@ def fresh_key(guarantee: Guarantee | None) -> jax.Array | None:
         return None
     shared = jnp.asarray(words_from_first(words))
     return jax.random.wrap_key_data(shared, impl="threefry2x32")
-
-
-def inputs_of(
-    algorithm: Any, task: Any, mixer: Any = None, noise: Mapping[str, Any] | None = None
-) -> Inputs:
-    """Makes the `Inputs` of a simulation's programs.
-
-    Args:
-      noise: Hyperparameters that privacy decides, in place of the algorithm's.
-    """
-    return Inputs(task, as_arrays(numbers_of(algorithm) | dict(noise or {})), mixer)

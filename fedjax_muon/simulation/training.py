@@ -216,11 +216,11 @@ def train(
 
 def _config(simulation: Simulation, **options: int) -> dict[str, Any]:
     """What trackers are told of a simulation: the numbers that it was made with."""
-    recipe = recipe_of(simulation.setup.algorithm)
-    settings = simulation.setup._asdict().items()
+    recipe = recipe_of(simulation.settings.algorithm)
+    settings = simulation.settings._asdict().items()
     return {
         "algorithm": recipe.function.__name__ if recipe else None,
-        "hyper": {k: _shortest(x) for k, x in simulation.inputs.numbers.items()},
+        "hyper": {k: _shortest(x) for k, x in simulation.run.numbers.items()},
         **{k: x for k, x in settings if isinstance(x, bool | int | float)},
         **options,
     }

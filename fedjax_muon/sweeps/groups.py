@@ -1,5 +1,6 @@
 """Groups of cells of a sweep, which share compiled programs."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,13 +14,12 @@ from jax import lax
 from fedjax_muon.engine import Traffic, sharding
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import REPLICATED, SHARDED
-from fedjax_muon.simulation.batching import Clients
 from fedjax_muon.simulation.evaluation import Examples
-from fedjax_muon.simulation.rounds import Inputs, Metrics
-from fedjax_muon.simulation.simulation import Programs, Simulation
+from fedjax_muon.simulation.program import Data, Program, Run
+from fedjax_muon.simulation.rounds import Metrics
+from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.timing import Timing
 from fedjax_muon.simulation.training import Record, calls
-from fedjax_muon.tasks.task import Task
 
 Over = Callable[..., Any]  # (function, *stacked arguments) -> stacked results
 
@@ -98,28 +98,10 @@ def vectorized(function: Callable[..., Any], *stacked: Any) -> Any:
     return jax.vmap(function)(*stacked)
 
 
-class _Stacked(NamedTuple):
-    """Inputs that differ between the cells of a group, leaves [cells, ...]."""
-
-    inputs: Inputs  # without the task
-    order: jax.Array  # the clients' segments
-    start: jax.Array
-    size: jax.Array
-    shares: jax.Array
-
-
-class _Shared(NamedTuple):
-    x: jax.Array
-    y: jax.Array
-    test: Examples
-    validation: Examples | None
-    task: Task
-
-
 class _Programs(NamedTuple):
-    begin: Callable[..., Any]  # (states, stacked, shared) -> states, received
-    rounds: Callable[..., Any]  # (states, count, stacked, shared) -> states, metrics
-    score: Callable[..., Any]  # (states, stacked, shared) -> metrics by name
+    begin: Callable[..., Any]  # (data, runs, states) -> states, received
+    rounds: Callable[..., Any]  # (data, runs, states, count) -> states, metrics
+    score: Callable[..., Any]  # (data, runs, states) -> metrics by name
 
 
 class Groups:
@@ -148,14 +130,10 @@ class Groups:
         if over is None:
             over = sequential if jax.default_backend() == "cpu" else vectorized
         self.simulation, self.drop_nonfinite = simulation, drop_nonfinite
-        clients, task = simulation.clients, simulation.inputs.task
-        shared = _Shared(clients.x, clients.y, simulation.test, validation, task)
-        self.devices = devices
-        self.shared = self._on_devices(shared, REPLICATED)
-        self.over = over
-        self.programs = make_programs(
-            simulation.programs, over, max_client_size, devices
-        )
+        self.max_client_size, self.devices, self.over = max_client_size, devices, over
+        data = simulation.data._replace(validation=validation)
+        self.data = self._on_devices(data, REPLICATED)
+        self.programs = make_programs(simulation.program, over, devices)
         self.rounds, self.evaluate_every = rounds, evaluate_every
 
     @promoting
@@ -172,13 +150,14 @@ class Groups:
           size: Size of all groups. A smaller one runs its last cell again, so that
             groups share a program.
         """
-        shared, number = self.shared, len(cells)
-        runs = [(cell.key, self._of(cell)) for cell in cells]
-        filled = [*runs, *runs[-1:] * (size - number)]
-        states, stacked, told = stack(filled, self.simulation, self.rounds)
+        data, number = self.data, len(cells)
+        each = [(cell.key, self._of(cell)) for cell in cells]
+        filled = [*each, *each[-1:] * (size - number)]
+        common = self.simulation, self.max_client_size, self.rounds
+        runs, states, told = stack(filled, *common)
         record = GroupRecord(told[:number], self.drop_nonfinite)
-        states, stacked = self._on_devices((states, stacked), SHARDED)
-        states, received = self.programs.begin(states, stacked, shared)
+        runs, states = self._on_devices((runs, states), SHARDED)
+        states, received = self.programs.begin(data, runs, states)
         kept = pause.restore(cells, states) if pause else None
         if kept is not None:
             states, notes = kept
@@ -186,10 +165,8 @@ class Groups:
             tick(record.round * number)
         else:
             record.add_prologue(received)
-            record.add_rows(0, self.programs.score(states, stacked, shared))
-        train = lambda states, count: self.programs.rounds(
-            states, count, stacked, shared
-        )
+            record.add_rows(0, self.programs.score(data, runs, states))
+        train = partial(self.programs.rounds, data, runs)
         span = {"rounds": self.rounds, "evaluate_every": self.evaluate_every}
         for call in calls(train, states, record.round, **span):
             record.add_metrics(call.metrics, call.total)
@@ -198,7 +175,7 @@ class Groups:
                 tick((self.rounds - call.total) * number)
                 break
             if call.due:
-                scores = self.programs.score(call.state, stacked, shared)
+                scores = self.programs.score(data, runs, call.state)
                 record.add_rows(call.total, scores)
             if pause and call.total < self.rounds and pause.asked():
                 pause.save(cells, call.state, record.notes())
@@ -206,20 +183,17 @@ class Groups:
         return list(map(Outcome, record.rows, record.diverged))
 
     def _of(self, cell: Cell) -> Simulation:
-        varied = {"parts": cell.parts, "hyper": cell.hyper, "weights": cell.weights}
-        return self.simulation.vary(**varied)
+        given = {"parts": cell.parts, "weights": cell.weights}
+        return self.simulation.at(cell.hyper, **given)
 
     def _on_devices(self, tree: Any, specs: Any) -> Any:
         return sharding.placed(tree, self.devices, specs) if self.devices else tree
 
 
 def make_programs(
-    programs: Programs,
-    over: Over,
-    max_client_size: int,
-    devices: Sequence[jax.Device] = (),
+    program: Program, over: Over, devices: Sequence[jax.Device] = ()
 ) -> _Programs:
-    """Maps the programs of one run over the cells of a group.
+    """Maps the functions of a program over the cells of a group.
 
     They are compiled when they are first used.
 
@@ -228,47 +202,23 @@ def make_programs(
     """
 
     def each(
-        function: Callable[..., Any], states: Any, stacked: _Stacked, shared: _Shared
+        function: Callable[..., Any], data: Data, runs: Run, states: Any, *rest: Any
     ) -> Any:
-        def here(states: Any, stacked: _Stacked, shared: _Shared) -> Any:
-            def one(state: Any, cell: _Stacked) -> Any:
-                inputs = cell.inputs._replace(task=shared.task)
-                segments = (cell.order, cell.start, cell.size, cell.shares)
-                clients = Clients(shared.x, shared.y, *segments, max_client_size)
-                return function(inputs, state, clients, shared)
+        def here(data: Data, runs: Run, states: Any, *rest: Any) -> Any:
+            one = lambda run, state: function(data, run, state, *rest)
+            return over(one, runs, states)
 
-            return over(one, states, stacked)
+        if devices:
+            specs = (REPLICATED, SHARDED, SHARDED, *(REPLICATED for _ in rest))
+            here = sharding.across(devices, here, specs, SHARDED)
+        return here(data, runs, states, *rest)
 
-        if not devices:
-            return here(states, stacked, shared)
-        specs = (SHARDED, SHARDED, REPLICATED)
-        run = sharding.across(devices, here, specs, SHARDED)
-        return run(states, stacked, shared)
-
-    def begin(states: Any, stacked: _Stacked, shared: _Shared) -> Any:
-        run = lambda inputs, state, clients, _: programs.begin(inputs, state, clients)
-        return each(run, states, stacked, shared)
-
-    def rounds(states: Any, count: int, stacked: _Stacked, shared: _Shared) -> Any:
-        run = lambda inputs, state, clients, _: programs.rounds(
-            inputs, state, clients, count
-        )
-        return each(run, states, stacked, shared)
-
-    def score(inputs: Inputs, state: Any, clients: Clients, shared: _Shared) -> Any:
-        on = partial(programs.score, inputs.task, state.params, clients)
-        scores = on(shared.test)
-        if shared.validation is not None:
-            scores = scores | {
-                name.replace("test_", "validation_"): value
-                for name, value in on(shared.validation).items()
-                if name.startswith("test_")
-            }
-        return scores
+    def score(data: Data, run: Run, state: Any) -> Any:
+        return program.score(data, run.partition, None, state.params)
 
     return _Programs(
-        begin=jax.jit(begin, donate_argnums=0),
-        rounds=jax.jit(rounds, donate_argnums=0),
+        begin=jax.jit(partial(each, program.begin), donate_argnums=2),
+        rounds=jax.jit(partial(each, program.rounds), donate_argnums=2),
         score=jax.jit(partial(each, score)),
     )
 
@@ -282,9 +232,12 @@ class _Told(NamedTuple):
 
 
 def stack(
-    runs: Sequence[tuple[jax.Array, Simulation]], common: Simulation, rounds: int
-) -> tuple[Any, _Stacked, list[_Told]]:
-    """Stacks the states before `begin`, and the other inputs that differ.
+    runs: Sequence[tuple[jax.Array, Simulation]],
+    common: Simulation,
+    max_client_size: int,
+    rounds: int,
+) -> tuple[Run, Any, list[_Told]]:
+    """Stacks runs, and their states before `begin`.
 
     Args:
       runs: The key and the simulation of every cell.
@@ -292,23 +245,21 @@ def stack(
     Returns:
       Them, and what else there is to tell of every run.
     """
-    states, rest, told = [], [], []
+    stacked, states, told = [], [], []
     for key, simulation in runs:
-        inputs: Any = simulation.inputs
-        clients = simulation.clients
-        states.append(simulation.programs.create(inputs, key))
-        _, run_key = states[-1]
-        timing = simulation.timing(run_key)
-        answered = partial(simulation.answered, run_key)
+        state = simulation.program.create(simulation.data, simulation.run, key)
+        _, run_key = state
         # counted once, since all cells have messages of the same shapes
         counted = common if simulation.links == common.links else simulation
+        timing = simulation.timing(run_key)
+        answered = partial(simulation.answered, run_key)
         told.append(_Told(timing, answered, counted.bytes_after))
-        if timing is not None:
-            inputs = inputs._replace(timing=timing.inputs(0, rounds))
-        segments = (clients.order, clients.start, clients.size, clients.shares)
-        rest.append(_Stacked(inputs._replace(task=None), *segments))
-    stacked = lambda trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
-    return stacked(states), stacked(rest), told
+        run = simulation.timed(run_key, 0, rounds)
+        partition = dataclasses.replace(run.partition, max_size=max_client_size)
+        stacked.append(run._replace(partition=partition, own_tests=None))
+        states.append(state)
+    together = lambda trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
+    return together(stacked), together(states), told
 
 
 class GroupRecord:

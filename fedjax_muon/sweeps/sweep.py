@@ -20,6 +20,7 @@ import jax
 
 from fedjax_muon.core import check_count, with_numbers
 from fedjax_muon.planning.memory import UnknownMemoryError, held_by, limit_of, memory_of
+from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.sweeps.groups import Cell, Groups, Outcome, Over, Pause, sequential
@@ -95,11 +96,11 @@ def sweep(
     if not isinstance(simulation, Simulation):
         simulation, validation = _with_validation(simulation(), validation)
     _check(simulation, cells, cells_at_once)
-    varied = (simulation.vary(parts=cell.parts) for cell in cells)
+    bounds = (max_client_size_of(cell.parts) for cell in cells)
     settings: dict[str, Any] = {
         "rounds": rounds,
         "evaluate_every": evaluate_every,
-        "max_client_size": max(each.clients.max_size for each in varied),
+        "max_client_size": max(bounds),
         "drop_nonfinite": drop_nonfinite,
     }
     if executor is not None:
@@ -145,7 +146,7 @@ def _check(
             "a sweep releases all of its cells, so the guarantee of one does not hold; "
             "run private simulations one by one, with a ledger"
         )
-    if simulation.setup.devices:
+    if simulation.settings.devices:
         raise ValueError(
             "a sweep runs on one device; prepare its simulation without devices"
         )
@@ -163,7 +164,7 @@ def _check(
                 f"examples, those of the first {examples}; one program needs equally "
                 "many"
             )
-        with_numbers(simulation.setup.algorithm, cell.hyper)  # may raise
+        with_numbers(simulation.settings.algorithm, cell.hyper)  # may raise
         if _mixing(simulation, cell) != mixing:
             raise ValueError(
                 f"the weights of cell {number} need another program than those of the "
@@ -173,7 +174,8 @@ def _check(
 
 def _mixing(simulation: Simulation, cell: Cell) -> Any:
     """The structure and the shapes of what multiplies agents' messages."""
-    mixer = simulation.vary(weights=cell.weights).inputs.mixer
+    varied = simulation.at(parts=cell.parts, weights=cell.weights)  # may raise
+    mixer = varied.run.mixer
     return jax.tree.structure(mixer), [x.shape for x in jax.tree.leaves(mixer)]
 
 
@@ -190,7 +192,7 @@ def _cells_that_fit(
         return 1
     if need is None:
         return 1
-    cell = need.state + need.work + simulation.clients.order.nbytes
+    cell = need.state + need.work + simulation.run.partition.order.nbytes
     return max(1, (limit // 2 - need.examples) // cell)
 
 

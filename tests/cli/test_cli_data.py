@@ -242,7 +242,7 @@ def test_tests_follow_owners_or_proportions():
     of_owners = Config(partition="by_owner", client_tests=True, cohort_size=2)
     assert [len(t) for t in build.tests_of(of_owners, halves, parts, 0)] == [0, 360]
     simulation = simulation_of(Run("fedavg", {}, 0, of_owners), halves)
-    assert simulation.own_tests.ids.shape == (360,)
+    assert simulation.run.own_tests.ids.shape == (360,)
     with pytest.raises(ValueError, match="does not say which clients its test exa"):
         build.tests_of(of_owners, halves._replace(test_owners=None), parts, 0)
     assert client_tests.by_owner([5, 5, 9], [9, 7, 5])[1].tolist() == [0]

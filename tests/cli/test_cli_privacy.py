@@ -183,7 +183,7 @@ def test_the_mechanism_is_the_one_of_the_options():
     expected = ClientPrivacy(
         clip_norm=0.3, cohort_size=4, rounds=2, epsilon=8.0, delta=0.01
     )
-    assert simulation.setup.privacy == expected
+    assert simulation.settings.privacy == expected
 
 
 def test_clients_and_examples_have_a_ledger_each():

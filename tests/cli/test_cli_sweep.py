@@ -171,7 +171,7 @@ def heard(swept, monkeypatch):
         expected = {"cells_at_once": None, "drop_nonfinite": False, "devices": ()}
         assert how == expected
         np.testing.assert_array_equal(validation[0], held_out[0])
-        name = "stem" if simulation.setup.cohort_size == 6 else "fedavg"
+        name = "stem" if simulation.settings.cohort_size == 6 else "fedavg"
         for hyper, key, parts, weights in cells:
             assert weights is None
             seed = seeds[words(key)]

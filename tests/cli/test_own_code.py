@@ -277,7 +277,7 @@ def test_an_own_partition_decides_which_examples_clients_have(folder, capsys):
     sizes = [len(part) for part in np.array_split(loaded.dataset.y_train, 6)]
     assert loaded.simulation.clients.size.tolist() == sizes
     np.testing.assert_array_equal(
-        loaded.simulation.clients.order, np.arange(sum(sizes))
+        loaded.simulation.run.partition.order, np.arange(sum(sizes))
     )
     # figures and reports need no import
     (folder / "own_cut.py").rename("elsewhere.py")

@@ -49,7 +49,7 @@ def test_iterations_by_hand(mixer):
     init_key, key = jax.random.split(jax.random.key(3))
     start = as_float64(TASK.init(init_key))
     agents = [[leaf.copy() for leaf in start] for _ in PARTS]
-    draw = partial(draw_batches, simulation.setup, simulation.clients)
+    draw = partial(draw_batches, simulation.settings, simulation.clients)
     for t in range(4):
         batch_key, _ = keys_of(key)
         rows = draw(t == 0, batch_key, t)
@@ -78,7 +78,7 @@ def test_the_mean_is_scored_and_the_distance_from_it(plain):
     state = trained(plain, 2)
     mean = jax.tree.map(lambda x: x.mean(0), state.params)
     found = plain.evaluate(state)
-    expected = evaluate(TASK, mean, plain.clients, plain.test)
+    expected = evaluate(TASK, mean, plain.clients, plain.data.test)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5)
     apart = [
@@ -130,12 +130,12 @@ def test_variants_share_programs_and_give_the_numbers_of_their_own(mixer):
     trained(first, 2)
     turned = np.roll(WEIGHTS, 1, (0, 1))  # another agent is in the middle of the star
     parts = [np.roll(part, 1)[::-1] for part in PARTS[::-1]]
-    varied = first.vary(parts=parts, weights=turned, hyper={"lr": LR})
+    varied = first.at(parts=parts, weights=turned, hyper={"lr": LR})
     found = trained(varied, 3)
-    assert first.programs.rounds._cache_size() == 1
+    assert first.compiled.rounds._cache_size() == 1
     alone = simulated(parts=parts, weights=turned, mixer=mixer)
     assert_same_bits(found, trained(alone, 3))
-    assert_same_bits(trained(first.vary(), 3), trained(first, 3))
+    assert_same_bits(trained(first.at(), 3), trained(first, 3))
 
 
 def assert_close(found, expected):
@@ -160,7 +160,7 @@ def test_devices_share_the_agents_in_one_program(caplog):
         for count in (1, 2):
             state, metrics = there.train_rounds(state, count)
             assert not np.asarray(metrics.lost).any()
-        varied = trained(there.vary(parts=parts[::-1]), 3)
+        varied = trained(there.at(parts=parts[::-1]), 3)
     # not the size of a cache, which also grows without compiling
     messages = [record.getMessage() for record in caplog.records]
     compiled = [text for text in messages if text.startswith("Compiling jit(rounds)")]
@@ -172,4 +172,4 @@ def test_devices_share_the_agents_in_one_program(caplog):
     assert_close(plain(state), plain(expected))
     assert_close(there.evaluate(state), here.evaluate(expected))
     assert there.bytes_after(3) == here.bytes_after(3)
-    assert_close(plain(varied), plain(trained(here.vary(parts=parts[::-1]), 3)))
+    assert_close(plain(varied), plain(trained(here.at(parts=parts[::-1]), 3)))

@@ -32,7 +32,7 @@ from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
 from fedjax_muon.deploy.node import States
 from fedjax_muon.simulation.participation import by_examples
-from fedjax_muon.simulation.rounds import cohort_of, objective_and_sampler, with_inputs
+from fedjax_muon.simulation.rounds import cohort_of, objective_and_sampler, traced
 
 # One of each form.
 FORMS = (
@@ -95,7 +95,7 @@ def test_a_compressed_answer_has_the_bytes_that_the_simulator_counts():
     serve(shared, send, jax.random.key(0), rounds=1)
     counted = tree.nbytes(messages.read(answers[0]).arrays)
     simulation = simulation_of(algorithm)
-    _, traffic = simulation.runner.traffic(simulation)
+    _, traffic = simulation.program.traffic(simulation.data, simulation.run)
     assert len(answers) * counted == traffic.up
     assert len(answers[0]) < counted + 500
 
@@ -117,7 +117,8 @@ ROUNDS = 4
 def simulated_without(lost, rounds=ROUNDS):
     """The state of a simulation in which (round, client) drop out."""
     simulation = simulation_of(ALGORITHM)
-    setup, (training, key) = simulation.setup, simulation.init(KEY)
+    setup, (training, key) = simulation.settings, simulation.init(KEY)
+    inputs = simulation.data.task, simulation.run.numbers
 
     @jax.jit
     def round(inputs, training, clients, cohort, weights):
@@ -129,14 +130,14 @@ def simulated_without(lost, rounds=ROUNDS):
             engine_key = jax.random.fold_in(key, streams.ENGINE)
             return step(training, cohort, cohort, weights, engine_key)[0]
 
-        return with_inputs(run, setup)(inputs)
+        return run(traced(setup, *inputs))
 
     for index in range(rounds):
         cohort_key = jax.random.fold_in(jax.random.fold_in(key, streams.COHORT), index)
         cohort, _ = cohort_of(setup, cohort_key, jnp.int32(index))
         weights = [float((index, int(client)) not in lost) for client in cohort]
         training = round(
-            simulation.inputs, training, simulation.clients, cohort, jnp.array(weights)
+            inputs, training, simulation.clients, cohort, jnp.array(weights)
         )
     return simulation.init(KEY)._replace(training=training)
 

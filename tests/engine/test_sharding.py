@@ -29,7 +29,7 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 
 
 def unpadded(prepared, training):
-    first = lambda x: x[: prepared.setup.num_clients]
+    first = lambda x: x[: prepared.settings.num_clients]
     return training._replace(client_states=jax.tree.map(first, training.client_states))
 
 
@@ -122,7 +122,7 @@ def test_rounds_are_compiled_once_and_resume_to_the_bit(caplog):
         kept = jax.tree.map(jnp.copy, state)
         once = shared.train_rounds(state, 5)[0]
         others = federation.cut([5, 10, 15, 20, 12, 13], seed=9)
-        moved = shared.vary(parts=others)
+        moved = shared.at(parts=others)
         moved.train_rounds(moved.init(jax.random.key(0)), 1)
         again = shared.train_rounds(shared.train_rounds(kept, 3)[0], 2)[0]
     assert_same_bits(again, once)

@@ -80,7 +80,7 @@ def test_private_methods_have_epsilon_8(method):
     track = TRACKS["private"]
     entry, problem = entries.entry_of(method, track), track.problem(None)
     trial = entry.trials(track)[0]
-    setup = protocol.simulation_of(entry, trial, track, problem, 0).setup
+    setup = protocol.simulation_of(entry, trial, track, problem, 0).settings
     assert "clip_norm" in numbers_of(setup.algorithm)
     plain = entry.algorithm(trial, track.rounds)
     params = problem.task.init(jax.random.key(0))

@@ -226,7 +226,7 @@ def test_the_task_holds_the_checkpoint_and_the_ids_are_its(tiny):
     expected = encoder.encode([sentence for sentence, _ in ROWS])
     np.testing.assert_array_equal(dataset.x_train, expected)
     assert dataset.tokens == 270
-    task = simulation_of(run, dataset).setup.task
+    task = simulation_of(run, dataset).settings.task
     model = models.roberta_of(folder)
     frozen = models.load_roberta(folder / "model.safetensors", model)
     (logits,) = task.grad.args
@@ -243,7 +243,7 @@ def test_swin_starts_at_its_checkpoint(tiny):
     x = np.random.default_rng(0).normal(size=(40, 4, 4, 3)).astype(np.float32)
     y = np.arange(40) % 3
     images = data.check(data.Dataset(x, y, x, y, ("a", "b", "c")))
-    setup = simulation_of(Run("fedavg", {}, 0, config), images).setup
+    setup = simulation_of(Run("fedavg", {}, 0, config), images).settings
     params = setup.task.init(jax.random.key(0))
     _, expected = models.load_swin(tiny / "swin")
     assert params["head"]["kernel"].shape == (12, 3)

@@ -126,15 +126,14 @@ class Worlds:
     simulation: Simulation
     record: Record
     seen: Callable[[np.ndarray], Releases]  # of what `observe` returned
-    program: Callable[..., Any]  # (inputs, clients, keys, run keys) -> observations
+    program: Callable[..., Any]  # (data, run, keys, run keys) -> observations
     absent: float = 0.0  # factor of the canary in worlds without it
 
     def run(self, keys: jax.Array, *, present: bool) -> Releases:
         """Runs one world for each key."""
-        clients = self.simulation.clients
+        data, run = self.simulation.data, self.simulation.run
         if not present:
-            x = clients.x.at[:, 0].multiply(self.absent)
-            clients = dataclasses.replace(clients, x=x)
+            data = data._replace(x=data.x.at[:, 0].multiply(self.absent))
         observations = []
         for i in range(0, len(keys), CHUNK):
             some = keys[i : i + CHUNK]
@@ -142,7 +141,7 @@ class Worlds:
             # all chunks have the same size, for one compilation
             rows = np.arange(min(CHUNK, _room(len(keys)))) % len(some)
             both = some[rows], None if secret is None else secret[rows]
-            out = self.program(self.simulation.inputs, clients, *both)
+            out = self.program(data, run, *both)
             observations.append(np.asarray(out, np.float64)[: len(some)])
         return self.seen(np.concatenate(observations))
 
@@ -171,24 +170,24 @@ def world_program(
     simulation: Simulation, observe: Callable[[Any], jax.Array]
 ) -> Callable[..., Any]:
     """Compiles a run of all rounds of a guarantee, for many worlds at once."""
-    programs = simulation.programs
+    program = simulation.program
     assert simulation.guarantee is not None  # it is private
     rounds = simulation.guarantee.rounds
 
-    def one(inputs: Any, clients: Any, key: jax.Array, run_key: Any) -> jax.Array:
-        created = programs.create(inputs, key, run_key)
-        state, _ = programs.begin(inputs, created, clients)
+    def one(data: Any, run: Any, key: jax.Array, run_key: Any) -> jax.Array:
+        created = program.create(data, run, key, run_key)
+        state, _ = program.begin(data, run, created)
 
         def body(state: Any, _: Any) -> tuple[Any, jax.Array]:
-            state, _ = programs.rounds(inputs, state, clients, 1)
+            state, _ = program.rounds(data, run, state, 1)
             return state, observe(state)
 
         _, later = jax.lax.scan(body, state, length=rounds)
         return jnp.concatenate([observe(state)[None], later])
 
-    def many(inputs: Any, clients: Any, keys: jax.Array, run_keys: Any) -> jax.Array:
+    def many(data: Any, run: Any, keys: jax.Array, run_keys: Any) -> jax.Array:
         axes = (None, None, 0, None if run_keys is None else 0)
-        return jax.vmap(one, in_axes=axes)(inputs, clients, keys, run_keys)
+        return jax.vmap(one, in_axes=axes)(data, run, keys, run_keys)
 
     return jax.jit(many)
 

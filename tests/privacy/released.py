@@ -53,7 +53,7 @@ def agent_worlds(
         agents = state.training.agents
         return flat(getattr(agents, "estimate", agents.params), 1)
 
-    begun = jax.eval_shape(lambda: _begun(simulation))
+    begun = simulation.like
     tracking = hasattr(begun.training.agents, "estimate")
 
     def seen(observed: np.ndarray) -> Releases:
@@ -71,12 +71,6 @@ def moves(params: np.ndarray, weights: ArrayLike, lr: float) -> np.ndarray:
     """Recovers every agent's move u of x <- W (x - lr u), [..., T, m]."""
     unmixed = params[..., 1:, :] @ np.linalg.inv(weights).T
     return (params[..., :-1, :] - unmixed) / lr
-
-
-def _begun(simulation: Simulation) -> Any:
-    created = simulation.programs.create(simulation.inputs, jax.random.key(0), None)
-    arguments = simulation.inputs, created, simulation.clients
-    return simulation.programs.begin(*arguments)[0]
 
 
 def agent_record(spec: PrivacySpec, examples: int, steps: int) -> Record:
@@ -165,7 +159,7 @@ def client_worlds(simulation: Simulation) -> Worlds:
     an adaptive clip norm.
     """
     assert simulation.guarantee is not None  # it is private
-    spec, setup = simulation.guarantee.spec, simulation.setup
+    spec, setup = simulation.guarantee.spec, simulation.settings
     clip, prologue = setup.privacy.clip_norm, bool(setup.algorithm.prologue)
     adapted = clip if isinstance(clip, AdaptiveClip) else None
     size = setup.num_clients if prologue else setup.cohort_size

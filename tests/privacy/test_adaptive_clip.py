@@ -272,7 +272,7 @@ def test_epsilon_decides_the_noise_of_both():
     (release,) = simulation.guarantee.spec.releases.values()
     noise = privacy.clip_norm.noise(release.noise.multiplier, 6)
     # the noise of the algorithm that runs is that of the accounting
-    recipe = simulation.setup.algorithm.recipe.arguments
+    recipe = simulation.settings.algorithm.recipe.arguments
     assert recipe["noise_multiplier"] == release.noise.multiplier
     assert recipe["clip_norm"] == privacy.clip_norm
     whole = 1 / math.hypot(1 / noise.message, 0.5 / noise.below)

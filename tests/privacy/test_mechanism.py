@@ -125,7 +125,7 @@ def test_the_noise_of_agents_is_that_of_epsilon():
     assert report.steps == 6  # t = 0 included
     assert simulation.guarantee.spec.sampling == Cyclic(91, 16)
     (release,) = simulation.guarantee.spec.releases.values()
-    noise = float(simulation.inputs.numbers["noise_scale"])
+    noise = float(simulation.run.numbers["noise_scale"])
     assert noise == pytest.approx(release.noise.sigma, rel=1e-6)
 
 
@@ -233,7 +233,7 @@ def test_cohorts_are_poisson_samples():
     simulation = usual(clients)
     state = simulation.init(KEY)
     keys = jax.random.split(state.key, 2000)
-    _, joins = jax.vmap(lambda key: simulation.setup.cohorts(key, 20, 4))(keys)
+    _, joins = jax.vmap(lambda key: simulation.settings.cohorts(key, 20, 4))(keys)
     present = joins.sum(1)
     assert np.std(present) > 1  # a fixed cohort has 0
     assert np.mean(present) == pytest.approx(4, abs=0.4)
@@ -253,7 +253,7 @@ def test_the_clean_gradient_does_not_come_back_from_two_epsilons():
         run = replace(AGENT, insecure_fixed_noise=fixed)
         runs = [replace(run, epsilon=e) for e in (1.0, 4.0)]
         simulations = [agents(run) for run in runs]
-        scales = [float(s.inputs.numbers["noise_scale"]) for s in simulations]
+        scales = [float(s.run.numbers["noise_scale"]) for s in simulations]
         first, second = map(estimates, simulations)
         guess = (scales[1] * first - scales[0] * second) / (scales[1] - scales[0])
         silent = replace(runs[0], epsilon=None, noise_scale=1e-9)
@@ -291,7 +291,7 @@ def test_training_metrics_are_not_published(make):
     state, why = simulation.init(KEY), "has no cohorts|does not publish training losses"
     with pytest.raises(ValueError, match=why):
         simulation.cohort_loss(state)
-    privacy = simulation.setup.privacy
+    privacy = simulation.settings.privacy
     loud = make(replace(privacy, publish_training_metrics=True))
     _, history = train(loud, loud.init(KEY), rounds=2)
     assert "train_loss" in history[-1]
@@ -349,14 +349,10 @@ WRONG = {
     "give either epsilon or noise_multiplier": (
         lambda: replace(CLIENT, noise_multiplier=None)
     ),
-    r"vary\(privacy": lambda: usual(agents).vary(hyper={"noise_scale": 0.0}),
-    "make another simulation with decentralize": lambda: usual(agents).vary(
-        privacy=replace(AGENT, mechanism=replace(MECHANISM, clip_norm=9.0))
+    "guarantee of a private simulation depends": lambda: usual(agents).at(
+        {"noise_scale": 0.0}
     ),
-    "can't be varied": lambda: usual(clients).vary(privacy=CLIENT),
-    "this simulation is not private": lambda: agents(None, batch_size=16).vary(
-        privacy=AGENT
-    ),
+    "depends on its run; make another one": lambda: usual(clients).at(parts=CLIENTS),
     "a sweep releases all of its cells": lambda: list(
         sweep(usual(clients), [Cell({}, KEY, CLIENTS)], rounds=1)
     ),
@@ -367,17 +363,3 @@ WRONG = {
 @pytest.mark.parametrize("message", WRONG)
 def test_what_would_make_the_statement_untrue_is_refused(message):
     refused(message, WRONG[message])
-
-
-@pytest.mark.slow
-def test_other_parts_and_epsilons_are_calibrated_anew():
-    simulation = usual(agents)
-    fewer = [part[:40] for part in AGENTS]
-    smaller = simulation.vary(parts=fewer)
-    assert smaller.guarantee.spec.sampling == Cyclic(40, 16)
-    assert smaller.guarantee.report().epsilon == pytest.approx(2.0, rel=1e-3)
-    larger = simulation.vary(privacy=replace(AGENT, epsilon=8.0))
-    noise = [float(s.inputs.numbers["noise_scale"]) for s in (simulation, larger)]
-    assert noise[1] < noise[0]
-    assert larger.guarantee.report().epsilon == pytest.approx(8.0, rel=1e-3)
-    assert larger.programs is simulation.programs

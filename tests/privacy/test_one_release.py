@@ -30,7 +30,7 @@ from fedjax_muon.runs import directory, files, privacy, train as training
 from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation import checkpoint
-from fedjax_muon.simulation.federated import federate, with_plan, with_task
+from fedjax_muon.simulation.federated import federate
 
 KEY = jax.random.key(0)
 DRAWS = np.random.default_rng(0)
@@ -56,9 +56,9 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def clients(given=CLIENT, algorithm=None):
-    sizes = {"local_steps": 1, "batch_size": 4, "privacy": given}
-    return federate(algorithm or fedavg(lr=0.1), TASK, DATASET, PARTS, **sizes)
+def clients(given=CLIENT, algorithm=None, task=TASK, **changes):
+    sizes = {"local_steps": 1, "batch_size": 4, "privacy": given, **changes}
+    return federate(algorithm or fedavg(lr=0.1), task, DATASET, PARTS, **sizes)
 
 
 def agents(given=AGENT, parts=PARTS):
@@ -131,14 +131,12 @@ WAYS = {
     "other parameters": lambda one, state, kind: (one, moved(state)),
     "an earlier round": lambda one, state, kind: (one, set_back(state)),
     "another simulation": lambda one, state, kind: (KINDS[kind](), state),
-    "a variation": lambda one, state, kind: (one.vary(hyper={"lr": 0.2}), state),
-    "other parts": lambda one, state, kind: (one.vary(parts=PARTS[::-1]), state),
     "a finished run": lambda one, state, kind: finished(one, kind),
     "fixed noise": lambda one, state, kind: with_fixed_noise(one, kind),
 }
 OF_CLIENTS = {
-    "another task": lambda one, state, kind: (with_task(one, OTHER_TASK), state),
-    "another plan": lambda one, state, kind: (with_plan(one, mapped), state),
+    "another task": lambda one, state, kind: (clients(task=OTHER_TASK), state),
+    "another plan": lambda one, state, kind: (clients(plan=mapped), state),
     "no privacy": lambda one, state, kind: without_privacy(one, kind),
 }
 
@@ -382,4 +380,4 @@ def test_what_can_not_hold_secrets_is_refused_before_the_charge(tmp_path):
 )
 def test_an_example_that_counts_several_times_is_refused(parts, said):
     refused(said, agents, AGENT, parts)
-    refused(f"{said}.*remove the copies", simulation("agents").vary, parts=parts)
+    refused(f"{said}.*remove the copies", agents, AGENT, parts)

@@ -124,7 +124,7 @@ MISTAKES = {
         lambda: SIMULATION.train_rounds(start(SIMULATION), -1)
     ),
     "rounds must be at least 0, got -1": lambda: SIMULATION.bytes_after(-1),
-    "has 6 clients, got 5 parts": lambda: SIMULATION.vary(parts=PARTS[:5]),
+    "has 6 clients, got 5 parts": lambda: SIMULATION.at(parts=PARTS[:5]),
     "must be an optax transformation, such as transforms.muon(), got 'muon'": {
         "algorithm": fm.fedavg(rule="muon")
     },
@@ -223,7 +223,7 @@ MISTAKES = {
     "'dsgd' is in fedjax_muon.decentralized": lambda: missing("dsgd"),
     "'fedmuon_da' is in fedjax_muon.minimax": lambda: missing("fedmuon_da"),
     "'dpmixsgd' is in fedjax_muon.decentralized": lambda: missing("dpmixsgd"),
-    "names example 80": lambda: SIMULATION.vary(parts=[*PARTS[:5], np.array([80])]),
+    "names example 80": lambda: SIMULATION.at(parts=[*PARTS[:5], np.array([80])]),
     # work
     "either local_steps or local_epochs": {"local_epochs": 1},
     "one for each of the 6 clients, got 2": {"local_steps": [1, 2]},
@@ -292,7 +292,7 @@ MISTAKES = {
     ),
     "batch_size must be at most 3": lambda: decentralize(DSGD, batch_size=4),
     "first_size must be at least 1, got 0": lambda: decentralize(DSGD, first_size=0),
-    "no hyperparameter 'beta'; it has lr": lambda: AGENTS.vary(hyper={"beta": 0.1}),
+    "no hyperparameter 'beta'; it has lr": lambda: AGENTS.at(hyper={"beta": 0.1}),
     "agents of a decentralized simulation have": lambda: fm.tune(AGENTS),
 }
 

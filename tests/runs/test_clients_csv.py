@@ -8,7 +8,6 @@ from command import SMALL, run
 
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs.load import load_run
-from fedjax_muon.simulation.own_accuracy import own_accuracies
 
 TINY = (*SMALL, "--hidden", 4, "--rounds", 3, "--client-tests")
 TRAIN = ("train", "--algorithm", "fedavg", *TINY)
@@ -39,7 +38,7 @@ def test_clients_add_up_to_the_last_evaluation(trained):
         np.testing.assert_allclose(mean, last[name], rtol=1e-5)
     worst = np.nanmin(rows["test_accuracy"])
     np.testing.assert_allclose(worst, last["client_test_accuracy_min"], rtol=1e-6)
-    each = own_accuracies(loaded.simulation, loaded.state)
+    each = loaded.simulation.client_accuracies(loaded.state)
     np.testing.assert_allclose(rows["test_accuracy"], each, rtol=1e-6)
 
 

@@ -388,7 +388,7 @@ def test_cohorts_of_all_runs_are_drawn_by_one_program():
     simulation = federation.federation(clock=clock, deadline=4.5)
     before = timing._block._cache_size()
     for seed in range(2 * TIMINGS + 1):
-        varied = simulation.vary(hyper={"lr": 0.1}) if seed % 2 else simulation
+        varied = simulation.at(hyper={"lr": 0.1}) if seed % 2 else simulation
         assert varied.timing(jax.random.key(seed)).seconds(3) > 0
     assert timing._block._cache_size() == before + 1
     assert len(simulation._timings) == TIMINGS  # the last ones
@@ -479,7 +479,7 @@ def test_cells_of_a_sweep_have_times_of_their_own():
     ]
     (outcomes,) = fm.sweep(simulation, cells, rounds=6, evaluate_every=3)
     for cell, outcome in zip(cells, outcomes, strict=True):
-        one = simulation.vary(parts=cell.parts, hyper=cell.hyper)
+        one = simulation.at(parts=cell.parts, hyper=cell.hyper)
         _, rows = fm.train(
             one, one.init(cell.key), rounds=6, evaluate_every=3, progress=False
         )

@@ -111,12 +111,13 @@ def test_clients_are_segments_of_one_order():
     clients = batching.clients_of(X, Y, SEGMENTS)
     np.testing.assert_array_equal(clients.x, X)
     np.testing.assert_array_equal(clients.y, Y)
-    assert clients.order.dtype == clients.start.dtype == clients.size.dtype == jnp.int32
-    for part, start, size in zip(SEGMENTS, clients.start, clients.size, strict=True):
-        np.testing.assert_array_equal(clients.order[start : start + size], part)
-    assert len(clients.order) == 9
+    at = clients.partition
+    assert at.order.dtype == at.start.dtype == at.size.dtype == jnp.int32
+    for part, start, size in zip(SEGMENTS, at.start, at.size, strict=True):
+        np.testing.assert_array_equal(at.order[start : start + size], part)
+    assert len(at.order) == 9
     shares = [[np.mean(Y[part] == c) for c in range(3)] for part in SEGMENTS]
-    np.testing.assert_allclose(clients.shares, shares)
+    np.testing.assert_allclose(at.shares, shares)
 
 
 # ------------------------------------------------ samplers that accounting counts on

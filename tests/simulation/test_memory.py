@@ -69,11 +69,11 @@ def test_a_cohort_that_is_mapped_at_once_takes_its_clients_memory():
 def test_the_states_of_clients_are_updated_in_place():
     one = prepared("scaffold", plans.mapped, 80, 10)
     divided = prepared("scaffold", plans.mapped, 400, 4, devices=FOUR)
-    state = jax.eval_shape(partial(rounds.init_state, divided.setup), KEY).training
+    state = jax.eval_shape(partial(rounds.init_state, divided.settings), KEY).training
     client = tree.nbytes(state.client_states) // 400
     # every device needs its part alone
     part = 100 * client + tree.nbytes((state.server, state.index)) + 8
-    whole = jax.eval_shape(partial(rounds.init_state, one.setup), KEY)
+    whole = jax.eval_shape(partial(rounds.init_state, one.settings), KEY)
     for each, size in ((one, tree.nbytes(whole)), (divided, part)):
         need = memory_of(each)
         assert need.state == size
@@ -131,8 +131,8 @@ def test_a_checked_simulation_is_not_compiled_again():
     counting = lambda sizes: traces.append(sizes) or simulation.uniform(sizes)
     one = federation.federation(weighting=counting)
     check_memory(one)
-    state = one.programs.create(one.inputs, jax.random.key(0))
-    one.programs.rounds.lower(one.inputs, state, one.clients, 1)
+    state = one.program.create(one.data, one.run, jax.random.key(0))
+    one.compiled.rounds.lower(one.data, one.run, state, 1)
     assert len(traces) == 1
 
 

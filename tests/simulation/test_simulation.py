@@ -37,14 +37,14 @@ def test_one_program_for_any_number_of_rounds():
     for every in (3, 10):
         state, _ = training.train(prepared, state, rounds=17, evaluate_every=every)
     assert state.round == 42
-    scored = prepared.programs.score._cache_size()  # other tests' too
+    scored = prepared.compiled.score._cache_size()  # other tests' too
     others = cut([17, 4, 25, 9, 10, 10])  # the longest has 17 to 32 in both
-    other = prepared.vary(parts=others)
+    other = prepared.at(parts=others)
     trained(other, 0, 3)
-    assert prepared.programs.rounds._cache_size() == 1
-    assert other.programs.score is prepared.programs.score
+    assert prepared.compiled.rounds._cache_size() == 1
+    assert other.compiled.score is prepared.compiled.score
     other.evaluate(other.init(jax.random.key(1)))
-    assert prepared.programs.score._cache_size() == scored
+    assert prepared.compiled.score._cache_size() == scored
 
 
 def test_a_run_may_start_from_parameters(plain):
@@ -61,8 +61,8 @@ def test_a_run_may_start_from_parameters(plain):
 def test_repartition_is_the_simulation_of_these_parts(plain):
     parts = cut([5, 5, 30, 5, 15, 15], seed=3)
     expected = trained(federation.federation(parts=parts), 3, 4)
-    assert_same_bits(trained(plain.vary(parts=parts), 3, 4), expected)
-    assert plain.vary(parts=cut([1, 1, 1, 1, 1, 33])).clients.max_size >= 33
+    assert_same_bits(trained(plain.at(parts=parts), 3, 4), expected)
+    assert plain.at(parts=cut([1, 1, 1, 1, 1, 33])).clients.max_size >= 33
 
 
 def test_the_seed_decides_everything(plain):
@@ -86,8 +86,8 @@ def test_examples_are_no_part_of_the_program():
     def text(count):
         prepared = federation.federation(data=federation.blobs(count))
         state = prepared.init(jax.random.key(0))
-        args = prepared.inputs, state, prepared.clients, 1
-        return prepared.programs.rounds.lower(*args).as_text()
+        args = prepared.data, prepared.run, state, 1
+        return prepared.compiled.rounds.lower(*args).as_text()
 
     small, large = text(100), text(3000)
     assert "3000x5" in large
@@ -152,7 +152,7 @@ def test_a_prologue_that_is_not_finite_is_refused():
 def test_fewer_optimizations_draw_the_same_parameters(plain, monkeypatch):
     task = fm.tasks.classification(fm.models.LeNet(10), (28, 28, 1))
     task = task._replace(init=jax.tree_util.Partial(task.init))
-    setup, key = plain.setup._replace(task=task), jax.random.key(1)
+    setup, key = plain.settings._replace(task=task), jax.random.key(1)
     init_key = jax.random.split(key)[0]
     level = "xla_backend_optimization_level"  # 0 in tests, 3 by default
     drawn = jax.jit(task.init).lower(init_key).compile({level: 3})(init_key)
@@ -318,7 +318,7 @@ def test_a_second_run_with_the_same_callback_stops_as_the_first():
 def test_only_answers_are_counted_as_sent():
     prepared = federation.federation(dropout=0.7)
     begun = start(prepared)
-    key, size = jax.random.clone(begun.key), prepared.setup.cohort_size
+    key, size = jax.random.clone(begun.key), prepared.settings.cohort_size
     down, up = prepared.bytes_after(1)
     for _, row in evaluations(prepared, begun, rounds=7, evaluate_every=3):
         draws = [answers(key, index, size, 0.7) for index in range(row["round"])]
@@ -393,12 +393,12 @@ def test_callbacks_see_every_record_and_may_end_the_training(plain):
 def test_a_loss_that_becomes_nan_names_its_round():
     """Messages stay finite: the loss alone overflows."""
     prepared = federation.federation()
-    task = prepared.inputs.task
+    task = prepared.data.task
     low = lambda scores: jnp.mean(scores["loss"]) < 1.05
     late = lambda scores, y: jnp.where(low(scores), jnp.nan, 1.0)
     metrics = {**task.metrics, "loss": jax.tree_util.Partial(late)}
-    inputs = prepared.inputs._replace(task=task._replace(metrics=metrics))
-    broken = dataclasses.replace(prepared, inputs=inputs)
+    data = prepared.data._replace(task=task._replace(metrics=metrics))
+    broken = dataclasses.replace(prepared, data=data)
     how = {"rounds": 40, "evaluate_every": 1}
     message = "the training loss is NaN"
     with pytest.raises(simulation.NonFiniteError, match=message) as error:

@@ -44,9 +44,9 @@ def scored(monkeypatch):
     def programs(*args):
         made = make(*args)
 
-        def score(states, *rest):
+        def score(data, runs, states):
             seen.append(jax.tree.map(jnp.copy, states))
-            return made.score(states, *rest)
+            return made.score(data, runs, states)
 
         return made._replace(score=score)
 
@@ -129,7 +129,7 @@ def assert_runs_of_their_own(common, alone, cells, scored, *, exact=True, **how)
     # the first cell's rate is what tells it from the second
     for number in (1, 2):
         one, rows = cells[number], []
-        own = alone.vary(parts=one.parts, weights=one.weights)
+        own = alone.at(parts=one.parts, weights=one.weights)
         steps = training.steps(own, own.init(cells[number].key), **HOW)
         course = (step for step in steps if step.record is not None)
         for states, step in zip(scored, course, strict=True):
@@ -151,12 +151,12 @@ def test_another_number_needs_no_other_program():
         return prepared.train_rounds(state, ROUNDS)[0]
 
     expected = [trained(slow), trained(fast)]
-    faster = slow.vary(hyper={"lr": 0.3})
+    faster = slow.at({"lr": 0.3})
     assert_same_bits(trained(faster), expected[1])
-    assert faster.programs is slow.programs
+    assert faster.compiled is slow.compiled
     for prepared in (slow, fast):
-        assert prepared.programs.rounds._cache_size() == 1
-        assert prepared.programs.begin._cache_size() == 1
+        assert prepared.compiled.rounds._cache_size() == 1
+        assert prepared.compiled.begin._cache_size() == 1
     kernels = [state.params["Dense_0"]["kernel"] for state in expected]
     assert np.abs(np.subtract(*kernels)).min() > 0
 

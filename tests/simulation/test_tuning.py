@@ -1,12 +1,10 @@
 """The fastest plan: measured, and the same when a run is resumed."""
 
 import math
-from operator import sub
 
 import chex
 import federation
 import jax
-import jax.numpy as jnp
 import pytest
 from command import SMALL, run
 
@@ -17,7 +15,6 @@ from fedjax_muon.planning import tune, tuning
 from fedjax_muon.planning.memory import Memory
 from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.runs.directory import read
-from fedjax_muon.simulation import with_task
 
 PLANS = ("vmapped", "chunked with chunk_size 3", "mapped")
 SIX = {"cohort_size": 6}
@@ -53,24 +50,10 @@ def test_simulations_are_compared_with_one_another(monkeypatch):
     one, other = federation.federation(**SIX), federation.federation(**SIX)
     tuned = tune({"float32": one, "half": other})
     assert tuned.plan == "half, mapped"
-    assert tuned.simulation.setup.plan is mapped
-    assert tuned.simulation.setup.task is other.setup.task
+    assert tuned.simulation.settings.plan is mapped
+    assert tuned.simulation.settings.task is other.settings.task
     named = [f"{name}, {plan}" for name in ("float32", "half") for plan in PLANS]
     assert list(tuned.seconds) == named
-
-
-@pytest.mark.slow
-def test_another_task_has_the_same_clients_and_numbers():
-    one = federation.federation(**SIX)
-    other = with_task(one, federation.TASK)
-    assert other.clients is one.clients
-    found = params_after(one, 2)
-    chex.assert_trees_all_equal(found, params_after(other, 2))
-    grad = lambda *given: jax.tree.map(lambda g: 2 * g, federation.TASK.grad(*given))
-    moved = params_after(with_task(one, federation.TASK._replace(grad=grad)), 2)
-    assert any(map(jnp.any, jax.tree.leaves(jax.tree.map(sub, moved, found))))
-    with pytest.raises(TypeError):
-        with_task(one, federation.DATA)
 
 
 @pytest.mark.slow
@@ -94,7 +77,7 @@ def test_the_fastest_plan_is_chosen(monkeypatch, seconds, best):
     one = federation.federation(**SIX)
     tuned = tune(one)
     assert (tuned.plan, tuple(tuned.seconds.values())) == (PLANS[best], seconds)
-    plan = tuned.simulation.setup.plan
+    plan = tuned.simulation.settings.plan
     assert plan is {0: vmapped, 2: mapped}.get(best, plan)
 
 

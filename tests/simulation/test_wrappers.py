@@ -77,10 +77,10 @@ def prepared(wrapper, task):
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_rounds_can_be_traced(wrapper, task):
     simulation = prepared(wrapper, task)
-    programs, inputs = simulation.programs, simulation.inputs
-    created = jax.eval_shape(programs.create, inputs, KEY)
-    begun, _ = programs.begin.trace(inputs, created, simulation.clients).out_info
-    after, _ = programs.rounds.trace(inputs, begun, simulation.clients, 1).out_info
+    program, given = simulation.program, (simulation.data, simulation.run)
+    created = jax.eval_shape(program.create, *given, KEY)
+    begun, _ = jax.eval_shape(program.begin, *given, created)
+    after, _ = jax.eval_shape(program.rounds, *given, begun, 1)
     assert jax.tree.structure(after) == jax.tree.structure(begun)
 
 

@@ -88,7 +88,7 @@ def assert_same_bits(one, other):
 
 def cohort(prepared, key, index):
     """The clients of round `index`."""
-    setup, stream = prepared.setup, jax.random.fold_in(key, 1)
+    setup, stream = prepared.settings, jax.random.fold_in(key, 1)
     everyone = jnp.arange(setup.num_clients, dtype=jnp.int32)
     stream, size = jax.random.fold_in(stream, index), (setup.cohort_size,)
     return np.asarray(jax.random.choice(stream, everyone, size, replace=False))
@@ -96,7 +96,7 @@ def cohort(prepared, key, index):
 
 def rows(prepared, key, index, ids, steps=None, prologue=0):
     """The examples of `ids` in round `index`, [S, K, B]; -1 is padding."""
-    setup, clients = prepared.setup, prepared.clients
+    setup, clients = prepared.settings, prepared.clients
     if steps is None:
         steps = setup.work.bound(clients.max_size, setup.batch_size)
     draw = draw_rows(clients, setup.sampler, steps, setup.batch_size)

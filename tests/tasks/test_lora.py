@@ -186,7 +186,7 @@ def test_fedmuon_trains_adapters_and_head(frozen):
     assert loss(task, state.params) < 0.05
     moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), start, state.params)
     assert all(jax.tree.leaves(moved))
-    (logits,) = prepared.setup.task.grad.args
+    (logits,) = prepared.settings.task.grad.args
     for held in (encoder, *logits.args):
         jax.tree.map(np.testing.assert_array_equal, held, before)
     # A and B of two projections and the head in float32. FedMuon sends the parameters
@@ -227,41 +227,38 @@ def assert_given(program):
 def test_frozen_weights_are_no_part_of_the_programs(wide):
     assert "512x512" not in jax.jit(wide.init).lower(KEY).as_text()
     run = prepared(wide)
-    state = rounds.init_state(run.setup, KEY)
-    scored = run.inputs.task, state.params, run.clients, run.test
-    assert_given(run.programs.score.lower(*scored))
+    state = rounds.init_state(run.settings, KEY)
+    scored = run.data, run.run.partition, None, state.params
+    assert_given(run.compiled.score.lower(*scored))
     loud = prepared(wide._replace(grad=noisy(wide.grad, gaussian(1.0))))
     for each in (run, loud):
-        rest = run.clients, 1
-        assert_given(each.programs.rounds.lower(each.inputs, state, *rest))
+        given = each.data, each.run, state, 1
+        assert_given(each.compiled.rounds.lower(*given))
     state, _ = run.train_rounds(run.init(KEY), 1)
     run.train_rounds(state, 3)
-    assert run.programs.rounds._cache_size() == 1
+    assert run.compiled.rounds._cache_size() == 1
 
 
 @pytest.mark.slow
 def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
     federated = prepared(wide)
-    task, clients = federated.inputs.task, federated.clients
-    cells = [(KEY, federated.vary(hyper={"lr": lr})) for lr in (0.1, 0.2)]
-    data = groups._Shared(clients.x, clients.y, federated.test, None, task)
-    states, stacked, _ = groups.stack(cells, federated, 1)
-    over = groups.sequential
-    swept = groups.make_programs(federated.programs, over, clients.max_size)
+    cells = [(KEY, federated.at({"lr": lr})) for lr in (0.1, 0.2)]
+    data, most = federated.data, federated.clients.max_size
+    runs, states, _ = groups.stack(cells, federated, most, 1)
+    swept = groups.make_programs(federated.program, groups.sequential)
     sizes = {"weights": np.full((2, 2), 0.5), "batch_size": 3}
     agents = decentralized_simulation.decentralize(
         decentralized.dsgd(lr=0.1), wide, BINARY, PARTS, **sizes
     )
-    inputs, programs = agents.inputs, agents.programs
-    keys = programs.create(inputs, KEY)
-    begin = lambda inputs: programs.begin(inputs, keys, agents.clients)
-    state, _ = jax.eval_shape(begin, inputs)
+    given, state = (agents.data, agents.run), agents.like
     for program in (
-        swept.rounds.lower(states, 1, stacked, data),
-        swept.score.lower(states, stacked, data),
-        programs.begin.lower(inputs, keys, agents.clients),
-        programs.rounds.lower(inputs, state, agents.clients, 1),
-        programs.score.lower(inputs.task, state.params, agents.clients, agents.test),
+        swept.rounds.lower(data, runs, states, 1),
+        swept.score.lower(data, runs, states),
+        agents.traced_begin.lower(),
+        agents.compiled.rounds.lower(*given, state, 1),
+        agents.compiled.score.lower(
+            agents.data, agents.run.partition, None, state.params
+        ),
     ):
         assert_given(program)
 

@@ -282,7 +282,7 @@ def test_the_config_names_it():
     params = plain.init(KEY)
     for kind, expected in (("none", plain), ("crop_and_flip", changed)):
         config = Config(augmentation=kind, **sizes)
-        task = simulation_of(Run("fedavg", {}, 0, config), dataset).setup.task
+        task = simulation_of(Run("fedavg", {}, 0, config), dataset).settings.task
         found = jax.jit(task.grad)(params, batch(), KEY)
         wanted = jax.jit(expected.grad)(params, batch(), KEY)
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
