@@ -81,16 +81,14 @@ print(private(1.0).calibrated([size]).guarantee.statement())
 # ## Training
 #
 # The model is linear. The objective is the area under the ROC curve, which is a minimax
-# problem. The noise is an argument of the compiled program: one program serves all
-# epsilons. It comes from the operating system, anew for every run, so that the numbers
-# differ a little from one execution of this notebook to the next.
+# problem. The noise comes from the operating system, anew for every run, so that the
+# numbers differ a little from one execution of this notebook to the next.
 
 # %%
 task = auc(
     models.MLP(2, ()), cells.x_train.shape[1:], share=float(cells.y_train.mean())
 )
 agents = partial(decentralize, dsgd(lr=LR), task, cells, parts, weights=W)
-noised = agents(privacy=private(4.0))
 
 
 def curve(simulation, seed):
@@ -100,7 +98,7 @@ def curve(simulation, seed):
 
 
 runs = {"not private": agents(batch_size=size)}
-runs |= {f"epsilon = {e:g}": noised.at(privacy=private(e)) for e in (4.0, 1.0, 0.25)}
+runs |= {f"epsilon = {e:g}": agents(privacy=private(e)) for e in (4.0, 1.0, 0.25)}
 curves = {
     name: np.array([curve(simulation, seed) for seed in range(3)])
     for name, simulation in runs.items()

@@ -17,10 +17,11 @@ PACKAGE = "fedjax_muon"
 PAGES = {
     "fm": (
         "Training and simulation",
-        ":federate train Simulation NonFiniteError early_stopping own_accuracies sweep"
+        ":federate train Simulation NonFiniteError early_stopping sweep"
         " Cell tune cache_programs load_run save_params load_params"
         " load_metadata",
-        "simulation:uniform by_examples with_plan with_task STATE NonFiniteLossError",
+        "simulation:uniform by_examples STATE NonFiniteLossError",
+        "simulation.program:Data Run Program",
         "simulation.participation:equal of_each epochs",
         "simulation.rounds:Weighting",
         "simulation.batching:Sampler with_replacement without_replacement"
