@@ -1,9 +1,6 @@
 from . import (
-    aggregators as aggregators,
     algorithms as algorithms,
-    attacks as attacks,
     clocks as clocks,
-    compression as compression,
     core as core,
     data as data,
     decentralized as decentralized,
@@ -12,7 +9,6 @@ from . import (
     linalg as linalg,
     minimax as minimax,
     models as models,
-    personalization as personalization,
     planning as planning,
     privacy as privacy,
     reporting as reporting,
@@ -21,8 +17,8 @@ from . import (
     tasks as tasks,
     tracking as tracking,
     transforms as transforms,
+    wrappers as wrappers,
 )
-from .aggregators import robust as robust
 from .algorithms import (
     diloco as diloco,
     dp_fedmuon as dp_fedmuon,
@@ -58,19 +54,6 @@ from .algorithms import (
     stem as stem,
     streaming_diloco as streaming_diloco,
 )
-from .attacks import attack as attack
-from .compression import (
-    bins as bins,
-    chunked_top_k as chunked_top_k,
-    compress as compress,
-    compress_broadcasts as compress_broadcasts,
-    memory_share as memory_share,
-    no_compression as no_compression,
-    power_iteration as power_iteration,
-    quantize as quantize,
-    top_k as top_k,
-    truncated_svd as truncated_svd,
-)
 from .core import (
     Algorithm as Algorithm,
     Exchange as Exchange,
@@ -101,7 +84,6 @@ from .models import (
     load_params as load_params,
     save_params as save_params,
 )
-from .personalization import ditto as ditto, keep_own as keep_own
 from .planning.tuning import tune as tune
 from .runs.load import load_run as load_run
 from .simulation import (
@@ -117,6 +99,27 @@ from .simulation.arrivals import (
 from .simulation.training import early_stopping as early_stopping, train as train
 from .sweeps.sweep import Cell as Cell, sweep as sweep
 from .tasks import Batch as Batch, Task as Task
+from .wrappers import (
+    aggregators as aggregators,
+    attacks as attacks,
+    compression as compression,
+    personalization as personalization,
+)
+from .wrappers.aggregators import robust as robust
+from .wrappers.attacks import attack as attack
+from .wrappers.compression import (
+    bins as bins,
+    chunked_top_k as chunked_top_k,
+    compress as compress,
+    compress_broadcasts as compress_broadcasts,
+    memory_share as memory_share,
+    no_compression as no_compression,
+    power_iteration as power_iteration,
+    quantize as quantize,
+    top_k as top_k,
+    truncated_svd as truncated_svd,
+)
+from .wrappers.personalization import ditto as ditto, keep_own as keep_own
 
 __all__: list[str]
 __version__: str

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.compression import bins, chunked_top_k, compress
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -32,6 +31,7 @@ from fedjax_muon.core import (
     value_at,
 )
 from fedjax_muon.transforms import Polar, default_rule, muon, spectral
+from fedjax_muon.wrappers.compression import bins, chunked_top_k, compress
 
 
 class State(NamedTuple):

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.compression import Compressor, compress, compress_broadcasts, top_k
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -39,6 +38,12 @@ from fedjax_muon.transforms import (
     default_rule,
     orthogonalize,
     scale_by_lmo,
+)
+from fedjax_muon.wrappers.compression import (
+    Compressor,
+    compress,
+    compress_broadcasts,
+    top_k,
 )
 
 TENTH = top_k(0.1)

@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple
 
 import optax
 
-from fedjax_muon.compression import compress, memory_share, rank_share, truncated_svd
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -35,6 +34,12 @@ from fedjax_muon.core import (
     value_at,
 )
 from fedjax_muon.transforms import Polar, default_rule, muon
+from fedjax_muon.wrappers.compression import (
+    compress,
+    memory_share,
+    rank_share,
+    truncated_svd,
+)
 
 
 class State(NamedTuple):

@@ -15,14 +15,12 @@ import optax
 from fedjax_muon import (
     algorithms,
     clocks,
-    compression,
     models,
     simulation,
     staleness,
     transforms,
 )
 from fedjax_muon.algorithms.registry import Method
-from fedjax_muon.compression import compress
 from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
 from fedjax_muon.core.reading import named
 from fedjax_muon.data import Dataset, client_tests, imbalance, partition
@@ -35,7 +33,6 @@ from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.models.convolution import by_patches
-from fedjax_muon.personalization import ditto, keep_own
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.correlated import Strategy, banded, buffered
 from fedjax_muon.runs import launch, own_code, pretrained, private_agents
@@ -54,6 +51,9 @@ from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip
 from fedjax_muon.tasks.classification import by_matthews, classification
 from fedjax_muon.tasks.task import Task
+from fedjax_muon.wrappers import compression
+from fedjax_muon.wrappers.compression import compress
+from fedjax_muon.wrappers.personalization import ditto, keep_own
 
 SAMPLERS = {
     "shuffled_epochs": batching.shuffled_epochs,

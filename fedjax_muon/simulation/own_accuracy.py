@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import Objective, Params, tree
-from fedjax_muon.personalization import params_of_clients
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
@@ -28,6 +27,7 @@ from fedjax_muon.simulation.evaluation import (
 )
 from fedjax_muon.simulation.program import Data, Run
 from fedjax_muon.tasks.task import Task
+from fedjax_muon.wrappers.personalization import params_of_clients
 
 OF_EXAMPLES = {"correct": "test_accuracy", "loss": "test_loss"}
 

@@ -25,7 +25,6 @@ from fedjax_muon.core import (
 )
 from fedjax_muon.engine.plans import Plan, chunked, vmapped
 from fedjax_muon.engine.sharding import Devices, sharded, sharded_gather
-from fedjax_muon.personalization import params_of_clients
 from fedjax_muon.simulation.arguments import check_rule_kinds, check_rules
 from fedjax_muon.simulation.arrivals import Arrivals, answered
 from fedjax_muon.simulation.asynchronous import asynchronous, check_suits
@@ -38,6 +37,7 @@ from fedjax_muon.simulation.batching import (
 )
 from fedjax_muon.simulation.participation import Cohorts, Work, uniform
 from fedjax_muon.tasks.task import Task
+from fedjax_muon.wrappers.personalization import params_of_clients
 
 Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]
 

@@ -18,11 +18,11 @@ from traces import by_code
 from fedjax_muon import algorithms, compression, engine, minimax
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.algorithms.registry import Method
-from fedjax_muon.compression import compress
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_mechanism import private_clients
+from fedjax_muon.wrappers.compression import compress
 
 N, STEPS, RADIUS, ROUNDS = 3, 3, 0.01, 3
 KEY = jax.random.key(5)

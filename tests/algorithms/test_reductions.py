@@ -40,11 +40,11 @@ from fedjax_muon.algorithms import (
     local_muon_persistent,
     scaffold,
 )
-from fedjax_muon.compression import no_compression, top_k
 from fedjax_muon.core import Objective, after_first, tree
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms import muon, scale_by_soap
+from fedjax_muon.wrappers.compression import no_compression, top_k
 
 pytestmark = pytest.mark.slow
 

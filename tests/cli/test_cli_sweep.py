@@ -24,12 +24,12 @@ from grids import (
 )
 
 from fedjax_muon import algorithms, compression, data, models, simulation
-from fedjax_muon.compression import compress
 from fedjax_muon.reporting import plots
 from fedjax_muon.runs import build as building, directory, sweep as sweeps
 from fedjax_muon.simulation.training import train
 from fedjax_muon.sweeps.sweep import Outcome
 from fedjax_muon.tasks.classification import classification
+from fedjax_muon.wrappers.compression import compress
 
 TINY = [
     *("--num-clients", 6, "--cohort-size", 3, "--local-steps", 2, "--batch-size", 8),

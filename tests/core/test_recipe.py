@@ -15,7 +15,6 @@ from traces import TOY, compilations, farthest, path, stack
 
 from fedjax_muon import algorithms, compression, decentralized, engine, minimax
 from fedjax_muon.algorithms import fedavg, fedmuon, fedmuon_align, scaffold
-from fedjax_muon.compression import compress
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -30,6 +29,7 @@ from fedjax_muon.core.pair import Pair
 from fedjax_muon.core.recipe import Recipe, as_arrays, in_words, recipe_of
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_mechanism import private_clients
+from fedjax_muon.wrappers.compression import compress
 
 METHODS = {**algorithms.ALL, **minimax.ALL, **decentralized.ALL}
 

@@ -8,8 +8,8 @@ from small_federation import KEY, described, largest_difference, served, simulat
 
 from fedjax_muon import compression
 from fedjax_muon.algorithms import fedavg
-from fedjax_muon.compression import compress
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy, banded
+from fedjax_muon.wrappers.compression import compress
 
 ROUNDS = 3
 PRIVACY = {

@@ -23,16 +23,16 @@ from small_federation import (
 )
 
 from fedjax_muon import aggregators, attacks, compression, engine
-from fedjax_muon.aggregators import robust
 from fedjax_muon.algorithms import ALL, fedavg, fedmuon, fedmuon_correct
-from fedjax_muon.attacks import attack
-from fedjax_muon.compression import compress
 from fedjax_muon.core import streams, tree
 from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
 from fedjax_muon.deploy.node import States
 from fedjax_muon.simulation.participation import by_examples
 from fedjax_muon.simulation.rounds import cohort_of, objective_and_sampler, traced
+from fedjax_muon.wrappers.aggregators import robust
+from fedjax_muon.wrappers.attacks import attack
+from fedjax_muon.wrappers.compression import compress
 
 # One of each form.
 FORMS = (

@@ -28,7 +28,6 @@ from traces import TOY, by_code, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, fedavg, fedmuon, scaffold
-from fedjax_muon.compression import Compressor, compress
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -41,6 +40,7 @@ from fedjax_muon.core import (
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy import AdaptiveClip
 from fedjax_muon.privacy.client_mechanism import private_clients
+from fedjax_muon.wrappers.compression import Compressor, compress
 
 EXPECTED = SIZES["cohort"]
 

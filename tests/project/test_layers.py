@@ -8,9 +8,8 @@ LAYERS = (
     {"versions", "no_tpu"},
     {"core"},
     {"linalg", "data", "models", "tracking"},
-    {"transforms", "tasks", "aggregators", "compression", "personalization", "privacy"}
-    | {"clocks", "staleness"},
-    {"algorithms", "attacks"},
+    {"transforms", "tasks", "wrappers", "privacy", "clocks", "staleness"},
+    {"algorithms"},
     {"minimax", "engine"},
     {"simulation"},
     {"decentralized"},
@@ -22,15 +21,8 @@ LAYERS = (
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP = {"__init__", "__main__"}
 # these know the interface of an algorithm, never one by name
-GENERIC = (
-    "core",
-    "aggregators",
-    "attacks",
-    "compression",
-    "personalization",
-    "privacy",
-)
-GENERIC += ("engine", "simulation", "planning", "sweeps", "deploy")
+GENERIC = ("core", "wrappers", "privacy", "engine", "simulation", "planning")
+GENERIC += ("sweeps", "deploy")
 FORBIDDEN = {"utils", "util", "helpers", "helper", "misc", "common"}
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -15,9 +15,9 @@ from fedjax_muon import data, simulation, tasks
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.data import client_tests, partition
 from fedjax_muon.linalg import newton_schulz as orthogonalize
-from fedjax_muon.personalization import ditto, keep_own, params_of_clients
 from fedjax_muon.simulation.batching import full_batch
 from fedjax_muon.transforms import by_rank, orthogonalize as matrices
+from fedjax_muon.wrappers.personalization import ditto, keep_own, params_of_clients
 
 EXACT = by_rank(matrices(orthogonalize.polar), optax.scale(10.0))
 

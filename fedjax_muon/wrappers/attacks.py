@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.aggregators import with_all_messages
 from fedjax_muon.core import Algorithm, Messages, check_made, check_range, recorded
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.partition import check_listed
+from fedjax_muon.wrappers.aggregators import with_all_messages
 
 # (messages, attackers [S], honest ones [S]) -> the message of all attackers [D], or of
 # each [S, D]

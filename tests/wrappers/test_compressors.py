@@ -21,7 +21,8 @@ from oracles.compression import (
 )
 from traces import precision
 
-from fedjax_muon.compression import (
+from fedjax_muon.core import tree
+from fedjax_muon.wrappers.compression import (
     bins,
     chunked_top_k,
     memory_share,
@@ -32,7 +33,6 @@ from fedjax_muon.compression import (
     top_k,
     truncated_svd,
 )
-from fedjax_muon.core import tree
 
 KEY = jax.random.key(3)
 KEYS = list(jax.random.split(KEY, 300))

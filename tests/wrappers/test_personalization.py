@@ -12,10 +12,10 @@ from oracles.problem import add, mean, sub, times
 
 import fedjax_muon as fm
 from fedjax_muon import algorithms, engine
-from fedjax_muon.compression import compress, top_k
 from fedjax_muon.core import Objective, Round, tree
 from fedjax_muon.engine import plans
-from fedjax_muon.personalization import ditto, keep_own, params_of_clients
+from fedjax_muon.wrappers.compression import compress, top_k
+from fedjax_muon.wrappers.personalization import ditto, keep_own, params_of_clients
 
 N = PARTIAL.num_clients
 WITHOUT = {"scaffold", "scaffold_momentum", "scaffold_adam", "fedmuon_correct"}

@@ -17,18 +17,6 @@ from traces import TOY, farthest, path, precision, run, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, diloco, fedavg, fedmuon, fedmuon_align
-from fedjax_muon.compression import (
-    Compressor,
-    compress,
-    compress_broadcasts,
-    memory_share,
-    no_compression,
-    power_iteration,
-    quantize,
-    rank_share,
-    top_k,
-    truncated_svd,
-)
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -43,6 +31,18 @@ from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.transforms import muon
+from fedjax_muon.wrappers.compression import (
+    Compressor,
+    compress,
+    compress_broadcasts,
+    memory_share,
+    no_compression,
+    power_iteration,
+    quantize,
+    rank_share,
+    top_k,
+    truncated_svd,
+)
 
 N, KEY = 5, jax.random.key(0)
 EXACT = muon(0.98, polar=kernel.polar)
