@@ -1,6 +1,5 @@
 from . import (
     algorithms as algorithms,
-    clocks as clocks,
     core as core,
     data as data,
     decentralized as decentralized,
@@ -13,7 +12,6 @@ from . import (
     privacy as privacy,
     reporting as reporting,
     simulation as simulation,
-    staleness as staleness,
     tasks as tasks,
     tracking as tracking,
     transforms as transforms,
@@ -89,7 +87,9 @@ from .runs.load import load_run as load_run
 from .simulation import (
     NonFiniteError as NonFiniteError,
     Simulation as Simulation,
+    clocks as clocks,
     federate as federate,
+    staleness as staleness,
 )
 from .simulation.arrivals import (
     buffered as buffered,

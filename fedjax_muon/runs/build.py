@@ -14,10 +14,8 @@ import optax
 
 from fedjax_muon import (
     algorithms,
-    clocks,
     models,
     simulation,
-    staleness,
     transforms,
 )
 from fedjax_muon.algorithms.registry import Method
@@ -46,7 +44,7 @@ from fedjax_muon.runs.config import (
     method_of,
 )
 from fedjax_muon.runs.private_agents import PrivateAgents
-from fedjax_muon.simulation import arrivals, batching
+from fedjax_muon.simulation import arrivals, batching, clocks, staleness
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip
 from fedjax_muon.tasks.classification import by_matthews, classification

@@ -1,6 +1,6 @@
 """Simulations of federated training."""
 
-from fedjax_muon.simulation import checkpoint
+from fedjax_muon.simulation import checkpoint, clocks, staleness
 from fedjax_muon.simulation.federated import STATE, federate
 from fedjax_muon.simulation.participation import by_examples, uniform
 from fedjax_muon.simulation.simulation import (
@@ -16,6 +16,8 @@ __all__ = [
     "Simulation",
     "by_examples",
     "checkpoint",
+    "clocks",
     "federate",
+    "staleness",
     "uniform",
 ]

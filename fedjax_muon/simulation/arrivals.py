@@ -21,8 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon import staleness as weights
-from fedjax_muon.clocks import NEVER, Away
 from fedjax_muon.core import (
     check_count,
     check_range,
@@ -30,8 +28,10 @@ from fedjax_muon.core import (
 )
 from fedjax_muon.core.reading import reading
 from fedjax_muon.data.partition import generator
+from fedjax_muon.simulation import staleness as weights
+from fedjax_muon.simulation.clocks import NEVER, Away
 from fedjax_muon.simulation.participation import fixed_cohort
-from fedjax_muon.staleness import Staleness
+from fedjax_muon.simulation.staleness import Staleness
 
 ROWS = 1024  # of a schedule that a compiled program takes, or more
 

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon import engine
-from fedjax_muon.clocks import Clock
 from fedjax_muon.core import Algorithm, Exchange, Params, check_count
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine import Traffic, plans
@@ -49,6 +48,7 @@ from fedjax_muon.simulation.batching import (
     clients_of,
     shuffled_epochs,
 )
+from fedjax_muon.simulation.clocks import Clock
 from fedjax_muon.simulation.evaluation import (
     Evaluation,
     OwnTests,

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_muon import engine
-from fedjax_muon.clocks import Clock
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -35,6 +34,7 @@ from fedjax_muon.simulation.batching import (
     draw_rows,
     objective_of,
 )
+from fedjax_muon.simulation.clocks import Clock
 from fedjax_muon.simulation.participation import Cohorts, Work, uniform
 from fedjax_muon.tasks.task import Task
 from fedjax_muon.wrappers.personalization import params_of_clients

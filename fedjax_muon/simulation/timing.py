@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon import clocks
-from fedjax_muon.clocks import Away, Clock
 from fedjax_muon.core import check_range
+from fedjax_muon.simulation import clocks
 from fedjax_muon.simulation.arrivals import Arrivals, Rows, Schedule, blank
 from fedjax_muon.simulation.batching import Clients
+from fedjax_muon.simulation.clocks import Away, Clock
 from fedjax_muon.simulation.rounds import Setup
 
 BLOCK = 64  # rounds whose cohorts are drawn together

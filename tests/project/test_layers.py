@@ -8,7 +8,7 @@ LAYERS = (
     {"versions", "no_tpu"},
     {"core"},
     {"linalg", "data", "models", "tracking"},
-    {"transforms", "tasks", "wrappers", "privacy", "clocks", "staleness"},
+    {"transforms", "tasks", "wrappers", "privacy"},
     {"algorithms"},
     {"minimax", "engine"},
     {"simulation"},
