@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
     if name in methods:  # presets
         return methods[name].function
     for place in PLACES:
-        found = getattr(importlib.import_module(f"{__name__}.{place}"), name, None)
+        found = getattr(_attribute(place), name, None)
         if found is not None and not isinstance(found, types.ModuleType):
             raise AttributeError(f"{name!r} is in {__name__}.{place}", name=name)
     near = difflib.get_close_matches(name, __all__, 1, 0.6)

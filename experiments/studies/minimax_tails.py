@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
 from fedjax_muon import engine
+from fedjax_muon.algorithms.minimax import ALL
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.engine import plans
-from fedjax_muon.minimax import ALL
 from fedjax_muon.reporting.style import STYLE, save, styles
 from fedjax_muon.tasks import quadratic
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy, pareto

@@ -5,6 +5,7 @@ All names in `ALL` are functions of this module, presets such as `fedcm` too.
 
 from typing import Any
 
+from fedjax_muon.algorithms import minimax as minimax
 from fedjax_muon.algorithms.diloco import diloco, muloco, sparseloco
 from fedjax_muon.algorithms.ef21_muon import ef21_muon
 from fedjax_muon.algorithms.fafed import fafed

@@ -10,7 +10,7 @@ import docstring_parser
 import tyro
 from tyro.conf import Positional
 
-from fedjax_muon import minimax
+from fedjax_muon.algorithms import minimax
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.runs.config import (
     DEFAULTS,

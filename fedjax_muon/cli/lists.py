@@ -7,7 +7,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_muon import algorithms, decentralized, minimax, models
+from fedjax_muon import algorithms, decentralized, models
+from fedjax_muon.algorithms import minimax
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.cli import arguments
 from fedjax_muon.data.catalog import NAMES, PREPARED

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fedjax_muon import algorithms, decentralized, minimax
+from fedjax_muon import algorithms, decentralized
+from fedjax_muon.algorithms import minimax
 from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_count, check_range, recipe
 from fedjax_muon.data.cleaning import MISSING

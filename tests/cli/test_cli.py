@@ -16,8 +16,8 @@ import pytest
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from fedjax_muon.algorithms import ALL
+from fedjax_muon.algorithms.minimax import ALL as MINIMAX
 from fedjax_muon.cli import commands
-from fedjax_muon.minimax import ALL as MINIMAX
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import compare, config, directory, launch, sweep
 from fedjax_muon.runs.tuned import TUNED

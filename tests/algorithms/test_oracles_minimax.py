@@ -16,10 +16,10 @@ from saddle import OBJECTIVE
 from traces import path
 
 from fedjax_muon.algorithms import fedmuon
+from fedjax_muon.algorithms.minimax import ALL
 from fedjax_muon.core import after_first, tree
 from fedjax_muon.core.pair import Pair, on_y
 from fedjax_muon.linalg import newton_schulz as kernel
-from fedjax_muon.minimax import ALL
 
 # what the oracles' settings are called here, as pairs; momentum is 1 - b or 1 - a
 NAMES = {"lr_x": "lr", "server_lr_x": "server_lr", "rho": "pull", "beta": "follow"}

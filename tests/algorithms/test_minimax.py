@@ -14,11 +14,11 @@ from sklearn.metrics import roc_auc_score
 from traces import stack
 
 from fedjax_muon import algorithms, data, engine, models
+from fedjax_muon.algorithms.minimax import ALL, fedmuon_da
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.data import partition
 from fedjax_muon.engine import plans
-from fedjax_muon.minimax import ALL, fedmuon_da
 from fedjax_muon.simulation import Simulation, checkpoint, federate
 from fedjax_muon.simulation.rounds import State
 from fedjax_muon.simulation.training import Record, train

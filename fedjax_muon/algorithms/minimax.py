@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.algorithms import fedavg, fedmuon, scaffold, scaffold_m, stem
+from fedjax_muon.algorithms.fedavg import fedavg
+from fedjax_muon.algorithms.fedmuon import fedmuon
 from fedjax_muon.algorithms.registry import (
     Made,
     Method,
@@ -30,6 +31,9 @@ from fedjax_muon.algorithms.registry import (
     by_name,
     preset,
 )
+from fedjax_muon.algorithms.scaffold import scaffold
+from fedjax_muon.algorithms.scaffold_m import scaffold_m
+from fedjax_muon.algorithms.stem import stem
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
