@@ -17,12 +17,12 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
+from fedjax_muon.files import write as write_text
 from fedjax_muon.reporting import comparison
 from fedjax_muon.reporting.comparison import History
 from fedjax_muon.runs import compare, directory, sweep
 from fedjax_muon.runs.config import Comparison, Sweep
 from fedjax_muon.runs.errors import refusing
-from fedjax_muon.runs.files import write as write_text
 
 Runs = Mapping[str, Sequence[History]]
 Curves = Mapping[str, Sequence[Mapping[str, Sequence[float]]]]  # runs as they are kept

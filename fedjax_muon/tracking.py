@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedjax_muon.core.reading import reason
+from fedjax_muon.files import reason
 from fedjax_muon.versions import optional
 
 Record = Mapping[str, Any]  # metrics by name, and the round

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_muon.core.reading import reading
+from fedjax_muon.files import reading
 from fedjax_muon.versions import check_installed
 
 FILE = "data/heart_disease_uci.csv"

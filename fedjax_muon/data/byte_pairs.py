@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_muon.core.reading import check_size, reason
 from fedjax_muon.data.text import Encoder, Text, padded
+from fedjax_muon.files import check_size, reason
 from fedjax_muon.versions import check_installed
 
 URL = "https://huggingface.co/FacebookAI/roberta-base"

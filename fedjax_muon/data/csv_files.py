@@ -20,8 +20,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_muon.core.reading import reading
 from fedjax_muon.data.cleaning import cleaned
+from fedjax_muon.files import reading
 
 LARGEST = float(np.finfo(np.float32).max)
 SEPARATORS = {

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_muon.core.reading import named, reading
 from fedjax_muon.data.csv_files import LARGEST
 from fedjax_muon.data.dataset import TEST, TRAIN, Dataset, stratified
 from fedjax_muon.data.images import Size, decoded
 from fedjax_muon.data.text import Sentences, tokenized
 from fedjax_muon.data.user_files import features_of, from_arrays
+from fedjax_muon.files import named, reading
 from fedjax_muon.versions import optional
 
 MARKS = ("dataset_dict.json", "state.json")  # of a DatasetDict, and of a Dataset

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_muon.core.reading import check_size, read_text, reading, visible
 from fedjax_muon.data.dataset import Dataset, Examples
 from fedjax_muon.data.source import LIMIT, unpacked
+from fedjax_muon.files import check_size, read_text, reading, visible
 
 FORMATS = {  # Pillow's names of formats, by suffix; of others, some start programs
     ".png": "PNG",

@@ -6,12 +6,12 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedjax_muon.core.reading import reading
 from fedjax_muon.data import prepared
 from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.dataset import Dataset, check, standardize
 from fedjax_muon.data.source import Located, Source, located, verify, verify_rows
 from fedjax_muon.data.text import Encoder
+from fedjax_muon.files import reading
 from fedjax_muon.versions import check_installed
 
 DATA_DIR_VARIABLE = "FEDJAX_MUON_DATA"

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedjax_muon.core.reading import reading, visible
 from fedjax_muon.data.dataset import Dataset, Examples, of_clients
 from fedjax_muon.data.text import padded
+from fedjax_muon.files import reading, visible
 from fedjax_muon.versions import optional
 
 # The characters are those of Shakespeare in LEAF (arXiv:1812.01097).

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.files import reading
 
 SPLITS = ("x_train", "y_train", "x_test", "y_test")
 PIXELS = (np.uint8, 4, "uint8 [n, height, width, channels]")

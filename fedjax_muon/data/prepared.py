@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_muon.core.reading import check_size, read_text, reading, visible
 from fedjax_muon.data.dataset import Dataset
 from fedjax_muon.data.text import Sentences, tokenized
+from fedjax_muon.files import check_size, read_text, reading, visible
 from fedjax_muon.versions import check_installed
 
 INFO = "dataset_info.json"  # in the folder of each version of a prepared dataset

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_muon.core.reading import check_size, reading, visible
 from fedjax_muon.data.dataset import Dataset
+from fedjax_muon.files import check_size, reading, visible
 
 LIMIT = 2**28  # bytes of an unpacked file; the largest published one has 1.6e8
 LINE_LIMIT = 2**12  # bytes per line of a file whose number of lines is published

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset, Examples, stratified
 from fedjax_muon.data.source import unpacked
+from fedjax_muon.files import reading
 
 
 def digits(paths: Sequence[Path] = ()) -> Dataset:

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_muon.core.reading import reading
 from fedjax_muon.data.dataset import Dataset, stratified
+from fedjax_muon.files import reading
 
 PADDING, UNKNOWN = 0, 1  # token ids; those of words follow
 VOCABULARY_SIZE = 2**15

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.core.reading import named, visible
 from fedjax_muon.data.cleaning import MISSING, of_array
 from fedjax_muon.data.csv_files import Table, check_names, layout_of, read_table
 from fedjax_muon.data.dataset import (
@@ -25,6 +24,7 @@ from fedjax_muon.data.dataset import (
 )
 from fedjax_muon.data.images import FORMATS, Size, decoded
 from fedjax_muon.data.npz import arrays_of
+from fedjax_muon.files import named, visible
 
 Place = str | os.PathLike[str]
 

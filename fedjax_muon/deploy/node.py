@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import Round, atomic_files, tree
+from fedjax_muon import files
+from fedjax_muon.core import Round, tree
 from fedjax_muon.deploy import messages
 from fedjax_muon.deploy.federation import Federation, description, differences
 from fedjax_muon.deploy.messages import Message, MessageError
@@ -208,7 +209,7 @@ class States:
             return
         about = {"run": run, "turn": turn}
         text = messages.write(Message(about, messages.pack(state)))
-        atomic_files.write(self.directory / f"state_{turn}", text)
+        files.write(self.directory / f"state_{turn}", text)
         for path in self.directory.glob("state_*"):
             if path.name not in {f"state_{t}" for t in self.kept}:
                 path.unlink()

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import atomic_files
+from fedjax_muon import files
 from fedjax_muon.deploy.asynchronous import AsynchronousRounds
 from fedjax_muon.deploy.federation import Federation
 from fedjax_muon.deploy.messages import plain
@@ -169,7 +169,7 @@ def _save(stored: Any, server: Rounds, progress: Progress) -> None:
     mark = _mark(server, progress)
     checkpoint.save(stored, step, _values(progress), mark, notes)
     if shared.guarantee is not None:
-        atomic_files.write(Path(stored.directory) / NEWEST, f"{step}\n", 0o600)
+        files.write(Path(stored.directory) / NEWEST, f"{step}\n", 0o600)
     server.saved = progress.accepted
 
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_muon.core.reading import DAMAGE, read_text, reading, reason
+from fedjax_muon.files import DAMAGE, read_text, reading, reason
 from fedjax_muon.models.roberta import RoBERTa
 from fedjax_muon.models.swin import Swin
 from fedjax_muon.versions import check_installed

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fedjax_muon.core.atomic_files import write
-from fedjax_muon.core.reading import reading
+from fedjax_muon.files import reading, write
 from fedjax_muon.versions import check_installed
 
 KEY = "fedjax_muon"  # of the metadata in a file

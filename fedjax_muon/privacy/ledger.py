@@ -29,7 +29,8 @@ from typing import Any, cast
 import filelock
 import numpy as np
 
-from fedjax_muon.core import atomic_files, check_count, check_range
+from fedjax_muon import files
+from fedjax_muon.core import check_count, check_range
 from fedjax_muon.data import Dataset
 from fedjax_muon.privacy.accounting import (
     ADD_OR_REMOVE,
@@ -476,7 +477,7 @@ class Ledger:
         record = {**record, "format": FORMAT, "version": VERSION}
         record["sha256"] = _digest(record)
         text = json.dumps(record, indent=1) + "\n"
-        atomic_files.write(self.path, text, mode=0o600)
+        files.write(self.path, text, mode=0o600)
 
 
 def _composed(entries: Sequence[Entry], delta: float) -> float:

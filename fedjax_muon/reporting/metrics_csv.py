@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_muon.core.reading import reading
+from fedjax_muon.files import reading
 
 
 def text_of(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:

@@ -20,7 +20,6 @@ from fedjax_muon import (
 )
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
-from fedjax_muon.core.reading import named
 from fedjax_muon.data import Dataset, client_tests, imbalance, partition
 from fedjax_muon.data.dataset import summary
 from fedjax_muon.decentralized import topology
@@ -29,6 +28,7 @@ from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine import plans
+from fedjax_muon.files import named
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.models.convolution import by_patches
 from fedjax_muon.privacy.client_privacy import ClientPrivacy

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_muon import data
+from fedjax_muon import data, files
 from fedjax_muon.data.dataset import RareClassError, digest
 from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History
-from fedjax_muon.runs import directory, files, privacy, sweep as sweeps
+from fedjax_muon.runs import directory, privacy, sweep as sweeps
 from fedjax_muon.runs.build import (
     graph_of,
     is_of_agents,

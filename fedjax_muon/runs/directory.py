@@ -30,9 +30,9 @@ import filelock
 import jax
 import pydantic
 
-from fedjax_muon.core.reading import named
+from fedjax_muon import files
 from fedjax_muon.engine.processes import run_on_first
-from fedjax_muon.runs import files
+from fedjax_muon.files import named
 from fedjax_muon.runs.config import Comparison, Config, Job, Run, Sweep
 from fedjax_muon.runs.errors import logged, refusing
 from fedjax_muon.runs.own_code import file_name, is_own

@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedjax_muon.runs import directory, files
+from fedjax_muon import files
+from fedjax_muon.runs import directory
 from fedjax_muon.runs.compare import chosen
 from fedjax_muon.runs.config import Comparison, Config, Run, Sweep
 from fedjax_muon.runs.directory import from_json, to_json

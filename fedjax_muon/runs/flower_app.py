@@ -28,13 +28,13 @@ import jax.numpy as jnp
 import numpy as np
 import pydantic
 
-from fedjax_muon.core.atomic_files import write
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.npz import arrays_of
 from fedjax_muon.deploy.federation import Federation, federation
 from fedjax_muon.deploy.node import Node
 from fedjax_muon.deploy.rounds import Missing, Progress, Send
 from fedjax_muon.deploy.server import serve
+from fedjax_muon.files import write
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.reporting.comparison import score_column
 from fedjax_muon.runs import directory

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_muon import tracking
-from fedjax_muon.core.atomic_files import write
-from fedjax_muon.core.reading import read_text, reading
 from fedjax_muon.engine.processes import run_on_first
+from fedjax_muon.files import read_text, reading, write
 from fedjax_muon.tracking import Tracker
 from fedjax_muon.versions import check_installed, optional
 

@@ -28,10 +28,10 @@ import jax.numpy as jnp
 import platformdirs
 
 from fedjax_muon.data import Dataset
+from fedjax_muon.files import claim, write
 from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.privacy.ledger import Entry, Ledger, cost_of, fingerprint
 from fedjax_muon.runs.config import Config, Run
-from fedjax_muon.runs.files import claim, write
 from fedjax_muon.simulation.checkpoint import check_path
 
 STATEMENT, CHARGED, SECRET = "privacy.txt", "ledger.json", ".secret"

@@ -24,10 +24,10 @@ import numpy as np
 
 from fedjax_muon import data
 from fedjax_muon.core import numbers_of
-from fedjax_muon.core.reading import named
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.decentralized import topology
 from fedjax_muon.engine.terminal import Progress, plain_console, shown
+from fedjax_muon.files import named
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History, Point
@@ -41,10 +41,10 @@ from fedjax_muon.runs.build import (
     start_key,
     summary_of,
 )
+from fedjax_muon.runs.checked_rows import CheckedRows
 from fedjax_muon.runs.config import Config, Sweep, label_of, method_of
 from fedjax_muon.runs.directory import resumable
 from fedjax_muon.runs.errors import refusing
-from fedjax_muon.runs.files import CheckedRows
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.arguments import on_device

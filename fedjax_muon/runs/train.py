@@ -18,11 +18,12 @@ from typing import Any
 
 import jax
 
+from fedjax_muon import files
 from fedjax_muon.engine.processes import broadcast_from_first, is_first, run_on_first
 from fedjax_muon.engine.terminal import Progress
 from fedjax_muon.privacy.ledger import AGAIN
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import files, privacy
+from fedjax_muon.runs import privacy
 from fedjax_muon.runs.build import start_key
 from fedjax_muon.runs.config import Run
 from fedjax_muon.runs.directory import (

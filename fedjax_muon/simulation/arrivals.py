@@ -26,8 +26,8 @@ from fedjax_muon.core import (
     check_range,
     streams,
 )
-from fedjax_muon.core.reading import reading
 from fedjax_muon.data.partition import generator
+from fedjax_muon.files import reading
 from fedjax_muon.simulation import staleness as weights
 from fedjax_muon.simulation.clocks import NEVER, Away
 from fedjax_muon.simulation.participation import fixed_cohort

@@ -20,10 +20,10 @@ from error_lines import one_line
 from published import PUBLISHED, allow_small
 
 from fedjax_muon import data
-from fedjax_muon.core.reading import reading
 from fedjax_muon.data import catalog, text
 from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.data.source import unpacked
+from fedjax_muon.files import reading
 from tests.robustness import hostile
 from tests.robustness.data_files import attempt, cases
 from tests.robustness.tiny_files import KINDS

@@ -271,10 +271,10 @@ def test_a_noisy_sum_leaves_in_one_version_whenever_the_server_is_killed(
             life.moment()
 
         monkeypatch.setattr(server, "_save", life.around(save))
-        monkeypatch.setattr(server.atomic_files, "write", life.around(write))
+        monkeypatch.setattr(server.files, "write", life.around(write))
         return serve(shared, send, KEY, rounds=1, directory=place, on_round=on_round)
 
-    save, write = server._save, server.atomic_files.write
+    save, write = server._save, server.files.write
     whole = Life()
     lived(whole, tmp_path / "whole")
     assert len(seen) == 2 + 2 + 2  # of the prologue, of a round, of `on_round`

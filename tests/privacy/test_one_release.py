@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 from error_lines import refused
 
-from fedjax_muon import data, tasks, tracking
+from fedjax_muon import data, files, tasks, tracking
 from fedjax_muon.algorithms import fedavg, fedmuon
-from fedjax_muon.core import atomic_files
 from fedjax_muon.decentralized import gradient_tracking, topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
@@ -26,7 +25,7 @@ from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.privacy.ledger import Ledger
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import directory, files, privacy, train as training
+from fedjax_muon.runs import directory, privacy, train as training
 from fedjax_muon.runs.build import simulation_of
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation import checkpoint
@@ -184,7 +183,6 @@ WRITES = [
     (Ledger, "reach"),
     (metrics_csv, "append"),
     (files, "write"),
-    (atomic_files, "write"),
     (training, "restore_rows"),
     (training._Recorder, "publish"),
     (shutil, "rmtree"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "fedjax_muon"
 LAYERS = (
-    {"versions", "no_tpu"},
+    {"versions", "no_tpu", "files"},
     {"core"},
     {"linalg", "data", "models", "tracking"},
     {"transforms", "tasks", "wrappers", "privacy"},

@@ -104,8 +104,7 @@ def main() -> None:
     path, *words = sys.argv[1:]
     wrapped = noting(Path(path))
 
-    from fedjax_muon import cli
-    from fedjax_muon.runs import files
+    from fedjax_muon import cli, files
     from fedjax_muon.simulation import checkpoint
     from fedjax_muon.simulation.simulation import Simulation
 

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from command import refused, run
 
-from fedjax_muon import models
+from fedjax_muon import files, models
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.data.dataset import Dataset, check
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import directory, files
+from fedjax_muon.runs import directory
 from fedjax_muon.runs.build import algorithm_of, has_plain_rule
+from fedjax_muon.runs.checked_rows import CheckedRows
 from fedjax_muon.runs.config import METHODS, MODELS, OF_AGENTS, Config, Run, Sweep
 from fedjax_muon.runs.directory import from_json, to_json
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.extend import extend
-from fedjax_muon.runs.files import CheckedRows
 
 FIRST = {"lr": 0.1, "seed": 3, "diverged": -1}
 ROWS = [FIRST | {"round": r, "loss": np.sqrt(2) / (r + 1)} for r in range(5)]

@@ -1,32 +1,13 @@
-"""Files that one of several processes claims, and rows whose values are checked."""
+"""Rows of finished runs, whose settings and values are checked."""
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_muon.core.atomic_files import beside, sync, write
+from fedjax_muon import files
 from fedjax_muon.reporting import metrics_csv
-
-
-def claim(path: Path, text: str) -> bool:
-    """Writes a file unless it is there; of several processes that try, one succeeds."""
-    temporary = beside(path, text)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync(path.parent)
-    return True
-
-
-def is_temporary(path: Path) -> bool:
-    """Whether a file is the unfinished one of a process that writes or was killed."""
-    return path.name.startswith(".") and path.name.endswith(".tmp")
 
 
 class CheckedRows:
@@ -58,12 +39,12 @@ class CheckedRows:
     def _replace(self, text: str) -> None:
         new = hashlib.sha256(text.encode()).hexdigest()
         self._write([self._digest(), new])
-        write(self.path, text)
+        files.write(self.path, text)
         self._write([new])
 
     def _write(self, digests: Sequence[str]) -> None:
         record = {"settings": self.settings, "digests": list(digests)}
-        write(self.record, json.dumps(record, indent=1) + "\n")
+        files.write(self.record, json.dumps(record, indent=1) + "\n")
 
     def _digest(self) -> str:
         content = self.path.read_bytes() if self.path.exists() else b""
