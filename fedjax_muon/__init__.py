@@ -12,7 +12,7 @@ from typing import Any
 
 import lazy_loader
 
-from fedjax_muon.no_tpu import quiet_libtpu
+from fedjax_muon.startup import quiet_libtpu
 from fedjax_muon.versions import PACKAGE_VERSION, check_versions
 
 check_versions()

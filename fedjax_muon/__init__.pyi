@@ -76,7 +76,6 @@ from .core.pair import Pair as Pair
 from .data import Dataset as Dataset, partition as partition
 from .decentralized import topology as topology
 from .decentralized.simulation import decentralize as decentralize
-from .engine import cache_programs as cache_programs
 from .models import (
     load_metadata as load_metadata,
     load_params as load_params,
@@ -97,6 +96,7 @@ from .simulation.arrivals import (
     replayed as replayed,
 )
 from .simulation.training import early_stopping as early_stopping, train as train
+from .startup import cache_programs as cache_programs
 from .sweeps.sweep import Cell as Cell, sweep as sweep
 from .tasks import Batch as Batch, Task as Task
 from .wrappers import (

@@ -29,7 +29,7 @@ def _main(argv: list[str]) -> None:
     from tyro.conf import subcommand
 
     from fedjax_muon.cli import parsing
-    from fedjax_muon.engine.programs import cache_programs
+    from fedjax_muon.startup import cache_programs
 
     cache_programs()
     name, *rest = argv

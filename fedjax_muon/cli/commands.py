@@ -16,7 +16,6 @@ from fedjax_muon.core import check_count
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
-from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.planning.ahead_of_time import compile_for, report
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
@@ -54,6 +53,7 @@ from fedjax_muon.runs.load import columns_of
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.tuned import TUNED, is_default_problem, rates_to_try
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
+from fedjax_muon.terminal import Progress, plain_console, shown
 
 FORMATS = (".png", ".pdf", ".svg")  # of figures
 A_GRID = "--grid takes the word paper, or NAME=NUMBER,NUMBER,..."

@@ -1,6 +1,5 @@
 """Execution of rounds of any algorithm on simulated clients."""
 
-from fedjax_muon.engine.programs import cache_programs
 from fedjax_muon.engine.round import (
     Draw,
     State,
@@ -18,7 +17,6 @@ __all__ = [
     "State",
     "Steps",
     "Traffic",
-    "cache_programs",
     "check_stacks",
     "init",
     "make_prologue",

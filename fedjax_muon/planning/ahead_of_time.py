@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from fedjax_muon import no_tpu
+from fedjax_muon import startup
 from fedjax_muon.decentralized import simulation as decentralized
 from fedjax_muon.engine.plans import Plan, vmapped
 from fedjax_muon.engine.programs import promoting
@@ -34,7 +34,7 @@ ALLOWED = (
     "v5e:4x4"
 )
 # The compiler locks the TPU of this machine, which is not needed where there is none.
-NO_TPU = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **no_tpu.NO_TPU}
+NO_TPU = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **startup.NO_TPU}
 COLLECTIVE = re.compile(
     r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
     r"(?:-start)?\("

@@ -19,7 +19,6 @@ import numpy as np
 
 from fedjax_muon import data, files
 from fedjax_muon.data.dataset import RareClassError, digest
-from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History
@@ -47,6 +46,7 @@ from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.train import is_complete, train
 from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
+from fedjax_muon.terminal import Progress, plain_console, shown
 
 TUNING = "tuning"
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedjax_muon.engine.terminal import plain_console
+from fedjax_muon.terminal import plain_console
 
 LOG = "error.log"
 OWN = ("fedjax_muon", "experiments", "__main__")  # packages whose errors are refusals

@@ -26,7 +26,6 @@ from fedjax_muon import data
 from fedjax_muon.core import numbers_of
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.decentralized import topology
-from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.files import named
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
@@ -51,6 +50,7 @@ from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.sweeps.sweep import Cell, Outcome, sweep
+from fedjax_muon.terminal import Progress, plain_console, shown
 
 
 class Suspended:

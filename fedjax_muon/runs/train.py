@@ -20,7 +20,6 @@ import jax
 
 from fedjax_muon import files
 from fedjax_muon.engine.processes import broadcast_from_first, is_first, run_on_first
-from fedjax_muon.engine.terminal import Progress
 from fedjax_muon.privacy.ledger import AGAIN
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import privacy
@@ -37,6 +36,7 @@ from fedjax_muon.runs.directory import (
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Step, steps
+from fedjax_muon.terminal import Progress
 from fedjax_muon.tracking import Tracker, follow
 
 SECONDS_BETWEEN_CHECKPOINTS = 5.0

@@ -11,13 +11,13 @@ import numpy as np
 from fedjax_muon.core import check_count
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.engine.processes import broadcast_from_first, is_first
-from fedjax_muon.engine.terminal import Progress, plain_console, shown
 from fedjax_muon.simulation.rounds import Metrics
 from fedjax_muon.simulation.simulation import (
     NonFiniteError,
     NonFiniteLossError,
     Simulation,
 )
+from fedjax_muon.terminal import Progress, plain_console, shown
 from fedjax_muon.tracking import Tracker, follow
 
 Record = dict[str, Any]

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import pytest
 from packages import needs
 
-from fedjax_muon.engine.terminal import Progress
+from fedjax_muon.terminal import Progress
 
 pytestmark = pytest.mark.slow
 jupytext, nbformat = needs("jupytext"), needs("nbformat")

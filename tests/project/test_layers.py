@@ -5,11 +5,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2] / "fedjax_muon"
 LAYERS = (
-    {"versions", "no_tpu", "files"},
+    {"versions", "startup", "files"},
     {"core"},
     {"linalg", "data", "models", "tracking"},
     {"transforms", "tasks", "wrappers", "privacy"},
     {"algorithms", "engine"},
+    {"terminal"},
     {"simulation"},
     {"decentralized"},
     {"planning"},

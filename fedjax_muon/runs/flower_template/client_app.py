@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from fedjax_muon.deploy.flower import client_app
-from fedjax_muon.engine.programs import cache_programs
 from fedjax_muon.runs import flower_app
+from fedjax_muon.startup import cache_programs
 
 
 def make_node(context):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from flwr.serverapp import ServerApp
 
-from fedjax_muon.engine.programs import cache_programs
 from fedjax_muon.runs import flower_app
+from fedjax_muon.startup import cache_programs
 
 app = ServerApp()
 cache_programs()

@@ -1,4 +1,4 @@
-"""Compiled programs that the next process finds."""
+"""libtpu is silent without a TPU, and compiled programs are found again."""
 
 import os
 import subprocess
@@ -6,8 +6,46 @@ import sys
 
 import jax
 import pytest
+from packages import needs
 
 import fedjax_muon as fm
+from fedjax_muon import startup
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    monkeypatch.setattr(startup.importlib.util, "find_spec", lambda name: name)
+    for name in startup.NO_TPU:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("chip", ["accel0", "vfio/0"])
+def test_where_a_tpu_is_nothing_is_set(chip, installed, tmp_path):
+    (tmp_path / chip).parent.mkdir(exist_ok=True)
+    (tmp_path / chip).touch()
+    startup.quiet_libtpu(tmp_path)
+    assert not startup.NO_TPU.keys() & os.environ.keys()
+
+
+def test_without_a_tpu_what_is_set_already_stays(installed, tmp_path, monkeypatch):
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "mine")
+    startup.quiet_libtpu(tmp_path)
+    expected = startup.NO_TPU | {"TPU_WORKER_HOSTNAMES": "mine"}
+    assert {name: os.environ[name] for name in startup.NO_TPU} == expected
+
+
+@pytest.mark.slow
+def test_looking_for_devices_prints_nothing():
+    needs("libtpu", "tpu-aot")
+    given = {k: v for k, v in os.environ.items() if k not in startup.NO_TPU}
+    given.pop("JAX_PLATFORMS", None)
+    code = "import fedjax_muon, jax; jax.devices()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=given, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+# -------------------------------------------------------------- programs kept on disk
 
 NAME = "jax_compilation_cache_dir"
 LEAST = "jax_persistent_cache_min_compile_time_secs"

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_muon.engine import terminal
-from fedjax_muon.engine.terminal import Progress, plain_console, shown
+from fedjax_muon import terminal
 from fedjax_muon.reporting import tables
 from fedjax_muon.simulation import training
+from fedjax_muon.terminal import Progress, plain_console, shown
 
 ROOT = Path(__file__).parents[2] / "fedjax_muon"
 HOSTILE = "[/d] [red]:smile:"  # tags and an emoji of rich's markup
@@ -105,7 +105,7 @@ def test_seconds_left_are_those_of_new_rounds():
 def test_nothing_else_makes_consoles():
     made = re.compile(r"\b(Console|TextColumn)\(|rich import print|from_markup")
     files = [path for path in ROOT.rglob("*.py") if made.search(path.read_text())]
-    assert files == [ROOT / "engine/terminal.py"]
+    assert files == [ROOT / "terminal.py"]
 
 
 # ----------------------------------------------------------- progress of `train`
