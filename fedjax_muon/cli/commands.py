@@ -16,6 +16,7 @@ from fedjax_muon.core import check_count
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
+from fedjax_muon.experiments import logs
 from fedjax_muon.planning.ahead_of_time import compile_for, report
 from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
@@ -25,7 +26,6 @@ from fedjax_muon.runs import (
     directory,
     flower_app,
     launch,
-    logs,
     plans,
     privacy,
     sweep as sweeps,

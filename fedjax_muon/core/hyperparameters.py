@@ -1,10 +1,11 @@
 """Hyperparameters: numbers or schedules, and their ranges."""
 
 import contextlib
+import difflib
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -70,6 +71,18 @@ def check_range(
         infinite = math.isinf(high)
         end = "infinity)" if infinite else f"{high:g}{')' if open_high else ']'}"
         raise ValueError(f"{name} must lie in {start}, {end}, got {value}")
+
+
+def check_choice(name: str, value: str, known: Iterable[str]) -> str:
+    """Returns a name that is among those that are known; raises `ValueError` if not."""
+    known = [*known]
+    if value in known:
+        return value
+    near = difflib.get_close_matches(value, known, 1, 0.5)
+    advice = f"did you mean {near[0]}? " if near else ""
+    raise ValueError(
+        f"unknown {name} {value!r}; {advice}choose one of {', '.join(known)}"
+    )
 
 
 def check_made(name: str, value: Any, example: str) -> None:

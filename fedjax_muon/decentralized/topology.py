@@ -14,6 +14,7 @@ alone.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -91,6 +92,21 @@ def erdos_renyi(agents: int, p: float, *, key: jax.Array) -> RandomGraph:
         f"none of {MAX_TRIES} graphs of {agents} agents with p={p:g} was connected; "
         f"raise p, to log(agents) / agents = {np.log(agents) / agents:.2g} or more"
     )
+
+
+def random_graph(agents: int, key: jax.Array, *, connectivity: float = 0.5) -> nx.Graph:
+    """The graph of `erdos_renyi`; `connectivity` is the probability of an edge."""
+    return erdos_renyi(agents, connectivity, key=key).graph
+
+
+GraphOf = Callable[[int, jax.Array], nx.Graph]  # (number of agents, key) -> graph
+GRAPHS: dict[str, GraphOf] = {
+    "erdos_renyi": random_graph,
+    "ring": lambda agents, key: ring(agents),
+    "star": lambda agents, key: star(agents),
+    "exponential": lambda agents, key: exponential(agents),
+    "complete": lambda agents, key: complete(agents),
+}
 
 
 def metropolis(graph: nx.Graph) -> np.ndarray:

@@ -16,7 +16,7 @@ from fedjax_muon.algorithms import minimax
 from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_count, check_range, recipe
 from fedjax_muon.data.cleaning import MISSING
-from fedjax_muon.data.loading import NAMES, TFDS
+from fedjax_muon.data.loading import is_of_user
 from fedjax_muon.runs import own_code, private_agents
 from fedjax_muon.runs.lists import Epsilons, NameOrFunction, check_name
 
@@ -48,9 +48,6 @@ PARTITIONS = (
     "ratios",
     "by_owner",
 )
-TABLES = (".csv", ".tsv", ".txt")  # suffixes, also of what gzip or bzip2 has packed
-FILES = (*TABLES, *(f"{end}{p}" for end in TABLES for p in (".gz", ".bz2")), ".npz")
-
 
 Schedule = Literal["constant", "cosine"]
 
@@ -402,15 +399,6 @@ OF_SERVER = (  # and its clients
     "split_examples",
     "client_tests",
 )
-
-
-def is_of_user(dataset: str) -> bool:
-    """Whether a dataset is the user's own file or directory, and not a name."""
-    if dataset.lower().endswith(FILES):
-        return True
-    if dataset.startswith(TFDS) or dataset in NAMES:
-        return False
-    return "/" in dataset or Path(dataset).expanduser().exists()
 
 
 DEFAULTS = {

@@ -12,33 +12,39 @@ checkpoints/     the last two states
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import itertools
 import json
-import platform
 import shlex
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import filelock
-import jax
 import pydantic
 
 from fedjax_muon import files
 from fedjax_muon.engine.processes import run_on_first
+from fedjax_muon.experiments.directory import (
+    CHECKPOINTS as CHECKPOINTS,
+    CLIENTS as CLIENTS,
+    DATA as DATA,
+    LOCK as LOCK,
+    METRICS as METRICS,
+    VERSIONS as VERSIONS,
+    check_held as check_held,
+    held as held,
+    hold_to as hold_to,
+    interruptible as interruptible,
+    versions as versions,
+)
 from fedjax_muon.files import named
 from fedjax_muon.runs.config import Comparison, Config, Job, Run, Sweep
 from fedjax_muon.runs.errors import logged, refusing
 from fedjax_muon.runs.own_code import file_name, is_own
 from fedjax_muon.simulation import checkpoint
-from fedjax_muon.versions import of_computing
 
+CONFIG = "config.json"
 KINDS = {"run": Run, "comparison": Comparison, "sweep": Sweep}
 
 
@@ -89,12 +95,6 @@ def one_line(error: pydantic.ValidationError, *place: str) -> str:
     where = ".".join(map(str, (*place, *first["loc"])))
     message = first["msg"][:1].lower() + first["msg"][1:]
     return f"{where}: {message}, got {str(first['input'])[:60]!r}"
-
-
-CONFIG, VERSIONS, METRICS = "config.json", "versions.json", "metrics.csv"
-CLIENTS, DATA = "clients.csv", "data.sha256"
-CHECKPOINTS = "checkpoints"
-LOCK = ".lock"  # held by the process that works in a directory
 
 
 def create(output: Path | None, job: Job, name: str = "run") -> Path:
@@ -184,35 +184,6 @@ def _create(directory: Path, job: Job) -> None:
         raise
 
 
-@contextlib.contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Nobody else works in a run directory meanwhile.
-
-    Raises `ValueError` if somebody does already, or if it can't be written.
-    """
-    lock = filelock.FileLock(directory / LOCK, timeout=0)
-
-    def acquire() -> None:
-        try:
-            lock.acquire()
-            while not (directory / LOCK).exists():  # its last holder removed the file
-                lock.release()
-                lock.acquire()
-        except filelock.Timeout as error:
-            raise ValueError(
-                f"another process is using {directory}; wait until it ends, or choose "
-                "another directory"
-            ) from error
-
-    run_on_first(acquire)
-    try:
-        yield
-    finally:
-        if lock.is_locked:
-            (directory / LOCK).unlink(missing_ok=True)
-            lock.release()
-
-
 def read(directory: Path) -> Job:
     """What a run directory was made for. Raises `ValueError` if it is none."""
     path = directory / CONFIG
@@ -220,55 +191,6 @@ def read(directory: Path) -> Job:
         raise ValueError(f"{directory} is not a run directory: it has no {CONFIG}")
     with named(path):
         return from_json(path.read_text())
-
-
-def hold_to(place: Path, digest: str, name: str) -> None:
-    """Notes the digest of a run's data, or raises `ValueError` if it is another one.
-
-    Args:
-      place: The run directory; of a private run, the one with its secrets, since a
-        digest tells whether a guess of the data is right.
-      name: Of the dataset, in the error.
-    """
-
-    def note() -> None:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if files.claim(place / DATA, digest + "\n"):
-            (place / DATA).chmod(place.stat().st_mode & 0o666)  # as secret as the place
-
-    run_on_first(note)
-    check_held(place, digest, name)
-
-
-def check_held(place: Path, digest: str, name: str) -> None:
-    """Raises `ValueError` if another digest of a run's data was noted."""
-    path = place / DATA
-    if path.exists() and path.read_text().strip() != digest:
-        raise ValueError(
-            f"the data of {name} have changed since {place} began (by the digest in "
-            f"{DATA}); restore them, or start again in another directory"
-        )
-
-
-def versions() -> dict[str, str]:
-    """Of Python, of the packages that compute, of the source, and the device."""
-    return {
-        **of_computing(),
-        "orbax-checkpoint": importlib.metadata.version("orbax-checkpoint"),
-        "git_revision": _git_revision(),
-        "device": jax.devices()[0].device_kind,
-        "machine": platform.platform(),
-    }
-
-
-def _git_revision() -> str:
-    """Of the source, where it is a git checkout and git is installed."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return result.stdout.strip()
 
 
 def cell_of(directory: Path, run: Run) -> Path:
@@ -292,42 +214,23 @@ def check_same(directory: Path, run: Run) -> None:
         )
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; preemption
-
-
 @contextlib.contextmanager
 def resumable(run_dir: Path, again: str = "") -> Iterator[Callable[[], bool]]:
     """Holds a run directory, and ends with the command to resume if it is interrupted.
-
-    A second Ctrl-C, or SIGTERM, stops at once.
 
     Args:
       again: The command to continue with; by default `fedjax-muon resume`.
 
     Yields:
-      A function that tells whether an interrupt has come, to be asked between rounds:
-      anywhere else it could be lost in a library's callback. Whoever asks saves what is
-      needed, and raises `KeyboardInterrupt`.
+      A function that tells whether an interrupt has come, see `interruptible`.
     """
-    pressed = threading.Event()
-
-    def press(number, frame):
-        del number, frame
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-
     holding = contextlib.ExitStack()
     with refusing():
         holding.enter_context(held(run_dir))
-    previous = {number: signal.signal(number, press) for number in SIGNALS}
     try:
-        with holding, logged(run_dir):
-            yield pressed.is_set
+        with interruptible() as pressed, holding, logged(run_dir):
+            yield pressed
     except KeyboardInterrupt:
         again = again or resume_command(run_dir)
         print(f"\ninterrupted; continue with: {again}")
         sys.exit(130)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

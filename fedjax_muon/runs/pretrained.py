@@ -1,19 +1,16 @@
 """Datasets of runs, and models that start at pretrained weights."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import jax.numpy as jnp
 
-from fedjax_muon import data, models
+from fedjax_muon import models
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.byte_pairs import roberta_encoder
-from fedjax_muon.data.dataset import stratified, subset
-from fedjax_muon.data.hugging_face import is_saved
+from fedjax_muon.data.loading import OPTIONS, is_of_user, open_dataset
 from fedjax_muon.data.text import Encoder
-from fedjax_muon.data.user_files import by_pattern
 from fedjax_muon.models import checkpoint
-from fedjax_muon.runs.config import FILES, Config, is_of_user
+from fedjax_muon.runs.config import Config
 from fedjax_muon.tasks.classification import classification, starting_at
 from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.tasks.task import Task
@@ -22,16 +19,6 @@ from fedjax_muon.versions import check_installed
 GET = {
     "roberta": f"the directory of roberta-base, from {checkpoint.ROBERTA_URL}",
     "swin_tiny": f"model.safetensors from {checkpoint.SWIN_URL}",
-}
-
-TABLE = "tables (a CSV file, or a dataset of Hugging Face)"
-OPTIONS = {  # what options of one's own data are for
-    "label": TABLE,
-    "owner": f"{TABLE} or directories of images",
-    "split": "CSV files",
-    "exclude": TABLE,
-    "missing": "CSV files",
-    "image_size": "directories of images",
 }
 
 
@@ -66,52 +53,15 @@ def checkpoint_of(config: Config) -> Path | None:
 
 def dataset_of(config: Config) -> Dataset:
     """The dataset of a run, in the ids of its model's own vocabulary if it has one."""
-    dataset = _whole(config)
-    if config.train_share == 1:
-        return dataset
-    share, classes = config.train_share, dataset.classes
-    _, kept = stratified(dataset.y_train, share, "training", classes=classes)
-    return subset(dataset, kept)
-
-
-def _whole(config: Config) -> Dataset:
-    reader: Callable[..., Dataset] | None = None
-    options: tuple[str, ...] = ()
-    if is_of_user(config.dataset):
-        reader, options = _reader_of(Path(config.dataset))
-    for name, purpose in OPTIONS.items():
-        default = Config.__dataclass_fields__[name].default
-        if name not in options and getattr(config, name) != default:
-            raise ValueError(
-                f"{name} is only for {purpose}, which {config.dataset} is not; leave "
-                f"out {name}"
-            )
+    options = {name: getattr(config, name) for name in (*OPTIONS, "train_share")}
     place = checkpoint_of(config) if config.model == "roberta" else None
-    if reader is None:
-        encoder = None if place is None else _encoder(place, config.max_tokens)
-        return data.load(config.dataset, config.data_dir, encoder=encoder)
-    if place is not None:
+    if place is not None and is_of_user(config.dataset):
         raise ValueError(
             "the model roberta cannot read sentences from your own files; encode them "
             "in Python with fedjax_muon.data.byte_pairs"
         )
-    values = {name: getattr(config, name) for name in options}
-    if "image_size" in values:
-        values["size"] = values.pop("image_size")
-    if reader is data.from_folder and config.owner is not None:
-        values["owner"] = by_pattern(config.owner)
-    return reader(Path(config.dataset), **values)
-
-
-def _reader_of(place: Path) -> tuple[Callable[..., Dataset], tuple[str, ...]]:
-    """What reads a user's file or directory, and the options that it takes."""
-    if place.suffix.lower() == ".npz":
-        return data.from_npz, ()
-    if place.name.lower().endswith(FILES) or place.is_file():
-        return data.from_csv, ("label", "owner", "split", "exclude", "missing")
-    if is_saved(place):
-        return data.from_hf, ("label", "owner", "exclude", "image_size")
-    return data.from_folder, ("owner", "image_size")
+    encoder = None if place is None else _encoder(place, config.max_tokens)
+    return open_dataset(config.dataset, config.data_dir, encoder=encoder, **options)
 
 
 def _encoder(place: Path, max_tokens: int) -> Encoder:

@@ -1,48 +1,19 @@
-"""What private runs promise, what they cost together, and where their secrets are.
+"""Private runs of the command line, as `experiments.privacy` takes them."""
 
-privacy.txt    the statement of every method at every epsilon, and what all cost
-ledger.json    in the directory of each run: the name under which it is charged
-
-All runs of a job are charged before the first one starts. The ledger of a dataset is a
-file of the user, apart from all run directories. Beside it, only for its owner, lie
-
-LEDGER.secret/NAME/checkpoints   of a run that is not finished
-
-So everything in a run directory may be published. The noise is drawn anew in every
-call, and no file has it. A state is saved, and the ledger is told its round, before
-anything of it is released. So no round is released twice, whatever is copied, restored
-or deleted: an older state is refused by the round in the ledger.
-"""
-
-import collections
-import json
-import math
-import os
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
-import platformdirs
+from typing import NamedTuple
 
 from fedjax_muon.data import Dataset
-from fedjax_muon.files import claim, write
-from fedjax_muon.privacy.guarantees import Guarantee
-from fedjax_muon.privacy.ledger import Entry, Ledger, cost_of, fingerprint
-from fedjax_muon.runs.config import Config, Run
-from fedjax_muon.simulation.checkpoint import check_path
-
-STATEMENT, CHARGED, SECRET = "privacy.txt", "ledger.json", ".secret"
-ASSUMED = (
-    "  assumed:    test examples, and the scaling and the share of positives of the\n"
-    "              training examples, are public\n"
-    "  assumed:    neither hyperparameters nor noise were chosen by results of other\n"
-    "              runs on these data"
+from fedjax_muon.experiments import privacy
+from fedjax_muon.experiments.privacy import (
+    PUBLIC as PUBLIC,
+    Secret as Secret,
+    published as published,
 )
-# leaves of a state that may be published
-PUBLIC = (".training.server.params", ".training.agents.params", ".training.index")
+from fedjax_muon.privacy.guarantees import Guarantee
+from fedjax_muon.privacy.ledger import Ledger
+from fedjax_muon.runs.config import Config, Run
 
 
 class Private(NamedTuple):
@@ -51,160 +22,53 @@ class Private(NamedTuple):
     run: Run
     guarantee: Guarantee
 
+    @property
+    def known(self) -> privacy.Private:
+        """The same, as `experiments.privacy` takes it."""
+        run, (epsilon,) = self.run, self.run.config.epsilon
+        about = f"{run.algorithm} at epsilon {epsilon:g} on {run.config.dataset}"
+        return privacy.Private(
+            self.guarantee,
+            epsilon,
+            run.algorithm,
+            run.label,
+            f"{about}, seed {run.seed}",
+            run.seed,
+        )
+
 
 def ledger_of(config: Config, dataset: Dataset, unit: str) -> Ledger:
     """The ledger that a config names, or that of its dataset and protected unit."""
-    mark = fingerprint(dataset)
-    default = platformdirs.user_data_path("fedjax_muon") / "ledgers"
-    name = f"{mark[:16]}-{unit.split()[1]}.json"  # of one client, or of one example
-    return Ledger(config.ledger or default / name, mark)
-
-
-def _ledger_of(runs: Mapping[Path, Private], dataset: Dataset) -> tuple[Config, Ledger]:
-    """The config that all runs of a job share, and their ledger."""
-    run, guarantee = next(iter(runs.values()))
-    return run.config, ledger_of(run.config, dataset, cost_of(guarantee.spec).unit)
+    return privacy.ledger_of(dataset, unit, config.ledger)
 
 
 def check_budget(
     runs: Mapping[Path, Private] | Sequence[Private], dataset: Dataset
 ) -> None:
-    """Raises `ValueError` if runs would exceed their budget, or if the ledger can't be
-    read; charges nothing.
-    """
+    """See `experiments.privacy`."""
     if not isinstance(runs, Mapping):
         runs = {Path(f"new {number}"): run for number, run in enumerate(runs)}
-    if not runs:
-        return
-    config, ledger = _ledger_of(runs, dataset)
-    ledger.check(_entries(runs), config.delta, config.budget)
-    secret = ledger.path.with_suffix(SECRET)
-    check_path(secret)
-    if secret == ledger.path:
-        raise ValueError(f"{secret} is where secrets are kept; choose another --ledger")
-    try:
-        secret.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"{secret} can't be made ({error.strerror}); choose another --ledger"
-        ) from error
-    for path in (secret.parent, secret, ledger.path):
-        if path.exists() and not os.access(path, os.W_OK):
-            raise ValueError(f"{path} can't be written; choose another --ledger")
-
-
-def charge(runs: Mapping[Path, Private], dataset: Dataset) -> str:
-    """Charges the runs that are not charged yet; says what all cost together."""
-    config, ledger = _ledger_of(runs, dataset)
-    for place in runs:
-        about = {"name": secrets.token_hex(8), "ledger": str(ledger.path)}
-        claim(place / CHARGED, json.dumps(about, indent=1) + "\n")
-    epsilon = ledger.charge(_entries(runs), config.delta, config.budget)
-    entries = ledger.entries()
-    promise = f"({epsilon:.4g}, {config.delta:g})-differential privacy"
-    void = collections.Counter(entry.void for entry in entries if entry.void)
-    if void:
-        promise = "NO differential privacy together"
-        for reason, count in void.items():
-            promise += f"\n  no guarantee: of {count} of them, {reason}"
-    return (
-        f"all {len(runs)} runs of this job and {len(entries) - len(runs)} others that "
-        f"the ledger has seen, composed: {promise}\n"
-        f"  ledger:     {ledger.path}"
-    )
-
-
-def _entries(runs: Mapping[Path, Private]) -> list[Entry]:
-    """The entries of runs, by the names under which they are charged."""
-    return [
-        Entry.now(
-            _record(place).get("name", str(place)),
-            f"{run.algorithm} at epsilon {run.config.epsilon[0]:g} on "
-            f"{run.config.dataset}, seed {run.seed}",
-            cost_of(guarantee.spec),
-            _void(run.config),
-        )
-        for place, (run, guarantee) in runs.items()
-    ]
-
-
-def _void(config: Config) -> str:
-    """Why the runs of a config have no guarantee; empty if they have one."""
-    if math.isinf(config.epsilon[0]):
-        return "there was no noise"
-    if config.insecure_fixed_noise:
-        return "the noise was drawn from the seed"
-    return "training metrics were published" if config.publish_training_metrics else ""
-
-
-def _record(directory: Path) -> dict[str, str]:
-    """What ledger.json of a run says; empty if it is not charged yet."""
-    path = directory / CHARGED
-    if not path.exists():
-        return {}
-    try:
-        record = json.loads(path.read_text())
-        return {name: str(record[name]) for name in ("name", "ledger")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is damaged; start the run again in another directory, which the "
-            "ledger charges again"
-        ) from error
+    if runs:
+        config = next(iter(runs.values())).run.config
+        known = {place: run.known for place, run in runs.items()}
+        privacy.check_budget(known, dataset, config.ledger, config.budget)
 
 
 def state(runs: Mapping[Path, Private], dataset: Dataset, directory: Path) -> list[str]:
-    """Charges runs and writes their statements; returns those of the least epsilons."""
-    total = charge(runs, dataset)
-    statements: dict[str, str] = {}
-    shown: dict[str, str] = {}
-    for run, guarantee in sorted(
-        runs.values(), key=lambda each: each.run.config.epsilon
-    ):
-        text = f"{run.label}\n{guarantee.statement()}\n{ASSUMED}\n"
-        if run.label not in statements:
-            statements[run.label] = text
-        elif statements[run.label] != text:  # of a seed with other sizes of clients
-            statements[f"{run.label}, seed {run.seed}"] = f"seed {run.seed}, {text}"
-        shown.setdefault(run.algorithm, text)
-    write(directory / STATEMENT, "\n\n".join([*statements.values(), total]) + "\n")
-    return [*shown.values(), total]
-
-
-class Secret(NamedTuple):
-    """What a private run keeps from its directory, and all copies of it share."""
-
-    folder: Path
-    ledger: Ledger
-    name: str  # of the run in the ledger
+    """See `experiments.privacy`."""
+    config = next(iter(runs.values())).run.config
+    known = {place: run.known for place, run in runs.items()}
+    return privacy.state(known, dataset, directory, config.ledger, config.budget)
 
 
 def secret_of(run: Run, directory: Path) -> Secret | None:
     """The secrets of a private run; None if there is nothing to hide."""
     if not run.config.private or run.config.insecure_fixed_noise:
         return None
-    record = _record(directory)
-    if not record:
-        raise ValueError(f"{directory} is not charged yet; its job charges it")
-    ledger = Ledger(record["ledger"])
-    folder = ledger.path.with_suffix(SECRET) / record["name"]
-    return Secret(folder, ledger, record["name"])
+    return privacy.secret_in(directory)
 
 
 def place_of_secrets(run: Run, directory: Path) -> Path:
     """Where a run keeps what may be secret: in its own directory, or elsewhere."""
     secret = secret_of(run, directory)
     return directory if secret is None else secret.folder
-
-
-def published(state: Any) -> Any:
-    """A state of which only the parameters and the round are left; the rest is zero."""
-
-    def leaf(path: Any, value: Any) -> Any:
-        if jax.tree_util.keystr(path).startswith(PUBLIC):
-            return value
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-            data = jnp.zeros_like(jax.random.key_data(value))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
-        return jnp.zeros_like(value)
-
-    return jax.tree_util.tree_map_with_path(leaf, state)

@@ -14,21 +14,23 @@ parts/3-of-8/      cells/ and suspended/ of a part that one process trains
 import contextlib
 import dataclasses
 import itertools
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_muon import data
 from fedjax_muon.core import numbers_of
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.decentralized import topology
+from fedjax_muon.experiments import sweep_reports
+from fedjax_muon.experiments.checked_rows import CheckedRows
+from fedjax_muon.experiments.suspended import Suspended as Suspended, clear
+from fedjax_muon.experiments.sweep_reports import wider
 from fedjax_muon.files import named
 from fedjax_muon.planning.memory import check_memory
-from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
+from fedjax_muon.reporting import comparison, metrics_csv, tables
 from fedjax_muon.reporting.comparison import History, Point
 from fedjax_muon.runs import directory, launch, own_code
 from fedjax_muon.runs.build import (
@@ -40,64 +42,19 @@ from fedjax_muon.runs.build import (
     start_key,
     summary_of,
 )
-from fedjax_muon.runs.checked_rows import CheckedRows
 from fedjax_muon.runs.config import Config, Sweep, label_of, method_of
 from fedjax_muon.runs.directory import resumable
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.pretrained import dataset_of
-from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.sweeps.sweep import Cell, Outcome, sweep
 from fedjax_muon.terminal import Progress, plain_console, shown
 
-
-class Suspended:
-    """The group of cells that an interrupt left unfinished, a `Pause` of `sweep`.
-
-    It is a checkpoint in a directory of its own, which only its owner reads, and is
-    deleted when the sweep is done. A killed process leaves none: its group begins anew.
-    """
-
-    def __init__(self, path: Path, asked: Callable[[], bool], settings: Any):
-        self.path, self.asked, self.settings = path, asked, settings
-
-    def save(self, cells: Sequence[Cell], state: Any, notes: dict[str, Any]) -> None:
-        """Keeps the state and notes of a group, in place of another one."""
-        clear(self.path)
-        mark = self._mark(cells, state)
-        self.path.mkdir(mode=0o700, parents=True)  # private runs have secret noise
-        with checkpoint.open_checkpoints(self.path / mark[:16]) as checkpoints:
-            checkpoint.save(checkpoints, 0, state, mark, notes)
-
-    def restore(
-        self, cells: Sequence[Cell], state: Any
-    ) -> tuple[Any, dict[str, Any]] | None:
-        """Reads the state and notes of a group; None if another was kept, or none."""
-        mark = self._mark(cells, state)
-        path = self.path / mark[:16]
-        if not path.is_dir():
-            return None
-        with checkpoint.open_checkpoints(path) as checkpoints:
-            return checkpoint.restore(checkpoints, state, mark)
-
-    def _mark(self, cells: Sequence[Cell], state: Any) -> str:
-        seeds = [jax.random.key_data(cell.key).tolist() for cell in cells]
-        part = [self.settings, [dict(cell.hyper) for cell in cells], seeds]
-        return checkpoint.fingerprint({"part": part}, state)
-
-
-def clear(path: Path) -> None:
-    """Deletes a directory, if it is there."""
-    if path.exists():
-        shutil.rmtree(path)
-
-
 Values = tuple[dict[str, Any], int]  # hyperparameters and seed of a cell
 Part = tuple[int, int]  # of a sweep's cells: 3 of 8
 EVERYTHING = (1, 1)
-DRAWN = 10  # methods whose curves are drawn, the best
 MOST_RATES = 8  # that are tried for a method
 
 
@@ -375,13 +332,12 @@ def widened(job: Sweep, run_dir: Path) -> Sweep:
     tried where all diverged. The sweep itself if its rates are settled. Raises
     `ValueError` if some cells are not finished.
     """
-    grids = dict(job.grids)
+    grids = {}
     for name, grid in job.grids.items():
-        rates, point = sorted(grid["lr"]), best_of(job, name, run_dir)
-        best = rates[0] if point is None else point.hyper["lr"]
-        if len(rates) < MOST_RATES and best in (rates[0], rates[-1]):
-            more = float(f"{best * (3 if best == rates[-1] else 0.3):.3g}")
-            grids[name] = {**grid, "lr": tuple(sorted((*rates, more)))}
+        lr = grid["lr"]
+        if len(lr) < MOST_RATES:
+            lr = wider(lr, best_of(job, name, run_dir))
+        grids[name] = {**grid, "lr": lr}
     return dataclasses.replace(job, grids=grids)
 
 
@@ -391,62 +347,6 @@ def _grids(job: Sweep, run_dir: Path) -> dict[str, list[Point]]:
 
 def report(job: Sweep, run_dir: Path) -> tables.Cells:
     """Writes tables and figures of a finished sweep; returns the table of the best."""
-    grids = _grids(job, run_dir)
-    best_points = {method: comparison.best(points) for method, points in grids.items()}
-    _write_points(grids, best_points, run_dir / "points.csv", job.config.score.lower())
     heading = f"{job.config.title}, {job.config.rounds} rounds"
-    plots.grids(grids, run_dir / "grids.png", title=heading)
-    chosen = {
-        method: point for method, point in best_points.items() if point is not None
-    }
-    target, ranked = np.nan, []
-    if chosen:
-        runs = {method: point.runs for method, point in chosen.items()}
-        target = comparison.target_score(runs)
-        summaries = comparison.summarize(runs, target)
-        ranked = sorted(summaries, key=lambda row: -row.score_mean)
-        name = f"test {job.config.score}"
-        path, seeds = run_dir / "ranking.png", len(job.seeds)
-        plots.ranking(ranked, path, title=heading, score=name, seeds=seeds)
-        drawn = {row.method: runs[row.method] for row in ranked[:DRAWN]}
-        plots.curves(drawn, run_dir / "curves.png", title=heading, target=target)
-    edges = {name: comparison.edges(grids[name], p) for name, p in chosen.items()}
-    rows = [(row, chosen[row.method], edges[row.method]) for row in ranked]
-    diverged = [method for method, point in best_points.items() if point is None]
-    seeds, score = len(job.seeds), job.config.score
-    lost = {}
-    for name, points in grids.items():
-        number = sum(point.diverged > 0 for point in points)
-        if number:
-            lost[name] = f"{number} of {len(points)} diverged"
-    table = tables.swept(rows, diverged, target, heading, seeds, score, lost)
-    (run_dir / "summary.md").write_text(tables.markdown(table))
-    about = {
-        "hyper": {name: tables.hyper_text(point) for name, point in chosen.items()},
-        "edge": {name: " ".join(at_edge) for name, at_edge in edges.items()},
-    }
-    status, path = dict.fromkeys(diverged, "diverged"), run_dir / "summary.csv"
-    comparison.write(ranked, path, diverged=status, columns=about)
-    return table
-
-
-def _write_points(
-    grids, best_points: Mapping[str, Point | None], path, kind: str
-) -> None:
-    columns = (f"validation_{kind}", f"test_{kind}", "train_loss")
-    rows = []
-    for method, points in grids.items():
-        chosen = best_points[method]
-        for point in points:
-            row: dict[str, Any] = {
-                "method": method,
-                "hyper": tables.hyper_text(point),
-                "status": "diverged" if point.diverged else "finished",
-                "diverged_seeds": point.diverged,
-                "best": int(chosen is not None and point.hyper == chosen.hyper),
-            }
-            for column in columns:
-                mean, std = ("", "") if point.diverged else point.last(column)
-                row |= {f"{column}_mean": mean, f"{column}_std": std}
-            rows.append(row)
-    path.write_text(metrics_csv.text_of(rows, header=True), newline="")
+    grids, score = _grids(job, run_dir), job.config.score
+    return sweep_reports.report(grids, run_dir, heading, len(job.seeds), score)

@@ -1,45 +1,19 @@
-"""Training in a run directory: from the newest checkpoint on, or from the start.
+"""Training of a `Run` in its directory, see `experiments.recording`."""
 
-A checkpoint has the state, the rows of metrics.csv up to its round, and clients.csv;
-whatever became of these files, they are restored from there. The checkpoints of a
-private run lie elsewhere until it is finished, see `runs.privacy`. Then the run
-directory has the last one, without what must stay secret.
-"""
-
-import contextlib
-import functools
 import json
-import shutil
-import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
-from fedjax_muon import files
-from fedjax_muon.engine.processes import broadcast_from_first, is_first, run_on_first
-from fedjax_muon.privacy.ledger import AGAIN
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.experiments import recording
+from fedjax_muon.experiments.recording import Course
 from fedjax_muon.runs import privacy
 from fedjax_muon.runs.build import start_key
 from fedjax_muon.runs.config import Run
-from fedjax_muon.runs.directory import (
-    CHECKPOINTS,
-    CLIENTS,
-    METRICS,
-    held,
-    resume_command,
-    to_json,
-)
-from fedjax_muon.simulation import checkpoint
+from fedjax_muon.runs.directory import CHECKPOINTS, resume_command, to_json
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.training import Step, steps
 from fedjax_muon.terminal import Progress
-from fedjax_muon.tracking import Tracker, follow
-
-SECONDS_BETWEEN_CHECKPOINTS = 5.0
+from fedjax_muon.tracking import Tracker
 
 
 def train(
@@ -50,286 +24,46 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     trackers: Sequence[Tracker] = (),
 ) -> None:
-    """Trains a run in its directory, from its newest checkpoint if there is one.
-
-    Rows are on disk before the checkpoint that covers them, and those of a private run
-    after it, since the rounds after a checkpoint are run again with other noise. Of
-    several processes, which all see the directory, the first writes the rows.
-
-    Args:
-      progress: Counts the rounds, at once those that were run before.
-      stop: Asked between calls of about a tenth of a second; if it returns True, a
-        checkpoint is saved.
-      trackers: Get all records of the run, those from before its checkpoint first.
-
-    Raises:
-      KeyboardInterrupt: After `stop`.
-      NonFiniteError: If a message or the training loss is not finite.
-    """
+    """Trains a run in its directory, see `experiments.recording.record`."""
+    course = course_of(run, privacy.secret_of(run, directory))
     progress = progress or Progress(run.config.rounds)
-    secret = privacy.secret_of(run, directory)
-    about = json.loads(to_json(run))
-    saved = privacy.place_of_secrets(run, directory) / CHECKPOINTS
-    if secret is not None:
-        if is_complete(run, simulation, directory):
-            shutil.rmtree(saved, ignore_errors=True)
-            progress.skip(run.config.rounds)
-            return
-        secret.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    record = _Recorder(run, simulation, directory, secret)
-
-    def show(row: dict[str, Any]) -> None:
-        progress.advance(0, row)
-        log(row)
-
-    with (
-        held(secret.folder) if secret else contextlib.nullcontext(),  # copies share it
-        checkpoint.open_checkpoints(saved, secret=secret is not None) as checkpoints,
-        follow(trackers if is_first() else (), about) as log,
-    ):
-        state = record.begin(checkpoints)
-        progress.skip(state.round)
-        for row in record.so_far() if trackers else ():
-            log(row)
-        for step in steps(
-            simulation,
-            state,
-            rounds=run.config.rounds,
-            evaluate_every=run.config.evaluate_every,
-            drop_nonfinite=run.config.drops,
-            evaluate_first=record.last_round < 0,
-            dropped=record.dropped,
-            seconds=record.seconds,
-        ):
-            stopped = bool(broadcast_from_first(stop()))
-            progress.advance(step.rounds)
-            record.add(checkpoints, step, stopped, show)
-            if stopped and record.last_round < run.config.rounds:
-                raise KeyboardInterrupt
-            state = step.state
-        if secret is not None:
-            record.publish(state)
-    if secret is not None:
-        shutil.rmtree(saved)
+    recording.record(simulation, course, directory, progress, stop, trackers)
 
 
-class _Recorder:
-    """The rows and checkpoints of a run, kept in step with each other."""
+def course_of(run: Run, secret: privacy.Secret | None = None) -> Course:
+    """How a run is trained, and what it is known by.
 
-    def __init__(
-        self,
-        run: Run,
-        simulation: Simulation,
-        directory: Path,
-        secret: privacy.Secret | None,
-    ):
-        self.run, self.simulation, self.directory = run, simulation, directory
-        self.secret = secret
-        self.held_back: list[dict[str, Any]] = []  # rows of a private run
-        self.metrics = directory / METRICS
-        self.rows = self.clients = ""  # the text of metrics.csv, and of clients.csv
-        self.last_round, self.dropped, self.seconds = -1, 0, 0.0
-        self.saved_round = -1
-        # reading together takes barriers, at which a dead process would be waited for
-        self.verified = jax.process_count() > 1
-        self.saved = time.monotonic()
-
-    def begin(self, checkpoints) -> Any:
-        """The state to continue from; metrics.csv is made what it was then."""
-        self.template = self.simulation.init(
-            start_key(self.run.seed), drop_nonfinite=self.run.config.drops
-        )
-        self.mark = mark_of(self.run, self.template)
-        restored = checkpoint.restore(checkpoints, self.template, self.mark)
-        state = self.template
-        if restored is not None:
-            state, notes = restored
-            self.rows, self.last_round = notes["rows"], notes["last_round"]
-            self.dropped, self.seconds = notes["dropped"], notes["seconds"]
-            self.clients = notes["clients"]
-            self.verified = True
-            self._check_rounds(state)
-            self.saved_round = state.round
-        elif self.secret is not None:
-            if self.secret.ledger.round_of(self.secret.name) >= 0:
-                raise ValueError(
-                    f"the secret state of {self.directory} is missing, or a copy of "
-                    f"the run was finished; {AGAIN}"
-                )
-            self.save(checkpoints, state)  # before anything is released
-        self._release(state.round)
-        state = self.simulation._owned(state)
-        behind = self.secret is not None
-        run_on_first(lambda: restore_rows(self.metrics, self.rows, behind=behind))
-        run_on_first(lambda: write_clients(self.directory, self.clients))
-        return state
-
-    def _check_rounds(self, state: Any) -> None:
-        """Leaves out the row of a last round that is none of more rounds."""
-        rounds, every = self.run.config.rounds, self.run.config.evaluate_every
-        if state.round > rounds:
-            raise checkpoint.CheckpointError(
-                f"the checkpoint of {self.directory} is of round {state.round}, but "
-                f"config.json has {rounds} rounds; write at least {state.round}"
-            )
-        if 0 < self.last_round < rounds and self.last_round % every:
-            self.rows = self.rows[: self.rows.rstrip().rfind("\n") + 1]
-            self.last_round -= self.last_round % every
-
-    def publish(self, state: Any) -> None:
-        """Leaves the last checkpoint in the run directory, without secrets."""
-        place = self.directory / CHECKPOINTS
-        with checkpoint.open_checkpoints(place) as checkpoints:
-            self.save(checkpoints, privacy.published(state))
-
-    def so_far(self) -> list[dict[str, Any]]:
-        """The records of rounds that the checkpoint has."""
-        return metrics_csv.parsed(self.rows) if self.rows else []
-
-    def add(
-        self,
-        checkpoints,
-        step: Step,
-        stopped: bool,
-        show: Callable[[dict[str, Any]], None],
-    ) -> None:
-        """Writes the row of a step, if it has one, and a checkpoint, if one is due.
-
-        Args:
-          show: Called with each row that is written: before the checkpoint that covers
-            it, so that a kill leaves none out, or in a private run after it.
-        """
-        self.dropped, self.seconds = step.dropped, step.seconds
-        row = step.record
-        if row is not None:
-            self.last_round = row["round"]
-            self.rows += metrics_csv.text_of([row], header=not self.rows)
-            self.held_back.append(row)
-        if self.secret is None:
-            self._write_rows(show)
-        due = row is not None and self._is_due()
-        if due:
-            self.clients = clients_of(self.simulation, step.state)
-            run_on_first(lambda: write_clients(self.directory, self.clients))
-        if (stopped or due) and step.state.round > self.saved_round:
-            self.save(checkpoints, step.state)
-            self._release(step.state.round)
-        if self.last_round <= self.saved_round:
-            self._write_rows(show)
-
-    def _write_rows(self, show: Callable[[dict[str, Any]], None]) -> None:
-        rows, self.held_back = self.held_back, []
-        for row in rows:
-            show(row)
-            run_on_first(functools.partial(metrics_csv.append, self.metrics, row))
-
-    def _release(self, round: int) -> None:
-        """Tells the ledger, if there is one, before a saved state is released."""
-        if self.secret is not None:
-            self.secret.ledger.reach(self.secret.name, round)
-
-    def _is_due(self) -> bool:
-        waited = broadcast_from_first(time.monotonic() - self.saved)
-        return (
-            waited > SECONDS_BETWEEN_CHECKPOINTS
-            or self.last_round == self.run.config.rounds
-        )
-
-    def save(self, checkpoints, state) -> None:
-        """Saves a checkpoint; the first is read back, where a process is alone."""
-        notes = {
-            "rows": self.rows,
-            "clients": self.clients,
-            "last_round": self.last_round,
-            "dropped": self.dropped,
-            "seconds": self.seconds,
-        }
-        checkpoint.save(checkpoints, state.round, state, self.mark, notes)
-        if not self.verified:
-            checkpoint.restore(checkpoints, state, self.mark)
-            self.verified = True
-        self.saved_round, self.saved = state.round, time.monotonic()
+    With more rounds, if the first ones do not depend on their number, it is the same
+    run.
+    """
+    about, identity = (json.loads(to_json(run)) for _ in range(2))
+    if not run.config.fixes_rounds:
+        del identity["config"]["rounds"]
+    config = run.config
+    return Course(
+        start_key(run.seed),
+        config.rounds,
+        config.evaluate_every,
+        config.drops,
+        identity,
+        about,
+        secret,
+    )
 
 
 def is_complete(run: Run, simulation: Simulation, directory: Path) -> bool:
     """Whether a run has its last checkpoint, by which metrics.csv is then restored."""
-    saved = directory / CHECKPOINTS
-    if not (saved / str(run.config.rounds)).is_dir():
-        return False
-    with checkpoint.open_checkpoints(saved) as checkpoints:
-        notes = checkpoint.notes_of(checkpoints, mark_of(run, simulation.like))
-    if notes is None or notes["last_round"] < run.config.rounds:
-        return False
-    restore_rows(directory / METRICS, notes["rows"])
-    write_clients(directory, notes["clients"])
-    return True
-
-
-def mark_of(run: Run, state) -> str:
-    """Identifies a run and the structure of its state; with more rounds, if the first
-    ones do not depend on their number, it is the same run."""
-    about = json.loads(to_json(run))
-    if not run.config.fixes_rounds:
-        del about["config"]["rounds"]
-    return checkpoint.fingerprint(about, state)
-
-
-def restore_rows(metrics: Path, rows: str, *, behind: bool = False) -> None:
-    """Makes metrics.csv what a checkpoint says, and warns if rows were not as it does.
-
-    Rows after it are dropped: they are computed again.
-
-    Args:
-      behind: Whether the last rows may be missing, since checkpoints are saved first.
-    """
-    text = metrics.read_bytes().decode("utf-8", "replace") if metrics.exists() else ""
-    if not (text.startswith(rows) or (behind and rows.startswith(text))):
-        warnings.warn(
-            f"{metrics} is not what the checkpoint says, and is restored from there",
-            stacklevel=2,
-        )
-    if not rows:
-        metrics.unlink(missing_ok=True)
-    elif text != rows:
-        files.write(metrics, rows)
-
-
-def clients_of(simulation: Simulation, state: Any) -> str:
-    """The text of clients.csv; none if clients have no test examples, or privacy."""
-    if simulation.run.own_tests is None or simulation.guarantee is not None:
-        return ""
-    columns = simulation.client_scores(state)
-    values = zip(*(column.tolist() for column in columns.values()), strict=True)
-    rows = [
-        {"round": state.round, "client": client, **dict(zip(columns, row, strict=True))}
-        for client, row in enumerate(values)
-    ]
-    return metrics_csv.text_of(rows, header=True)
-
-
-def write_clients(directory: Path, text: str) -> None:
-    """Makes clients.csv what a checkpoint says; without a text there is none."""
-    if text:
-        files.write(directory / CLIENTS, text)
-    else:
-        (directory / CLIENTS).unlink(missing_ok=True)
+    return recording.is_complete(simulation, course_of(run), directory)
 
 
 def last_state(run: Run, simulation: Simulation, directory: Path) -> Any:
     """The state in the newest checkpoint of a run."""
-    saved, secret, restored = directory / CHECKPOINTS, None, None
-    if not saved.exists():  # of a private run that is not finished
-        secret = privacy.secret_of(run, directory)
-        saved = privacy.place_of_secrets(run, directory) / CHECKPOINTS
-    if saved.is_dir() and any(saved.iterdir()):
-        state = simulation.init(start_key(run.seed), drop_nonfinite=run.config.drops)
-        with checkpoint.open_checkpoints(saved) as checkpoints:
-            restored = checkpoint.restore(checkpoints, state, mark_of(run, state))
-    if restored is None:
+    finished = (directory / CHECKPOINTS).exists()
+    secret = None if finished else privacy.secret_of(run, directory)
+    state = recording.last_state(simulation, course_of(run, secret), directory)
+    if state is None:
         raise ValueError(
             f"{directory} has no checkpoint yet; train first, with: "
             f"{resume_command(directory)}"
         )
-    if secret is not None:  # who asks for the state may publish it
-        secret.ledger.reach(secret.name, restored[0].round)
-    return restored[0]
+    return state

@@ -13,6 +13,7 @@ import pytest
 from command import refused, run
 
 from fedjax_muon import data
+from fedjax_muon.experiments import recording
 from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.privacy.ledger import Ledger, composed_epsilon, fingerprint
 from fedjax_muon.runs import build, privacy, train as training
@@ -136,7 +137,7 @@ def test_a_copy_of_a_run_does_not_release_what_is_not_charged(
     def copied(run, simulation, directory, *rest):
         """As a process that has not begun, and one that works in the directory."""
         shutil.copytree(directory, copies[0])
-        begun = training._Recorder.begin
+        begun = recording.Recorder.begin
 
         def begin(self, checkpoints):
             state = begun(self, checkpoints)
@@ -145,7 +146,7 @@ def test_a_copy_of_a_run_does_not_release_what_is_not_charged(
                 original(run, simulation, copies[1])
             return state
 
-        monkeypatch.setattr(training._Recorder, "begin", begin)
+        monkeypatch.setattr(recording.Recorder, "begin", begin)
         return original(run, simulation, directory, *rest)
 
     monkeypatch.setattr(training, "train", copied)
@@ -165,7 +166,7 @@ def test_a_run_that_ends_before_it_is_published_is_published_later(
         raise KeyboardInterrupt
 
     place, ledger = tmp_path / "run", ("--ledger", tmp_path / "ledger.json")
-    monkeypatch.setattr(training._Recorder, "publish", interrupted)
+    monkeypatch.setattr(recording.Recorder, "publish", interrupted)
     with pytest.raises(SystemExit):
         run(*ONE, 4, *ledger, "--output", place)
     monkeypatch.undo()

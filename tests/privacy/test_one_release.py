@@ -21,6 +21,7 @@ from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped
+from fedjax_muon.experiments import recording
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.privacy.ledger import Ledger
@@ -183,8 +184,9 @@ WRITES = [
     (Ledger, "reach"),
     (metrics_csv, "append"),
     (files, "write"),
-    (training, "restore_rows"),
-    (training._Recorder, "publish"),
+    (files, "write"),
+    (recording, "restore_rows"),
+    (recording.Recorder, "publish"),
     (shutil, "rmtree"),
 ]
 
@@ -256,7 +258,7 @@ def killed_at(patched, moment):
 def test_a_run_that_is_killed_at_any_write_releases_no_round_twice(
     tmp_path, monkeypatch, seconds, moments
 ):
-    monkeypatch.setattr(training, "SECONDS_BETWEEN_CHECKPOINTS", seconds)
+    monkeypatch.setattr(recording, "SECONDS_BETWEEN_CHECKPOINTS", seconds)
     for moment in moments:
         place = tmp_path / str(moment)
         place.mkdir()
@@ -280,10 +282,10 @@ def test_a_run_that_is_killed_at_any_write_releases_no_round_twice(
 @pytest.mark.filterwarnings("ignore:.*is not what the checkpoint says")
 def test_a_file_that_is_put_back_releases_no_round_twice(tmp_path, monkeypatch):
     """An older copy of any file or folder beside newer ones of all others."""
-    monkeypatch.setattr(training, "SECONDS_BETWEEN_CHECKPOINTS", 0)
+    monkeypatch.setattr(recording, "SECONDS_BETWEEN_CHECKPOINTS", 0)
     job = Job(tmp_path / "job")
     copies = []
-    kept = training._Recorder.save
+    kept = recording.Recorder.save
 
     def save(self, checkpoints, state):
         kept(self, checkpoints, state)
@@ -291,7 +293,7 @@ def test_a_file_that_is_put_back_releases_no_round_twice(tmp_path, monkeypatch):
         shutil.copytree(tmp_path / "job", copies[-1])
 
     with monkeypatch.context() as patched:
-        patched.setattr(training._Recorder, "save", save)
+        patched.setattr(recording.Recorder, "save", save)
         job.start()
     shutil.copytree(tmp_path / "job", tmp_path / "end")
     copies.append(tmp_path / "end")
@@ -321,7 +323,7 @@ def put_back(older, name, place):
 
 def test_parameters_that_are_exported_are_released(tmp_path, monkeypatch):
     """Of a checkpoint that the ledger does not know yet."""
-    monkeypatch.setattr(training, "SECONDS_BETWEEN_CHECKPOINTS", 0)
+    monkeypatch.setattr(recording, "SECONDS_BETWEEN_CHECKPOINTS", 0)
     job, reach = Job(tmp_path), Ledger.reach
 
     def reached(self, run, round):

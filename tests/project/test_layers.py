@@ -13,8 +13,9 @@ LAYERS = (
     {"terminal"},
     {"simulation"},
     {"decentralized"},
-    {"planning"},
+    {"planning", "problems"},
     {"reporting", "deploy", "sweeps"},
+    {"experiments"},
     {"runs"},
     {"cli"},
 )

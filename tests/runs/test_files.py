@@ -17,10 +17,10 @@ from command import refused, run
 from fedjax_muon import files, models
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.data.dataset import Dataset, check
+from fedjax_muon.experiments.checked_rows import CheckedRows
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import directory
 from fedjax_muon.runs.build import algorithm_of, has_plain_rule
-from fedjax_muon.runs.checked_rows import CheckedRows
 from fedjax_muon.runs.config import METHODS, MODELS, OF_AGENTS, Config, Run, Sweep
 from fedjax_muon.runs.directory import from_json, to_json
 from fedjax_muon.runs.errors import refusing

@@ -157,4 +157,4 @@ def test_fewer_rounds_in_config_json_than_are_done_are_refused(short, capsys):
     about = json.loads((short / "config.json").read_text())
     about["config"]["rounds"] = 3
     (short / "config.json").write_text(json.dumps(about))
-    assert "is of round 5, but config.json has 3" in refused(capsys, "resume", short)
+    assert "is of round 5, but the run has 3" in refused(capsys, "resume", short)

@@ -13,8 +13,9 @@ import pytest
 from command import SMALL, assert_same_but_for_seconds, refused, run
 
 from fedjax_muon import data, tracking
+from fedjax_muon.experiments import logs, recording
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import compare, logs, train
+from fedjax_muon.runs import compare, train
 from fedjax_muon.runs.build import parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import Comparison, Config, Run
 from fedjax_muon.runs.sweep import Suspended
@@ -80,11 +81,13 @@ def killed(tmp_path_factory):
         if row["round"] == 6:
             raise RuntimeError("killed")
         real(path, row)
-        patched.setattr(train, "SECONDS_BETWEEN_CHECKPOINTS", 3 * (row["round"] > 2))
+        patched.setattr(
+            recording, "SECONDS_BETWEEN_CHECKPOINTS", 3 * (row["round"] > 2)
+        )
 
     real = metrics_csv.append
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(train, "SECONDS_BETWEEN_CHECKPOINTS", 0)
+        patched.setattr(recording, "SECONDS_BETWEEN_CHECKPOINTS", 0)
         patched.setattr(metrics_csv, "append", append)
         with pytest.raises(SystemExit):
             run(*TRAIN, "--log", "lines", "--output", place)

@@ -1,0 +1,26 @@
+"""Experiments: methods on a problem, on some seeds, in a directory or without one.
+
+    problem = fm.problems.classification("digits", clients=16, alpha=0.1)
+    result = train(fm.fedmuon(lr=0.03), problem, rounds=100, directory="runs/a")
+    result = compare({"FedAvg": fm.fedavg(lr=0.3)}, problem, seeds=(0, 1, 2))
+    result = sweep(fm.fedmuon(), problem, {"lr": (0.01, 0.03, 0.1)})
+
+The same call with the same directory goes on where it was interrupted. A directory is
+known by what its run computes: the words of its method, problem and settings, digests
+of its arrays, and of the code of your functions. Another run is refused there.
+"""
+
+from fedjax_muon.experiments.comparing import Comparison, compare
+from fedjax_muon.experiments.prepared import simulate
+from fedjax_muon.experiments.sweeping import Swept, sweep
+from fedjax_muon.experiments.training import Trained, train
+
+__all__ = [
+    "Comparison",
+    "Swept",
+    "Trained",
+    "compare",
+    "simulate",
+    "sweep",
+    "train",
+]

@@ -1,0 +1,352 @@
+"""Comparisons: several methods on one problem, each on several seeds.
+
+    methods = {"FedAvg": fm.fedavg(lr=0.3), "FedMuon": fm.fedmuon(lr=0.03)}
+    result = compare(methods, problem, seeds=(0, 1, 2), directory="runs/b")
+    print(result.table())
+
+The same call with the same directory goes on where it was interrupted.
+
+METHOD/seed0/    the directory of each run; METHOD/epsilon1/seed0 of private ones
+privacy.txt      the statements of private runs, and what all cost together
+tuning/METHOD/   the sweep that chose the numbers of a method
+versions.json    of everything that computes
+summary.csv      and .tex: the scores after the last round
+*.png            curves, and for some problems fairness, utility and the graph
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import networkx as nx
+import numpy as np
+
+from fedjax_muon.core import Algorithm
+from fedjax_muon.core.recipe import recipe_of
+from fedjax_muon.data.dataset import digest
+from fedjax_muon.experiments import logs
+from fedjax_muon.experiments.prepared import (
+    of_seed,
+    score_of,
+    shared,
+    simulate,
+    title_of,
+)
+from fedjax_muon.experiments.sweeping import Grid, Swept, sweep
+from fedjax_muon.experiments.training import (
+    Job,
+    begin,
+    check_directory,
+    followed,
+    job_of,
+    resumable,
+    run,
+    say,
+)
+from fedjax_muon.files import write
+from fedjax_muon.problems import Problem
+from fedjax_muon.reporting import comparison, fairness, plots, tables
+from fedjax_muon.reporting.comparison import History
+from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
+from fedjax_muon.simulation.training import Record
+from fedjax_muon.terminal import Progress
+
+TUNING = "tuning"
+
+
+class Comparison(NamedTuple):
+    """The results of methods, by the names that they have in tables."""
+
+    title: str
+    runs: dict[str, list[History]]  # columns, by seed; without methods that diverged
+    diverged: dict[str, str]  # where, such as "round 5"
+    rates: dict[str, str]  # learning rates, in words
+    sweeps: dict[str, Swept]  # that chose numbers
+    epsilons: dict[str, tuple[str, float]]  # of private rows: method and epsilon
+    score: str  # what methods are ranked by, such as "accuracy"
+    seeds: int
+    graph: nx.Graph | None = None  # of agents of the first seed
+
+    def table(self) -> tables.Cells:
+        """The scores after the last round, over seeds."""
+        target = self._target
+        summaries = comparison.summarize(self.runs, target)
+        numbers = target, self.title, self.seeds, self.score
+        rates, diverged = self.rates, self.diverged
+        return tables.compared(summaries, *numbers, rates=rates, diverged=diverged)
+
+    @property
+    def _target(self) -> float:
+        return comparison.target_score(self.runs) if self.runs else np.nan
+
+    def plot(self, path: str | Path) -> None:
+        """Draws the curves of all methods."""
+        lost = "".join(f"; {k} diverged ({at})" for k, at in self.diverged.items())
+        target, title = self._target, self.title
+        plots.curves(self.runs, Path(path), title=title, target=target, note=lost)
+
+    def write(self, directory: str | Path) -> list[tables.Cells]:
+        """Writes the summary and its figures; returns its tables."""
+        place, shown = Path(directory), [self.table()]
+        summaries = comparison.summarize(self.runs, self._target)
+        status = {name: f"diverged ({at})" for name, at in self.diverged.items()}
+        columns = {"lr": self.rates}
+        path = place / "summary.csv"
+        comparison.write(summaries, path, diverged=status, columns=columns)
+        if self.graph is not None:
+            plots.graph(self.graph, place / "graph.png", title="graph of the agents")
+        if self.runs:
+            self.plot(place / "comparison.png")
+            own = {
+                k: v for k, v in self.runs.items() if fairness.PREFIX + "min" in v[0]
+            }
+            if own:
+                fairness.figure(own, place / "fairness.png", title=self.title)
+                shown.append(fairness.table(own, "Clients"))
+        if len({epsilon for _, epsilon in self.epsilons.values()}) > 1 and self.runs:
+            path, how = place / "utility.png", {"score": self.score}
+            plots.utility(self._by_epsilon(), path, title=self.title, **how)
+        write(place / "summary.tex", "\n".join(map(tables.latex, shown)))
+        return shown
+
+    def _by_epsilon(self) -> dict[str, dict[float, list[float]]]:
+        by_method: dict[str, dict[float, list[float]]] = {}
+        for name, runs in self.runs.items():
+            method, epsilon = self.epsilons[name]
+            scores = [float(run[comparison.score_column(run)][-1]) for run in runs]
+            by_method.setdefault(method, {})[epsilon] = scores
+        return by_method
+
+
+def compare(
+    methods: Mapping[str, Any],
+    problem: Problem,
+    *,
+    rounds: int = 100,
+    seeds: Sequence[int] = (0, 1, 2),
+    evaluate_every: int = 5,
+    drop_nonfinite: bool = False,
+    grids: Mapping[str, Grid] | None = None,
+    directory: str | Path | None = None,
+    ledger: str | Path | None = None,
+    budget: float | None = None,
+    log: Sequence[str] = (),
+    progress: bool | Progress = True,
+    **how: Any,
+) -> Comparison:
+    """Trains several methods on several seeds.
+
+    Args:
+      methods: Algorithms, by the names that they have in tables.
+      problem: What they are compared on.
+      rounds: Number of rounds. More rounds extend the runs in a directory.
+      seeds: Each has its own clients and first parameters.
+      evaluate_every: Rounds between evaluations. Each evaluation is a record.
+      drop_nonfinite: Whether messages with NaN or infinity are left out of the mean,
+        instead of ending a run as diverged.
+      grids: Values of numbers of methods, by their names, such as
+        `{"FedAvg": {"lr": (0.1, 0.3)}}`. `sweep` chooses the best by validation first,
+        on two more seeds, and goes on while the best rate is at the edge of its grid.
+      directory: Where runs, tables and figures are kept; by default nowhere.
+      ledger: File that records what private runs on the data cost together. By default,
+        one file for all datasets in your user data directory.
+      budget: Largest total epsilon of all runs in the ledger.
+      log: Trackers that get the records: tensorboard, wandb or trackio.
+      progress: Whether the rounds are shown on standard error; or what counts them.
+      how: Arguments of `federate` or `decentralize`, in place of the problem's sizes.
+        `privacy` may be a list: every method is then trained with each of them, and all
+        runs are charged together before the first one starts.
+
+    Returns:
+      The results, with `table()` and `plot(path)`.
+
+    Example:
+      >>> methods = {"FedAvg": fm.fedavg(lr=0.3)}  # doctest: +SKIP
+      >>> result = compare(methods, problem, rounds=20)  # doctest: +SKIP
+    """
+    place = None if directory is None else Path(directory).expanduser()
+    check_directory(place, ledger, budget, log)
+    _check(methods, seeds, grids or {}, private=how.get("privacy") is not None)
+    problem, rows = shared(problem, how), _rows(methods, how)
+    options: dict[str, Any] = {"rounds": rounds, "evaluate_every": evaluate_every}
+    options["drop_nonfinite"] = drop_nonfinite
+    # whatever cannot be made is refused before anything is trained
+    one_of = lambda method, given: simulate(method, problem, seeds[0], **given)
+    firsts = {label: one_of(*row) for label, row in rows.items()}
+    sweeps: dict[str, Swept] = {}
+    for name, grid in (grids or {}).items():
+        seeds_of = max(seeds) + 1, max(seeds) + 2
+        part = {"directory": place and place / TUNING / _folder(name), **options}
+        given = {k: v for k, v in how.items() if k not in ("devices", "split_examples")}
+        part |= {"seeds": seeds_of, "progress": progress, **given}
+        sweeps[name] = sweep(methods[name], problem, grid, **part)
+        rows[name] = sweeps[name].best_method, rows[name][1]
+        firsts[name] = firsts[name].at(sweeps[name].chosen)
+    data = "" if place is None else digest(problem.dataset)
+    jobs: list[Job] = []
+    for (label, (method, given)), seed in itertools.product(rows.items(), seeds):
+        one = firsts[label]
+        if seed != seeds[0]:
+            one = of_seed(one, method, problem, seed, given)
+        cell = place and place / _folder(label) / f"seed{seed}"
+        made = label, method, problem, seed, given, one, data, cell
+        jobs.append(job_of(*made, **options))
+    if place is not None:
+        book = None if ledger is None else Path(ledger).expanduser().resolve()
+        for statement in begin(jobs, problem.dataset, place, book, budget):
+            say(statement, progress)
+    records, diverged = _run(jobs, place, log, progress)
+    ended = {k: v for k, v in records.items() if k not in diverged}
+    method, given = next(iter(rows.values()))
+    result = Comparison(
+        title_of(method, problem, given),
+        {label: [_columns(run) for run in runs] for label, runs in ended.items()},
+        diverged,
+        {label: _rate(row[0], sweeps.get(label)) for label, row in rows.items()},
+        sweeps,
+        _epsilons(rows),
+        score_of(problem),
+        len(seeds),
+        _graph(problem, firsts.values(), seeds[0]),
+    )
+    if place is not None:
+        result.write(place)
+    return result
+
+
+def _check(
+    methods: Mapping[str, Any],
+    seeds: Sequence[int],
+    grids: Mapping[str, Grid],
+    *,
+    private: bool,
+) -> None:
+    if not isinstance(methods, Mapping) or not methods:
+        raise ValueError(
+            'methods must be a dictionary by name, such as {"FedAvg": fm.fedavg()}, '
+            f"got {methods!r:.60}"
+        )
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"seeds must name one or more, each once, got {seeds}")
+    if private and grids:
+        raise ValueError(
+            "grids choose among the results of many runs, which privacy does not "
+            "cover; leave out one of them"
+        )
+    for name in grids:
+        if name not in methods:
+            raise ValueError(
+                f"grids name {name!r}, which is not compared; the methods are "
+                f"{', '.join(methods)}"
+            )
+    folders = {_folder(name): name for name in methods}
+    if len(folders) < len(methods) or {"", TUNING} & folders.keys():
+        raise ValueError(
+            "names of methods must differ in letters and numbers, since they are "
+            f"directories, got {', '.join(methods)}"
+        )
+
+
+def _rows(
+    methods: Mapping[str, Any], how: Mapping[str, Any]
+) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """The method and settings of every row of the table: several, if private."""
+    several = how.get("privacy")
+    if not isinstance(several, list | tuple):
+        return {name: (method, dict(how)) for name, method in methods.items()}
+    kinds = {isinstance(method, Algorithm): name for name, method in methods.items()}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{kinds[False]} protects single examples and {kinds[True]} whole clients, "
+            "so their epsilons cannot be compared; compare them separately"
+        )
+    rows = {
+        f"{name}, epsilon {privacy.epsilon:g}": (method, {**how, "privacy": privacy})
+        for name, method in methods.items()
+        for privacy in several
+    }
+    if len(rows) < len(methods) * len(several) or not several:
+        raise ValueError(
+            f"epsilons must differ, got {[privacy.epsilon for privacy in several]}"
+        )
+    return rows
+
+
+def _epsilons(rows: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[str, float]]:
+    found = {}
+    for label, (_, how) in rows.items():
+        if how.get("privacy") is not None and how["privacy"].epsilon is not None:
+            name = label.rpartition(", epsilon ")[0] or label
+            found[label] = name, how["privacy"].epsilon
+    return found
+
+
+def _folder(label: str) -> str:
+    """The place of a row, such as `FedAvg/epsilon8`."""
+    name, private, epsilon = label.partition(", epsilon ")
+    plain = re.sub(r"[^\w.=+-]+", "-", name).strip("-.")
+    return f"{plain}/epsilon{epsilon}" if private else plain
+
+
+def _run(
+    jobs: Sequence[Job],
+    place: Path | None,
+    log: Sequence[str],
+    progress: bool | Progress,
+) -> tuple[dict[str, list[list[Record]]], dict[str, str]]:
+    """The records of all runs by method, and where methods diverged."""
+    records: dict[str, list[list[Record]]] = {}
+    diverged: dict[str, str] = {}
+    total = sum(job.rounds for job in jobs)
+    with resumable(place) as stop, followed(progress, total, "all") as course:
+        trackers = logs.NO_LOG if place is None else logs.again(place, log or logs.NONE)
+        for job in jobs:
+            course.title = f"{job.name}, seed {job.seed}"
+            followers = []
+            if place is not None and job.directory is not None:
+                followers = trackers.of_cell(place, job.directory)
+            try:
+                _, rows = run(job, course, stop, followers)
+            except NonFiniteError as error:
+                say(f"{job.name}, seed {job.seed}: {error}", progress)
+                diverged.setdefault(job.name, f"round {error.round}")
+                continue
+            records.setdefault(job.name, []).append(rows)
+            column = comparison.score_column(_columns(rows))
+            lost = [row["round"] for row in rows if np.isnan(row[column])]
+            if lost:  # of a private run, which does not stop
+                diverged.setdefault(job.name, f"round {lost[0]}")
+            elif words := comparison.risen_loss(_columns(rows)):
+                say(f"{job.name}, seed {job.seed}: {words}", progress)
+    return records, diverged
+
+
+def _columns(rows: Sequence[Record]) -> History:
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def _rate(method: Any, swept: Swept | None) -> str:
+    """The learning rate of a method in words, and what speaks against it."""
+    lr, inner = None, method
+    while lr is None and inner is not None:
+        recipe = recipe_of(inner)
+        arguments = {} if recipe is None else recipe.arguments
+        lr, inner = arguments.get("lr"), arguments.get("algorithm")
+    words = "-" if lr is None else "schedule"
+    if isinstance(lr, int | float):
+        words = f"{lr:g}"
+    return f"{words} {'' if swept is None else swept.doubts}".strip()
+
+
+def _graph(
+    problem: Problem, simulations: Iterable[Simulation], seed: int
+) -> nx.Graph | None:
+    """Who exchanges messages with whom, if there are agents."""
+    sizes = [len(each.clients.size) for each in simulations if each.program.mix]
+    if not sizes:
+        return None
+    weights = np.atleast_3d(problem.mixing(seed, sizes[0]).T)
+    linked = np.asarray(weights.any(-1), int)
+    return nx.from_numpy_array(linked * (1 - np.eye(len(linked), dtype=int)))

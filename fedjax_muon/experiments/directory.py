@@ -1,0 +1,139 @@
+"""Directories of runs: who works there, on which data, and with which versions.
+
+identity.json    what a run computes, in words; see `identity`
+versions.json    of everything that computes, and the git revision
+data.sha256      digest of the data, which must not change; not of private runs
+metrics.csv      one row an evaluation
+clients.csv      one row a client, if they have test examples: their last scores
+checkpoints/     the last two states
+"""
+
+import contextlib
+import importlib.metadata
+import platform
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import filelock
+import jax
+
+from fedjax_muon import files
+from fedjax_muon.engine.processes import run_on_first
+from fedjax_muon.versions import of_computing
+
+VERSIONS, METRICS = "versions.json", "metrics.csv"
+CLIENTS, DATA = "clients.csv", "data.sha256"
+CHECKPOINTS = "checkpoints"
+LOCK = ".lock"  # held by the process that works in a directory
+SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; preemption
+
+
+@contextlib.contextmanager
+def held(directory: Path) -> Iterator[None]:
+    """Nobody else works in a run directory meanwhile.
+
+    Raises `ValueError` if somebody does already, or if it can't be written.
+    """
+    lock = filelock.FileLock(directory / LOCK, timeout=0)
+
+    def acquire() -> None:
+        try:
+            lock.acquire()
+            while not (directory / LOCK).exists():  # its last holder removed the file
+                lock.release()
+                lock.acquire()
+        except filelock.Timeout as error:
+            raise ValueError(
+                f"another process is using {directory}; wait until it ends, or choose "
+                "another directory"
+            ) from error
+
+    run_on_first(acquire)
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            (directory / LOCK).unlink(missing_ok=True)
+            lock.release()
+
+
+def hold_to(place: Path, digest: str, name: str) -> None:
+    """Notes the digest of a run's data, or raises `ValueError` if it is another one.
+
+    Args:
+      place: The run directory; of a private run, the one with its secrets, since a
+        digest tells whether a guess of the data is right.
+      name: Of the dataset, in the error.
+    """
+
+    def note() -> None:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if files.claim(place / DATA, digest + "\n"):
+            (place / DATA).chmod(place.stat().st_mode & 0o666)  # as secret as the place
+
+    run_on_first(note)
+    check_held(place, digest, name)
+
+
+def check_held(place: Path, digest: str, name: str) -> None:
+    """Raises `ValueError` if another digest of a run's data was noted."""
+    path = place / DATA
+    if path.exists() and path.read_text().strip() != digest:
+        raise ValueError(
+            f"the data of {name} have changed since {place} began (by the digest in "
+            f"{DATA}); restore them, or start again in another directory"
+        )
+
+
+def versions() -> dict[str, str]:
+    """Of Python, of the packages that compute, of the source, and the device."""
+    return {
+        **of_computing(),
+        "orbax-checkpoint": importlib.metadata.version("orbax-checkpoint"),
+        "git_revision": _git_revision(),
+        "device": jax.devices()[0].device_kind,
+        "machine": platform.platform(),
+    }
+
+
+def _git_revision() -> str:
+    """Of the source, where it is a git checkout and git is installed."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return result.stdout.strip()
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Notes interrupts, for whoever finishes a round and saves it before they end.
+
+    A second Ctrl-C, or SIGTERM, stops at once.
+
+    Yields:
+      A function that tells whether an interrupt has come, to be asked between rounds:
+      anywhere else it could be lost in a library's callback. Whoever asks saves what is
+      needed, and raises `KeyboardInterrupt`.
+    """
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set  # signals are for the main thread
+        return
+
+    def press(number, frame):
+        del number, frame
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    previous = {number: signal.signal(number, press) for number in SIGNALS}
+    try:
+        yield pressed.is_set
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

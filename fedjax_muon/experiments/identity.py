@@ -1,0 +1,222 @@
+"""What a run computes, in words: runs with the same words have the same numbers.
+
+The words of its method, its problem and its settings, and digests of its arrays and of
+the code of users' functions. The number of rounds is not among them: more rounds extend
+a run.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_muon.core.recipe import Recipe, described, in_words
+from fedjax_muon.engine.processes import run_on_first
+from fedjax_muon.experiments.prepared import made_by, settings_of
+from fedjax_muon.files import claim
+from fedjax_muon.problems import Problem
+from fedjax_muon.simulation import checkpoint
+from fedjax_muon.simulation.simulation import Simulation
+
+IDENTITY = "identity.json"
+# how something is executed, not what
+EXECUTION = ("plan", "devices", "split_examples")
+CODE = "code of "
+ARRAYS = ("data", "clients", "client_tests", "weights")  # by their digests
+LIBRARY = str(Path(__file__).parents[1])
+INSTALLED = {"site-packages", "dist-packages"}
+
+
+def identity(
+    method: Any, problem: Problem, seed: int, how: Mapping[str, Any], **others: Any
+) -> dict[str, str]:
+    """What a run computes, in words, but for its arrays.
+
+    Args:
+      others: Further values by name, such as `evaluate_every`.
+    """
+    words = {f"method.{name}": text for name, text in described(method).items()}
+    words |= {f"problem.{name}": text for name, text in problem.words.items()}
+    settings = inspect.signature(made_by(method)).parameters
+    given = {k: p.default for k, p in settings.items() if p.default is not p.empty}
+    given |= settings_of(method, problem, how)
+    for name in (*EXECUTION, "test_parts", "weights"):
+        given.pop(name, None)
+    words |= {name: in_words(value) for name, value in given.items()}
+    words |= {name: in_words(value) for name, value in others.items()}
+    words |= {"task": in_words(problem.task), "seed": str(seed)}
+    code = [method, problem.call, problem.task, problem.public_task, problem.divided]
+    code += [problem.tested, problem.weights, given]
+    return words | code_of(code)
+
+
+def arrays_of(simulation: Simulation, data: str) -> dict[str, str]:
+    """Digests of the arrays of a run; they tell whether a guess of them is right.
+
+    Args:
+      data: That of its dataset, which several runs may share.
+    """
+    partition = simulation.run.partition
+    arrays = {
+        "clients": (partition.order, partition.size),
+        "client_tests": simulation.run.own_tests,
+        "weights": simulation.run.mixer,
+    }
+    digests = {name: checkpoint.digest(value) for name, value in arrays.items()}
+    return {"data": data, **digests}
+
+
+def claimed(directory: Path, words: Mapping[str, str]) -> None:
+    """Makes a directory that of a run, or checks that it is; names what differs."""
+    checkpoint.check_path(directory)
+    text = json.dumps(dict(words), indent=1) + "\n"
+
+    def make() -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        claim(directory / IDENTITY, text)
+
+    check_same(directory, words)
+    run_on_first(make)
+    check_same(directory, words)
+
+
+def check_same(directory: Path, words: Mapping[str, str]) -> None:
+    """Raises `ValueError` if a directory has another run, or something else."""
+    path = directory / IDENTITY
+    if not path.exists():
+        if directory.exists() and any(directory.glob("[!.]*")):
+            raise ValueError(
+                f"{directory} is already used, and not by a run of this function; "
+                "choose another directory"
+            )
+        return
+    try:
+        known = json.loads(path.read_text())
+        missing = set(known) ^ set(words)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); start again in another directory"
+        ) from error
+    for name in [*words, *missing]:
+        was, now = (str(each.get(name, "absent")) for each in (known, words))
+        if was == now:
+            continue
+        differs = f"its {name} is {was[:60]}, not {now[:60]}"
+        if name.startswith(CODE) or name in ARRAYS:
+            differs = f"its {name} differ" if name in ARRAYS else f"the {name} differs"
+        raise ValueError(
+            f"{directory} has another run: {differs}; choose another directory"
+        )
+
+
+# ------------------------------------------------------------- code of users' functions
+
+
+def code_of(value: Any) -> dict[str, str]:
+    """Digests of the code of users' functions inside a value, by their names.
+
+    Functions that they call by a global name are among them; numbers, texts, tuples and
+    arrays that they read by one are part of a digest. Installed packages are not.
+    """
+    found: dict[str, set[str]] = {}
+    seen: dict[int, Any] = {}  # values are kept, so that no other one has their id
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen[id(each)] = each
+        function = inspect.unwrap(each) if inspect.isfunction(each) else each
+        if inspect.isfunction(function) and _is_users(function.__code__.co_filename):
+            name = f"{CODE}{function.__module__}.{function.__qualname__}"
+            found.setdefault(name, set()).add(_digest(function))
+        waiting += _inside(each)
+    return {name: _hash("".join(sorted(found[name]))) for name in sorted(found)}
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """What the code of a value may depend on."""
+    if isinstance(value, Recipe):
+        yield from (value.function, value.arguments)
+    elif isinstance(value, functools.partial):
+        yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, tuple | list | set | frozenset):
+        yield from value
+    elif inspect.ismethod(value):
+        yield from (value.__func__, value.__self__)
+    elif inspect.isfunction(value):
+        for cell in value.__closure__ or ():
+            if cell != types.CellType():  # it has a value
+                yield cell.cell_contents
+        yield from (value.__defaults__, value.__kwdefaults__)
+        if _is_users(value.__code__.co_filename):
+            yield from _globals_of(value).values()
+    elif isinstance(value, type):
+        if value.__module__ != "builtins" and _is_users(_file_of(value)):
+            yield from vars(value).values()
+    elif isinstance(value, property | staticmethod | classmethod):
+        yield from (getattr(value, "fget", None), getattr(value, "__func__", None))
+    elif dataclasses.is_dataclass(value) or _is_users(_file_of(type(value))):
+        yield type(value)
+        yield from getattr(value, "__dict__", {}).values()
+
+
+def _globals_of(function: types.FunctionType) -> dict[str, Any]:
+    """The global names that a function reads, also as attributes of users' modules."""
+    names, known = _names(function.__code__), function.__globals__
+    values = {name: known[name] for name in names if name in known}
+    for module in [x for x in values.values() if inspect.ismodule(x)]:
+        if _is_users(getattr(module, "__file__", None) or LIBRARY):
+            values |= {k: v for k, v in vars(module).items() if k in names}
+    return {k: v for k, v in values.items() if not inspect.ismodule(v)}
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = [x for x in code.co_consts if isinstance(x, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _digest(function: types.FunctionType) -> str:
+    fixed = bool | int | float | complex | str | bytes | tuple | np.ndarray | jax.Array
+    read = _globals_of(function)
+    plain = {k: in_words(v) for k, v in sorted(read.items()) if isinstance(v, fixed)}
+    return _hash(f"{_of_code(function.__code__)}{plain}")
+
+
+def _of_code(code: types.CodeType) -> str:
+    """The instructions and constants of code, without its place."""
+    words = [code.co_code.hex(), *code.co_names, *code.co_varnames]
+    for constant in code.co_consts:
+        inner = isinstance(constant, types.CodeType)
+        words.append(_of_code(constant) if inner else in_words(constant))
+    return _hash(repr(words))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _file_of(kind: type) -> str:
+    """The file that defines a class; that of the library if it has none."""
+    try:
+        return inspect.getfile(kind)
+    except (TypeError, OSError):
+        return LIBRARY
+
+
+@functools.cache
+def _is_users(file: str) -> bool:
+    """Whether a file is the user's own, and not installed."""
+    standard = sysconfig.get_path("stdlib"), LIBRARY, "<frozen"
+    return not file.startswith(standard) and not INSTALLED & {*Path(file).parts}

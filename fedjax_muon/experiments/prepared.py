@@ -1,0 +1,138 @@
+"""Simulations of methods on problems: the only place that asks if there is a server."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from fedjax_muon.core import Algorithm, check_choice, streams
+from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.problems import Problem, key_of
+from fedjax_muon.simulation.arguments import on_device
+from fedjax_muon.simulation.federated import federate
+from fedjax_muon.simulation.simulation import Simulation
+
+# arguments that a problem decides, or that come first
+OF_PROBLEM = ("algorithm", "task", "dataset", "parts", "test_parts", "weights")
+
+
+def simulate(method: Any, problem: Problem, seed: int = 0, **how: Any) -> Simulation:
+    """Prepares a method on the clients of a seed.
+
+    Args:
+      method: An algorithm with a server, such as `fm.fedmuon(lr=0.03)`, or without one,
+        such as `fm.decentralized.dsgd(lr=0.1)`.
+      how: Arguments of `federate`, or of `decentralize`, in place of the problem's own
+        sizes. A function of `key`, such as `partial(fm.clocks.lognormal, 1.0)`, as
+        `clock` gives every seed other speeds.
+
+    Example:
+      >>> problem = fm.problems.classification(alpha=0.5)  # doctest: +SKIP
+      >>> simulate(fm.fedavg(lr=0.1), problem, batch_size=16)  # doctest: +SKIP
+    """
+    parts, settings = problem.parts(seed), settings_of(method, problem, how)
+    clock = settings.get("clock")
+    if clock is not None and "key" in inspect.signature(clock).parameters:
+        settings["clock"] = clock(key=key_of(seed, streams.CLOCK))
+    task = problem.task
+    served = isinstance(method, Algorithm)
+    if problem.public_task and (not served or settings.get("privacy") is not None):
+        task = problem.public_task(problem.dataset)
+    if served:
+        if method.full_participation and "cohort_size" not in how:
+            settings["cohort_size"] = len(parts)
+        settings["test_parts"] = problem.tests(seed, parts)
+    else:
+        settings["weights"] = problem.mixing(seed, len(parts))
+    return made_by(method)(method, task, problem.dataset, parts, **settings)
+
+
+def settings_of(
+    method: Any, problem: Problem, how: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of `federate` or `decentralize`: the problem's, and those given."""
+    make = made_by(method)
+    known = [*inspect.signature(make).parameters]
+    other = inspect.signature(federate if make is decentralize else decentralize)
+    for name in how:
+        if name in OF_PROBLEM:
+            raise ValueError(f"the problem decides {name}; leave it out")
+        if name not in known and name in other.parameters:
+            lacks = "a server" if make is decentralize else "a graph of agents"
+            raise ValueError(f"{name} needs {lacks}, which {method!r} has not")
+        check_choice("option", name, [x for x in known if x not in OF_PROBLEM])
+    sizes = {name: size for name, size in problem.sizes.items() if name in known}
+    decided = {"local_epochs": "local_steps", "arrivals": "cohort_size"}
+    decided["privacy"] = "cohort_size" if make is federate else "batch_size"
+    for name, size in decided.items():
+        if how.get(name) is not None:
+            sizes.pop(size, None)
+    return sizes | dict(how)
+
+
+def made_by(method: Any) -> Callable[..., Simulation]:
+    """The function that prepares a method."""
+    return federate if isinstance(method, Algorithm) else decentralize
+
+
+def of_seed(
+    first: Simulation, method: Any, problem: Problem, seed: int, how: Mapping[str, Any]
+) -> Simulation:
+    """A simulation on the clients of another seed, with the programs of the first.
+
+    The noise of private runs, and a clock of every seed, need another simulation.
+    """
+    if how.get("privacy") is not None or how.get("clock") is not None:
+        return simulate(method, problem, seed, **how)
+    parts = problem.parts(seed)
+    if isinstance(method, Algorithm):
+        return first.at(parts=parts, test_parts=problem.tests(seed, parts))
+    return first.at(parts=parts, weights=problem.mixing(seed, len(parts)))
+
+
+def start_key(seed: int) -> jax.Array:
+    """The key that the parameters, cohorts and batches of a run come from."""
+    return key_of(seed, streams.TRAINING)
+
+
+def shared(problem: Problem, how: Mapping[str, Any]) -> Problem:
+    """A problem whose examples are on the device, where all its simulations share them.
+
+    On several devices, every simulation places its own.
+    """
+    if how.get("devices"):
+        return problem
+    return dataclasses.replace(problem, dataset=on_device(problem.dataset))
+
+
+def name_of(method: Any) -> str:
+    """The name of the function that made a method."""
+    recipe = getattr(method, "recipe", None)
+    return type(method).__name__ if recipe is None else recipe.function.__name__
+
+
+def title_of(method: Any, problem: Problem, how: Mapping[str, Any]) -> str:
+    """The problem and who takes part in a round, in a line."""
+    settings = settings_of(method, problem, how)
+    if not isinstance(method, Algorithm):
+        graph = problem.call.get("graph")
+        return f"{problem.name}, {graph if isinstance(graph, str) else 'on a graph'}"
+    taken = f"{getattr(settings.get('privacy'), 'cohort_size', None)} per round"
+    if settings.get("privacy") is None:
+        taken = f"{settings.get('cohort_size')} per round"
+    if (late := settings.get("arrivals")) is not None:
+        taken = f"{late.buffer} per step of {late.concurrency} at work"
+    epochs = settings.get("local_epochs")
+    if epochs is None:
+        return f"{problem.name}, {taken}, {settings.get('local_steps')} local steps"
+    several = epochs if isinstance(epochs, tuple | list) else (epochs,)
+    return f"{problem.name}, {taken}, {' to '.join(map(str, several))} local epochs"
+
+
+def score_of(problem: Problem) -> str:
+    """What methods are ranked by, as tables call it."""
+    names = {"auc": "AUC", "mcc": "MCC"}
+    kinds = [words for name, words in names.items() if name in problem.task.metrics]
+    return (*kinds, "accuracy")[0]

@@ -1,0 +1,334 @@
+"""Sweeps: a method at every point of a grid, the best of which validation chooses.
+
+    result = sweep(fm.fedmuon(), problem, {"lr": (0.01, 0.03, 0.1)}, seeds=(0, 1))
+    method = result.best_method
+
+The same call with the same directory goes on where it was interrupted, and runs only
+what is missing of a larger grid or for more seeds.
+
+identity.json      what all cells have in common
+versions.json      of everything that computes
+cells.csv          the rows of all finished cells
+cells.json         what they were computed with, and a digest
+points.csv         one line for every point of the grid
+summary.csv        and .md: the best point; grids.png and curves.png draw them
+suspended/         the group of cells that an interrupt left unfinished
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_muon.core import check_count, numbers_of, with_numbers
+from fedjax_muon.data.dataset import digest
+from fedjax_muon.experiments import directory as directories, sweep_reports
+from fedjax_muon.experiments.checked_rows import CheckedRows
+from fedjax_muon.experiments.identity import claimed, identity
+from fedjax_muon.experiments.prepared import (
+    made_by,
+    name_of,
+    score_of,
+    shared,
+    simulate,
+    start_key,
+    title_of,
+)
+from fedjax_muon.experiments.suspended import Suspended, clear
+from fedjax_muon.experiments.training import followed, resumable
+from fedjax_muon.files import named, write
+from fedjax_muon.problems import Problem
+from fedjax_muon.reporting import comparison, metrics_csv, tables
+from fedjax_muon.reporting.comparison import History, Point
+from fedjax_muon.sweeps.sweep import Cell, Outcome, sweep as swept
+from fedjax_muon.terminal import Progress
+
+MOST_RATES = 8  # that are tried for a method
+Grid = Mapping[str, Sequence[float]]
+Values = tuple[dict[str, float], int]  # hyperparameters and seed of a cell
+
+
+class Swept(NamedTuple):
+    """All points of a grid."""
+
+    method: Any
+    points: list[Point]
+    title: str
+    seeds: int
+    score: str  # what points are ranked by, such as "accuracy"
+
+    @property
+    def best(self) -> Point | None:
+        """The best point by validation; None if all diverged."""
+        return comparison.best(self.points)
+
+    @property
+    def chosen(self) -> dict[str, float]:
+        """The values of the best point; the smallest ones if all diverged."""
+        point, names = self.best, self.points[0].hyper
+        if point is not None:
+            return dict(point.hyper)
+        return {name: min(each.hyper[name] for each in self.points) for name in names}
+
+    @property
+    def best_method(self) -> Any:
+        """The method with these values."""
+        return with_numbers(self.method, self.chosen)
+
+    @property
+    def doubts(self) -> str:
+        """What speaks against the best point: its grid ends there, or mostly diverged;
+        empty if nothing does."""
+        point = self.best
+        edge = point is None or comparison.edges(self.points, point)
+        words = [tables.EDGE_MARK] if edge else []
+        diverged = sum(each.diverged > 0 for each in self.points)
+        if 2 * diverged > len(self.points):
+            words.append(f"{diverged} of {len(self.points)} diverged")
+        return f"({', '.join(words)})" if words else ""
+
+    def table(self) -> tables.Cells:
+        """The best point, with its scores after the last round."""
+        return table_of({name_of(self.method): self})
+
+    def write(self, directory: str | Path) -> tables.Cells:
+        """Writes tables and figures; returns the table."""
+        grids = {name_of(self.method): self.points}
+        place, (seeds, score) = Path(directory), (self.seeds, self.score)
+        return sweep_reports.report(grids, place, self.title, seeds, score)
+
+
+def table_of(sweeps: Mapping[str, Swept]) -> tables.Cells:
+    """The best points of several sweeps on one problem, by the labels of methods."""
+    first = next(iter(sweeps.values()))
+    grids = {label: each.points for label, each in sweeps.items()}
+    return sweep_reports.table_of(grids, first.title, first.seeds, first.score)
+
+
+def sweep(
+    method: Any,
+    problem: Problem,
+    grid: Grid,
+    *,
+    rounds: int = 100,
+    seeds: Sequence[int] = (0,),
+    evaluate_every: int = 5,
+    drop_nonfinite: bool = False,
+    validation: float = 0.1,
+    extend: bool = True,
+    cells_at_once: int | None = None,
+    devices: Sequence[jax.Device] = (),
+    directory: str | Path | None = None,
+    progress: bool | Progress = True,
+    **how: Any,
+) -> Swept:
+    """Trains a method at every point of a grid, on every seed.
+
+    Cells run in groups, in one compiled program, and have the numbers of single runs.
+
+    Args:
+      method: An algorithm with a server or without; its other numbers stay.
+      problem: A share of its training examples is held out.
+      grid: Values of hyperparameters, by name; all combinations are tried.
+      rounds: Number of rounds.
+      seeds: Each has its own clients and parameters.
+      evaluate_every: Rounds between evaluations.
+      drop_nonfinite: Whether messages with NaN or infinity are left out of the mean,
+        instead of calling the cell diverged.
+      validation: Share of the training examples that is held out to choose by.
+      extend: Whether the values of `lr` go on by a factor of about 3, up to eight,
+        while the best is the smallest or largest.
+      cells_at_once: Number of cells in a group; by default, as many as fit in half of
+        the memory.
+      devices: Devices that divide the cells of every group.
+      directory: Where finished cells, tables and figures are kept; by default nowhere.
+      progress: Whether the rounds are shown on standard error; or what counts them.
+      how: Arguments of `federate` or `decentralize`, in place of the problem's sizes.
+
+    Example:
+      >>> result = sweep(fm.fedavg(), problem, {"lr": (0.1, 0.3)})  # doctest: +SKIP
+      >>> result.best.hyper  # doctest: +SKIP
+      {'lr': 0.3}
+    """
+    _check(method, grid, seeds, how)
+    for name, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
+        check_count(name, value)
+    tuned = dataclasses.replace(problem.with_validation(validation), tested=None)
+    tuned = shared(tuned, how)
+    for seed in seeds:
+        tuned.parts(seed)
+    search = _Search(
+        simulation=simulate(method, tuned, seeds[0], **how),
+        problem=tuned,
+        settings={
+            "rounds": rounds,
+            "evaluate_every": evaluate_every,
+            "drop_nonfinite": drop_nonfinite,
+            "validation": tuned.validation,
+            "cells_at_once": cells_at_once,
+            "devices": devices,
+        },
+        place=None if directory is None else Path(directory).expanduser(),
+    )
+    if search.place is not None:
+        others: dict[str, Any] = {"rounds": rounds, "evaluate_every": evaluate_every}
+        others |= {"drop_nonfinite": drop_nonfinite, "validation": validation}
+        words = identity(method, problem, 0, how, grid=sorted(grid), **others)
+        words["data"] = digest(problem.dataset)
+        for name in ("seed", *(f"method.{option}" for option in grid)):
+            del words[name]
+        search.begin(words)
+    heading = f"{title_of(method, problem, how)}, {rounds} rounds"
+    score = score_of(problem)
+    grid = {name: tuple(values) for name, values in grid.items()}
+    total = _size(grid) * len(seeds) * rounds
+    label = name_of(method)
+    with (
+        resumable(search.place) as stop,
+        followed(progress, total, label) as course,
+    ):
+        while True:
+            points = search.run(grid, seeds, course, stop)
+            done = Swept(method, points, heading, len(seeds), score)
+            if not extend or "lr" not in grid or len(grid["lr"]) >= MOST_RATES:
+                break
+            wider = sweep_reports.wider(grid["lr"], done.best)
+            if wider == grid["lr"]:
+                break
+            old, grid = grid, {**grid, "lr": wider}
+            course.total += (_size(grid) - _size(old)) * len(seeds) * rounds
+    if search.place is not None:
+        clear(search.place / "suspended")
+        done.write(search.place)
+    return done
+
+
+def _check(
+    method: Any, grid: Grid, seeds: Sequence[int], how: Mapping[str, Any]
+) -> None:
+    """Raises `ValueError` for what cannot be swept."""
+    if how.get("privacy") is not None:
+        raise ValueError(
+            "a sweep chooses among the results of all its cells, but the privacy "
+            "guarantee covers only one; use compare, which takes several privacies"
+        )
+    if len(set(seeds)) != len(seeds) or not seeds:
+        raise ValueError(f"seeds must name one or more, each once, got {seeds}")
+    known, label = numbers_of(method), name_of(method)
+    if not grid:
+        raise ValueError("the grid must name a hyperparameter, such as lr, got none")
+    for option, values in grid.items():
+        if option not in known:
+            raise ValueError(
+                f"the grid names {option!r}, which is not a number that {label} takes; "
+                f"it takes {', '.join(known) or 'none'}"
+            )
+        if not values or len(set(values)) != len(values):
+            raise ValueError(
+                f"the grid of {option} must have one or more values, each once, got "
+                f"{values}"
+            )
+    with named(f"the grid of {label}"):
+        for point in _points(grid):
+            with_numbers(method, point)
+    made_by(method)
+
+
+def _points(grid: Grid) -> list[dict[str, float]]:
+    points = itertools.product(*grid.values())
+    return [dict(zip(grid, map(float, point), strict=True)) for point in points]
+
+
+def _size(grid: Grid) -> int:
+    return len(_points(grid))
+
+
+class _Search:
+    """The finished cells of a sweep, in memory and in its directory."""
+
+    def __init__(self, simulation, problem: Problem, settings, place: Path | None):
+        self.simulation, self.problem = simulation, problem
+        self.settings, self.place = settings, place
+        self.rows: CheckedRows | None = None
+        self.finished: dict[tuple, History] = {}
+
+    def begin(self, words: Mapping[str, str]) -> None:
+        """Makes the directory that of the sweep, or reads what is finished there."""
+        assert self.place is not None
+        claimed(self.place, words)
+        about = json.dumps(directories.versions(), indent=2) + "\n"
+        if not (self.place / directories.VERSIONS).exists():
+            write(self.place / directories.VERSIONS, about)
+        self.rows = CheckedRows(self.place / "cells.csv", words)
+
+    def run(
+        self, grid: Grid, seeds: Sequence[int], progress: Progress, stop: Any
+    ) -> list[Point]:
+        """Trains the cells that are not finished; returns all points of the grid."""
+        names = [*grid]
+        if self.rows is not None and self.rows.path.exists():
+            columns = metrics_csv.read(self.rows.path)
+            self.finished |= dict(_by_cell(columns, names))
+        cells = [*itertools.product(_points(grid), seeds)]
+        todo = [cell for cell in cells if _key(*cell) not in self.finished]
+        progress.done = (len(cells) - len(todo)) * self.settings["rounds"]
+        waiting = iter(todo)
+        for group in self._groups(todo, progress, stop) if todo else ():
+            table = _table(itertools.islice(waiting, len(group)), group)
+            if self.rows is not None:
+                self.rows.extend(table)
+            columns = {
+                name: np.array([row[name] for row in table]) for name in table[0]
+            }
+            self.finished |= dict(_by_cell(columns, names))
+        points = []
+        for hyper in _points(grid):
+            runs = [self.finished[_key(hyper, seed)] for seed in seeds]
+            ended = [run for run in runs if run["diverged"][0] < 0]
+            points.append(Point(hyper, ended, len(runs) - len(ended)))
+        return points
+
+    def _groups(
+        self, todo: Sequence[Values], progress: Progress, stop: Any
+    ) -> Iterator[list[Outcome]]:
+        pause = None
+        if self.place is not None and self.rows is not None:
+            pause = Suspended(self.place / "suspended", stop, self.rows.settings)
+        problem, cells = self.problem, []
+        for hyper, seed in todo:
+            parts, weights = problem.parts(seed), None
+            if self.simulation.runner.mix is not None:
+                weights = problem.mixing(seed, len(parts))
+            cells.append(Cell(hyper, start_key(seed), parts, weights))
+        how = {**self.settings, "tick": progress.advance, "pause": pause}
+        return swept(self.simulation, cells, **how)
+
+
+def _key(hyper: Mapping[str, float], seed: int) -> tuple:
+    return (*hyper.values(), seed)
+
+
+def _table(
+    cells: Iterable[Values], outcomes: Sequence[Outcome]
+) -> list[dict[str, Any]]:
+    table = []
+    for (hyper, seed), outcome in zip(cells, outcomes, strict=True):
+        diverged = -1 if outcome.diverged is None else outcome.diverged
+        about = {**hyper, "seed": seed, "diverged": diverged}
+        table += [about | row for row in outcome.rows]
+    return table
+
+
+def _by_cell(columns: History, names: Sequence[str]) -> Iterator[tuple[tuple, History]]:
+    """The rows of every finished cell, by the values of its point and its seed."""
+    places: dict[tuple, list[int]] = {}
+    keys = zip(*(columns[name].tolist() for name in (*names, "seed")), strict=True)
+    for row, key in enumerate(keys):
+        places.setdefault(key, []).append(row)
+    for key, rows in places.items():
+        yield key, {name: values[rows] for name, values in columns.items()}

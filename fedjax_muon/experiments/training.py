@@ -1,0 +1,329 @@
+"""Training of one method on one seed, in a directory or without one.
+
+    result = train(fm.fedmuon(lr=0.03), problem, rounds=100, directory="runs/a")
+
+The same call with the same directory goes on where it was interrupted.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from fedjax_muon.core import check_count
+from fedjax_muon.data import Dataset
+from fedjax_muon.data.dataset import digest
+from fedjax_muon.engine.processes import is_first, run_on_first
+from fedjax_muon.experiments import logs, privacy
+from fedjax_muon.experiments.directory import (
+    METRICS,
+    VERSIONS,
+    held,
+    interruptible,
+    versions,
+)
+from fedjax_muon.experiments.identity import arrays_of, check_same, claimed, identity
+from fedjax_muon.experiments.prepared import name_of, simulate, start_key
+from fedjax_muon.experiments.recording import Course, is_complete, last_state, record
+from fedjax_muon.files import write
+from fedjax_muon.problems import Problem
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.simulation.training import Record, steps
+from fedjax_muon.terminal import Progress, plain_console, shown
+from fedjax_muon.tracking import Tracker
+
+
+class Trained(NamedTuple):
+    """The last state of a run, and its records."""
+
+    state: Any  # has `params`
+    records: list[Record]
+    simulation: Simulation
+
+
+class Job(NamedTuple):
+    """One run of an experiment, whose simulation is prepared."""
+
+    name: str  # of the method, in tables
+    seed: int
+    simulation: Simulation
+    words: Mapping[str, str]  # its identity, but for arrays
+    arrays: Mapping[str, str]  # their digests
+    directory: Path | None
+    rounds: int
+    evaluate_every: int
+    drop_nonfinite: bool
+    title: str  # of its problem
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether its noise is secret, and its data must not be guessed."""
+        guarantee = self.simulation.guarantee
+        return guarantee is not None and not guarantee.fixed_noise
+
+    @property
+    def public(self) -> dict[str, str]:
+        """What its directory says of it, which may be published."""
+        return {**self.words, **({} if self.has_secrets else self.arrays)}
+
+    @property
+    def course(self) -> Course:
+        """How it is trained; the directory of a private run must be charged."""
+        secret = None
+        if self.directory is not None:
+            guarantee = self.simulation.guarantee
+            secret = privacy.secret_of(guarantee, self.directory)
+        public = self.public
+        about = {"method": self.name, "rounds": self.rounds, **public}
+        key, numbers = start_key(self.seed), (self.rounds, self.evaluate_every)
+        return Course(key, *numbers, self.drop_nonfinite, public, about, secret)
+
+
+def job_of(
+    name: str,
+    method: Any,
+    problem: Problem,
+    seed: int,
+    how: Mapping[str, Any],
+    simulation: Simulation,
+    data: str = "",
+    directory: Path | None = None,
+    *,
+    rounds: int,
+    evaluate_every: int,
+    drop_nonfinite: bool,
+) -> Job:
+    """One run; `data` is the digest of its dataset, if it has a directory."""
+    for option, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
+        check_count(option, value)
+    guarantee = simulation.guarantee
+    if guarantee is not None:
+        guarantee.check_rounds(0, rounds)
+        if jax.process_count() > 1:
+            raise ValueError(
+                "private runs cannot span several processes; leave out privacy"
+            )
+        if directory is None and not guarantee.fixed_noise:
+            raise ValueError(
+                "private runs are charged to a ledger, and need a directory; add "
+                "directory"
+            )
+    # a private run does not stop for them, since that would tell of its data
+    drop = drop_nonfinite or guarantee is not None
+    words, arrays = dict[str, str](), dict[str, str]()
+    if directory is not None:
+        others = {"evaluate_every": evaluate_every, "drop_nonfinite": drop}
+        words = identity(method, problem, seed, how, **others)
+        arrays = arrays_of(simulation, data)
+    numbers = rounds, evaluate_every, drop, problem.name
+    return Job(name, seed, simulation, words, arrays, directory, *numbers)
+
+
+def begin(
+    jobs: Sequence[Job],
+    dataset: Dataset,
+    root: Path,
+    ledger: Path | None = None,
+    budget: float | None = None,
+) -> list[str]:
+    """Makes the directories of jobs, or checks them, and charges private ones: all or
+    none, before the first starts. Returns the statements of what these promise."""
+    for job in jobs:
+        check_same(_place(job), job.public)
+    private = {_place(job): _private(job) for job in jobs if job.simulation.guarantee}
+    if not private and (ledger is not None or budget is not None):
+        raise ValueError(
+            "a ledger and a budget are for private runs; leave them out, or add privacy"
+        )
+    privacy.check_budget(private, dataset, ledger, budget)
+    about = json.dumps(versions(), indent=2) + "\n"
+    for job in jobs:
+        claimed(_place(job), job.public)
+    if not (root / VERSIONS).exists():
+        run_on_first(lambda: write(root / VERSIONS, about))
+    if not private:
+        return []
+    statements = privacy.state(private, dataset, root, ledger, budget)
+    for job in (job for job in jobs if job.has_secrets):
+        folder = privacy.secret_in(_place(job)).folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        claimed(folder, job.arrays)
+    return statements
+
+
+def _place(job: Job) -> Path:
+    assert job.directory is not None
+    return job.directory
+
+
+def _private(job: Job) -> privacy.Private:
+    guarantee = job.simulation.guarantee
+    assert guarantee is not None
+    epsilon = getattr(job.simulation.settings.privacy, "epsilon", None)
+    if epsilon is None:  # the noise was given instead
+        epsilon = guarantee.report().epsilon
+    method = job.name.partition(", epsilon ")[0]
+    about = f"{method} at epsilon {epsilon:g} on {job.title}, seed {job.seed}"
+    return privacy.Private(guarantee, epsilon, method, job.name, about, job.seed)
+
+
+@contextlib.contextmanager
+def resumable(directory: Path | None) -> Iterator[Any]:
+    """Holds a directory, if there is one, and ends with how to go on if interrupted.
+
+    Yields a function that tells whether an interrupt has come.
+    """
+    if directory is None:
+        yield lambda: False
+        return
+    try:
+        with held(directory), interruptible() as stop:
+            yield stop
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; the same call with directory={str(directory)!r} goes on"
+        ) from None
+
+
+@contextlib.contextmanager
+def followed(progress: bool | Progress, total: int, title: str) -> Iterator[Progress]:
+    """Shows progress on standard error if that is wanted, or advances what is given."""
+    if isinstance(progress, Progress):
+        progress.total = total
+        yield progress
+        return
+    console = plain_console(stderr=True, quiet=not progress)
+    with shown(console, Progress(total, title)) as made:
+        yield made
+
+
+def run(
+    job: Job, progress: Progress, stop: Any, trackers: Sequence[Tracker] = ()
+) -> tuple[Any, list[Record]]:
+    """Trains a job from its newest checkpoint, or from the start: state and records."""
+    course, directory = job.course, job.directory
+    if directory is not None:
+        if is_complete(job.simulation, course, directory):
+            progress.skip(job.rounds)
+        else:
+            record(job.simulation, course, directory, progress, stop, trackers)
+        rows = metrics_csv.parsed((directory / METRICS).read_bytes().decode())
+        return None, rows
+    drop, rows = job.drop_nonfinite, []
+    state = job.simulation.init(course.key, drop_nonfinite=drop)
+    for step in steps(
+        job.simulation,
+        state,
+        rounds=job.rounds,
+        evaluate_every=job.evaluate_every,
+        drop_nonfinite=drop,
+    ):
+        progress.advance(step.rounds, step.record)
+        state = step.state
+        rows += [] if step.record is None else [step.record]
+    return state, rows
+
+
+def train(
+    method: Any,
+    problem: Problem,
+    *,
+    rounds: int = 100,
+    seed: int = 0,
+    evaluate_every: int = 5,
+    drop_nonfinite: bool = False,
+    directory: str | Path | None = None,
+    ledger: str | Path | None = None,
+    budget: float | None = None,
+    log: Sequence[str] = (),
+    progress: bool | Progress = True,
+    **how: Any,
+) -> Trained:
+    """Trains a method on a problem.
+
+    In a directory, it goes on from the newest checkpoint if there is one, with the same
+    numbers to the bit as without an interrupt. More rounds extend a run.
+
+    Args:
+      method: An algorithm with a server, such as `fm.fedmuon(lr=0.03)`, or without one,
+        such as `fm.decentralized.dsgd(lr=0.1)`.
+      problem: Such as `fm.problems.classification(alpha=0.5)`.
+      rounds: Number of rounds since the beginning.
+      seed: Decides the clients, the first parameters, cohorts and batches.
+      evaluate_every: Rounds between evaluations. Each evaluation is a record.
+      drop_nonfinite: Whether messages with NaN or infinity are left out of the mean,
+        instead of raising an error.
+      directory: Where records and checkpoints are kept; by default nowhere.
+      ledger: File that records what private runs on the data cost together. By default,
+        one file for all datasets in your user data directory.
+      budget: Largest total epsilon of all runs in the ledger.
+      log: Trackers that get the records: tensorboard, wandb or trackio.
+      progress: Whether the rounds are shown on standard error; or what counts them.
+      how: Arguments of `federate` or `decentralize`, in place of the problem's sizes,
+        such as `batch_size=16` or `privacy=fm.privacy.ClientPrivacy(...)`.
+
+    Returns:
+      The last state, the records, and the simulation.
+
+    Raises:
+      NonFiniteError: If a message or the training loss is not finite.
+
+    Example:
+      >>> problem = fm.problems.classification(alpha=0.5)  # doctest: +SKIP
+      >>> result = train(fm.fedavg(lr=0.1), problem, rounds=20)  # doctest: +SKIP
+      >>> result.records[-1]["test_accuracy"]  # doctest: +SKIP
+    """
+    place = None if directory is None else Path(directory).expanduser()
+    check_directory(place, ledger, budget, log)
+    simulation = simulate(method, problem, seed, **how)
+    data = "" if place is None else digest(problem.dataset)
+    job = job_of(
+        name_of(method),
+        method,
+        problem,
+        seed,
+        how,
+        simulation,
+        data,
+        place,
+        rounds=rounds,
+        evaluate_every=evaluate_every,
+        drop_nonfinite=drop_nonfinite,
+    )
+    trackers: list[Tracker] = []
+    if place is not None:
+        book = None if ledger is None else Path(ledger).expanduser().resolve()
+        for statement in begin([job], problem.dataset, place, book, budget):
+            say(statement, progress)
+        trackers = logs.again(place, log or logs.NONE).of_run(place)
+    with resumable(place) as stop, followed(progress, rounds, job.name) as shown_rounds:
+        state, records = run(job, shown_rounds, stop, trackers)
+    if place is not None:
+        state = last_state(simulation, job.course, place)
+    return Trained(state, records, simulation)
+
+
+def check_directory(
+    directory: Path | None,
+    ledger: str | Path | None,
+    budget: float | None,
+    log: Sequence[str],
+) -> None:
+    """Raises `ValueError` for what needs a directory, where there is none."""
+    logs.check(log)
+    needing = {"ledger": ledger, "budget": budget, "log": log or None}
+    for name, value in needing.items() if directory is None else ():
+        if value is not None:
+            raise ValueError(f"{name} is for runs in a directory; add directory")
+    if directory is None and jax.process_count() > 1:
+        raise ValueError("several processes need a shared directory; add directory")
+
+
+def say(words: str, progress: bool | Progress) -> None:
+    """Prints words on standard error, where progress is shown."""
+    if progress is True and is_first():
+        print(words, file=plain_console(stderr=True).file, flush=True)

@@ -1,0 +1,268 @@
+"""Comparisons and sweeps of methods on a problem, in a directory or without one."""
+
+import dataclasses
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+from command import assert_same_but_for_seconds
+
+import fedjax_muon as fm
+from fedjax_muon import partition, problems
+from fedjax_muon.decentralized import dsgd
+from fedjax_muon.experiments import sweeping
+from fedjax_muon.experiments.comparing import compare
+from fedjax_muon.experiments.sweeping import sweep, table_of
+from fedjax_muon.experiments.training import train
+from fedjax_muon.privacy import ClientPrivacy
+from fedjax_muon.runs import compare as runs
+from fedjax_muon.runs.config import Comparison, Config
+from fedjax_muon.runs.pretrained import dataset_of
+
+SIZES = {"cohort_size": 3, "local_steps": 2, "batch_size": 8}
+EVERY = {"rounds": 4, "evaluate_every": 2, "progress": False}
+PROBLEM = problems.classification(
+    clients=6, model=partial(problems.mlp, hidden=(4,)), train_share=0.3, alpha=1.0
+)
+CONFIG = Config(
+    num_clients=6,
+    hidden=(4,),
+    train_share=0.3,
+    alpha=1.0,
+    rounds=4,
+    evaluate_every=2,
+    **SIZES,
+)
+GRID = {"lr": (0.001, 0.01)}  # far too small
+METHODS = {"fedavg": fm.fedavg(lr=0.1), "fedmuon": fm.fedmuon(lr=0.01)}
+
+
+def untimed(rows):
+    return [{**row, "seconds": 0} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The best rate of fedavg, and both methods on two seeds; here and of today."""
+    place = tmp_path_factory.mktemp("compared")
+    options = {**EVERY, **SIZES, "seeds": (0, 1), "grids": {"fedavg": GRID}}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sweeping, "MOST_RATES", 3)
+        patched.setattr("fedjax_muon.runs.sweep.MOST_RATES", 3)
+        result = compare(METHODS, PROBLEM, directory=place / "new", **options)
+        lr = {"fedmuon": 0.01}
+        job = Comparison(
+            ("fedavg", "fedmuon"), lr, {}, (0, 1), CONFIG, {"fedavg": GRID["lr"]}
+        )
+        (place / "old").mkdir()
+        chosen = runs.tuned(job, place / "old")
+        runs.run(chosen, runs.Checked(dataset_of(CONFIG), "", []), place / "old")
+        (table,) = runs.report(job, place / "old", {})
+    return place, result, chosen, table
+
+
+def test_a_comparison_has_the_numbers_of_the_command_line(compared):
+    place, result, chosen, table = compared
+    assert result.sweeps["fedavg"].chosen == {"lr": chosen.lr["fedavg"]} == {"lr": 0.03}
+    for cell in ("fedavg/seed0", "fedavg/seed1", "fedmuon/seed0", "fedmuon/seed1"):
+        assert_same_but_for_seconds(
+            *(place / run / cell / "metrics.csv" for run in ("old", "new"))
+        )
+    assert result.rates == {"fedavg": "0.03 (edge)", "fedmuon": "0.01"}
+    ours = result.table()
+    assert (ours.title, ours.caption, ours.columns) == table[:3]
+    rows = [tuple(row[1:-1]) for row in table.rows]
+    assert [tuple(row[1:-1]) for row in ours.rows] == rows
+    names = "summary.csv summary.tex comparison.png versions.json fedavg fedmuon tuning"
+    assert {path.name for path in (place / "new").iterdir()} == set(names.split())
+
+
+def test_in_memory_the_numbers_are_the_same(compared):
+    _, result, *_ = compared
+    lr = {"fedavg": fm.fedavg(lr=0.03)}
+    alone = compare(lr, PROBLEM, **EVERY, **SIZES, seeds=(0, 1))
+    for known, run in zip(result.runs["fedavg"], alone.runs["fedavg"], strict=True):
+        assert known.keys() == run.keys()
+        for name in known.keys() - {"seconds"}:
+            np.testing.assert_array_equal(known[name], run[name])
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Counts rounds that are trained, and ends a process after some."""
+    from fedjax_muon.simulation import training
+    from fedjax_muon.sweeps import groups
+
+    heard = {"rounds": 0, "at": None}
+    whole = training.calls
+
+    def calls(*arguments, **options):
+        for call in whole(*arguments, **options):
+            yield call
+            heard["rounds"] += call.rounds
+            if heard["at"] is not None and heard["rounds"] >= heard["at"]:
+                raise RuntimeError("killed")
+
+    monkeypatch.setattr(training, "calls", calls)
+    monkeypatch.setattr(groups, "calls", calls)
+    return heard
+
+
+def test_what_is_killed_in_a_search_or_a_run_goes_on(compared, tmp_path, counted):
+    monkeypatch, place = pytest.MonkeyPatch(), tmp_path / "run"
+    options = {**EVERY, **SIZES, "seeds": (0, 1), "grids": {"fedavg": GRID}}
+    monkeypatch.setattr(sweeping, "MOST_RATES", 3)
+    go = lambda: compare(METHODS, PROBLEM, directory=place, **options)
+    try:
+        for at in (6, 6, 6):  # in the wider grid, in the first run, in a later one
+            counted["rounds"], counted["at"] = 0, at
+            with pytest.raises(RuntimeError):
+                go()
+        counted["at"] = None
+        result = go()
+        counted["rounds"] = 0
+        assert go().table() == result.table()
+    finally:
+        monkeypatch.undo()
+    assert counted["rounds"] == 0
+    for cell in ("fedavg/seed0", "fedmuon/seed1"):
+        name = f"{cell}/metrics.csv"
+        assert_same_but_for_seconds(place / name, compared[0] / "new" / name)
+
+
+def test_a_comparison_is_extended_and_others_are_refused(compared, tmp_path):
+    how = {**EVERY, **SIZES, "seeds": (0,), "directory": tmp_path / "run"}
+    methods = {"fedmuon": METHODS["fedmuon"]}
+    short = compare(methods, PROBLEM, **{**how, "rounds": 3})
+    assert short.runs["fedmuon"][0]["round"].tolist() == [0, 2, 3]
+    long = compare(methods, PROBLEM, **how)
+    known = compared[1].runs["fedmuon"][0]
+    np.testing.assert_array_equal(
+        long.runs["fedmuon"][0]["test_loss"], known["test_loss"]
+    )
+    with pytest.raises(ValueError, match=r"its method.lr is 0.01, not 0.1; choose"):
+        compare({"fedmuon": fm.fedmuon(lr=0.1)}, PROBLEM, **how)
+
+
+def test_cells_of_a_sweep_are_single_runs(tmp_path):
+    """Also of agents, who have another random graph for every seed."""
+    problem = dataclasses.replace(PROBLEM)
+    grid = {"lr": (0.05, 0.1)}
+    how = {**EVERY, "batch_size": 4, "seeds": (3, 4), "extend": False}
+    result = sweep(dsgd(), problem, grid, **how)
+    del how["seeds"], how["extend"]
+    held_out = problem.with_validation()
+    alone = train(dsgd(lr=0.1), held_out, seed=4, **how)
+    cell = result.points[1].runs[1]
+    for name, value in alone.records[-1].items():
+        if name != "seconds":
+            assert cell[name][-1] == value, name
+    assert len({run["consensus"][-1] for run in result.points[0].runs}) == 2
+
+
+def test_a_sweep_runs_what_is_missing_of_a_larger_one(tmp_path, counted):
+    how = {**EVERY, **SIZES, "directory": tmp_path / "sweep", "extend": False}
+    method = fm.fedprox(lr=0.1)
+    first = sweep(method, PROBLEM, {"lr": (0.1,), "mu": (0.1,)}, seeds=(5,), **how)
+    counted["rounds"] = 0
+    grid = {"lr": (0.1, 0.3), "mu": (0.1,)}
+    result = sweep(method, PROBLEM, grid, seeds=(5, 6), **how)
+    assert counted["rounds"] == 4  # of a group of three cells
+    assert result.points[0].hyper == first.points[0].hyper == {"lr": 0.1, "mu": 0.1}
+    loss = [each.points[0].runs[0]["test_loss"] for each in (first, result)]
+    np.testing.assert_array_equal(*loss)
+    assert result.best_method.recipe.arguments["lr"] == result.best.hyper["lr"]
+    names = "identity.json versions.json cells.csv cells.json points.csv summary.csv "
+    names += "summary.md grids.png ranking.png curves.png"
+    place = tmp_path / "sweep"
+    assert {path.name for path in place.iterdir()} == set(names.split())
+    both = {"one": first, "two": result}
+    assert [row[0] for row in table_of(both).rows] in (["one", "two"], ["two", "one"])
+    with pytest.raises(ValueError, match="its rounds is 4, not 5; choose another"):
+        sweep(method, PROBLEM, grid, seeds=(5,), **{**how, "rounds": 5})
+
+
+def test_what_diverges_is_called_so_and_the_others_go_on():
+    methods = {"bad": fm.fedavg(lr=1e38), "good": METHODS["fedmuon"]}
+    result = compare(methods, PROBLEM, **EVERY, **SIZES, seeds=(0,))
+    assert [*result.runs] == ["good"]
+    assert result.diverged["bad"].startswith("round ")
+    assert "diverged (round" in str(result.table().rows)
+    result = sweep(fm.fedavg(), PROBLEM, {"lr": (1e37, 1e38)}, **EVERY, **SIZES)
+    assert result.best is None
+    assert "diverged" in result.doubts
+
+
+PRIVACIES = [
+    ClientPrivacy(clip_norm=0.5, cohort_size=3, rounds=4, delta=0.01, epsilon=epsilon)
+    for epsilon in (8.0, 1.0)
+]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:messages have params", "ignore:the noise in the sum"
+)
+def test_several_epsilons_are_charged_together_or_not_at_all(tmp_path):
+    how = {**EVERY, "local_steps": 2, "batch_size": 8, "privacy": PRIVACIES}
+    how |= {"ledger": tmp_path / "ledger.json", "seeds": (3,)}
+    methods = {"fedavg": fm.fedavg(lr=0.1)}
+    with pytest.raises(ValueError, match="it would be"):
+        compare(methods, PROBLEM, directory=tmp_path / "poor", budget=2.0, **how)
+    assert not (tmp_path / "poor").exists()
+    result = compare(methods, PROBLEM, directory=tmp_path / "run", **how)
+    labels = ["fedavg, epsilon 8", "fedavg, epsilon 1"]
+    assert [*result.runs] == labels
+    for epsilon in (1, 8):
+        assert (tmp_path / f"run/fedavg/epsilon{epsilon}/seed3/metrics.csv").exists()
+    entries = json.loads((tmp_path / "ledger.json").read_text())["entries"]
+    assert [entry["label"].partition(" on ")[0] for entry in entries] == [
+        f"fedavg at epsilon {epsilon}" for epsilon in (8, 1)
+    ]
+    text = (tmp_path / "run" / "privacy.txt").read_text()
+    assert text.count("-differential privacy for one client") == 2
+    assert (tmp_path / "run" / "utility.png").exists()
+    how |= {"privacy": PRIVACIES[:1] * 2, "directory": tmp_path / "twice"}
+    with pytest.raises(ValueError, match="epsilons must differ"):
+        compare(methods, PROBLEM, **how)
+
+
+def test_agents_are_compared_on_a_graph_and_clients_by_fairness(tmp_path):
+    problem = dataclasses.replace(PROBLEM, tested=problems._alike)
+    methods = {"a": fm.fedavg(lr=0.1), "b": dsgd(lr=0.1)}
+    how = {**EVERY, "batch_size": 4, "seeds": (0,), "directory": tmp_path / "run"}
+    result = compare(methods, problem, **how)
+    assert (tmp_path / "run" / "graph.png").exists()
+    assert result.graph.number_of_nodes() == 6
+
+
+WRONG = {  # what is said: the arguments of `compare`
+    "methods must be a dictionary by name": {"methods": [fm.fedavg()]},
+    "seeds must name one or more, each once": {"seeds": (1, 1)},
+    "grids name 'fedfoo', which is not compared": {"grids": {"fedfoo": GRID}},
+    "the grid names 'lrr', which is not a number": {"grids": {"fedavg": {"lrr": (1,)}}},
+    "the grid of lr must have one or more values": {
+        "grids": {"fedavg": {"lr": (1, 1)}}
+    },
+    "lr must lie in": {"grids": {"fedavg": {"lr": (-1.0,)}}},
+    "names of methods must differ in letters": {
+        "methods": {"a b": fm.fedavg(), "a-b": fm.fedavg()}
+    },
+    "a ledger and a budget are for private": {"ledger": "ledger.json"},
+    "which privacy does not cover": {"privacy": 1, "grids": {"fedavg": GRID}},
+    "alpha must lie in": {
+        "problem": dataclasses.replace(
+            PROBLEM,
+            divided=lambda data, key: partition.dirichlet(data.y_train, 6, -1, key=key),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_wrong_comparisons_are_refused_and_leave_nothing(said, tmp_path):
+    given = {"methods": METHODS, "problem": PROBLEM, "directory": tmp_path / "run"}
+    with pytest.raises(ValueError, match=r"^[^\n]*" + said) as refused:
+        compare(**{**given, **EVERY, **WRONG[said]})
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,353 @@
+"""Training of a method on a problem, in a directory or without one."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+from command import assert_same_but_for_seconds, wait_for
+
+import fedjax_muon as fm
+from fedjax_muon import clocks, partition, problems
+from fedjax_muon.decentralized import dsgd
+from fedjax_muon.experiments import recording
+from fedjax_muon.experiments.training import train
+from fedjax_muon.privacy import ClientPrivacy
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import build, train as runs
+from fedjax_muon.runs.config import DEFAULTS, Run
+from fedjax_muon.runs.pretrained import dataset_of
+
+SIZES = {"cohort_size": 3, "local_steps": 2, "batch_size": 8}
+TINY = {"clients": 6, "model": partial(problems.mlp, hidden=(4,))}
+CONFIG = {"num_clients": 6, "hidden": (4,), "rounds": 4, "evaluate_every": 2, **SIZES}
+PRIVACY = ClientPrivacy(
+    clip_norm=0.5,
+    cohort_size=3,
+    rounds=4,
+    delta=0.01,
+    epsilon=8.0,
+    insecure_fixed_noise=True,
+)
+EVERY = {"rounds": 4, "evaluate_every": 2, "seed": 3, "progress": False}
+
+# the method, its problem and its settings, here and in Config
+CASES = {
+    "fedavg": (fm.fedavg(lr=0.1), {}, SIZES, {"lr": 0.1}, {}),
+    "fedmuon": (fm.fedmuon(), {"alpha": 1.0}, SIZES, {}, {"alpha": 1.0}),
+    "scaffold": (
+        fm.scaffold(lr=0.1),
+        {"client_tests": True},
+        {"cohort_size": 3, "batch_size": 8, "local_epochs": (1, 2)},
+        {"lr": 0.1},
+        {"client_tests": True, "local_epochs": (1, 2)},
+    ),
+    "dsgd": (
+        dsgd(lr=0.1),
+        {"divide": partition.iid},
+        {"batch_size": 8},
+        {"lr": 0.1},
+        {"partition": "iid", "graph": "erdos_renyi"}
+        | {"cohort_size": 8, "local_steps": 5},
+    ),
+    "local_sgda": (fm.minimax.ALL["local_sgda"].function(), {}, SIZES, {}, {}),
+    "fedavg buffered": (
+        fm.fedavg(lr=0.1),
+        {},
+        {"arrivals": fm.buffered(4, 2), "clock": partial(clocks.lognormal, 1.0)}
+        | {"local_steps": 2, "batch_size": 8},
+        {"lr": 0.1},
+        {"buffer": 2, "concurrency": 4, "clock": "lognormal:1.0"},
+    ),
+    "fedavg private": (
+        fm.fedavg(lr=0.1),
+        {},
+        {"local_steps": 2, "batch_size": 8, "privacy": PRIVACY},
+        {"lr": 0.1},
+        {"epsilon": (8.0,), "delta": 0.01, "insecure_fixed_noise": True},
+    ),
+}
+
+
+def problem_of(case):
+    make = problems.auc if case == "local_sgda" else problems.classification
+    return make(**{**TINY, **CASES[case][1]})
+
+
+def config_of(case):
+    kind = "auc" if case == "local_sgda" else "classification"
+    return DEFAULTS[kind].__class__(
+        **{**vars(DEFAULTS[kind]), **CONFIG, **CASES[case][4]}
+    )
+
+
+@pytest.mark.filterwarnings("ignore:messages have params")
+@pytest.mark.parametrize("case", CASES)
+def test_runs_have_the_numbers_of_the_command_line(case, tmp_path):
+    method, _, how, hyper, _ = CASES[case]
+    config = config_of(case)
+    run = Run(case.split()[0], hyper, EVERY["seed"], config)
+    dataset = dataset_of(config)
+    (tmp_path / "old").mkdir()
+    runs.train(run, build.simulation_of(run, dataset), tmp_path / "old")
+    given = {"ledger": tmp_path / "ledger.json"} if "private" in case else {}
+    given |= {**EVERY, **how, "directory": tmp_path / "new"}
+    result = train(method, problem_of(case), **given)
+    for name in ("metrics.csv", "clients.csv"):
+        if (tmp_path / "old" / name).exists():
+            assert_same_but_for_seconds(*(tmp_path / x / name for x in ("old", "new")))
+    assert result.state.round == 4
+    assert [row["round"] for row in result.records] == [0, 2, 4]
+
+
+# --------------------------------------------------------------------- one directory
+
+
+class KilledError(Exception):
+    """As a process that ends here."""
+
+
+@pytest.fixture
+def dies(monkeypatch):
+    """Makes training end before it writes the row of a round, once for each given."""
+
+    def before(*rounds, every=0.0):
+        left, real = [*rounds], metrics_csv.append
+
+        def append(path, row):
+            if left and row["round"] == left[0]:
+                left.pop(0)
+                raise KilledError
+            real(path, row)
+
+        monkeypatch.setattr(recording, "SECONDS_BETWEEN_CHECKPOINTS", every)
+        monkeypatch.setattr(metrics_csv, "append", append)
+
+    return before
+
+
+def fedavg(place, lr=0.1, problem=None, **how):
+    problem = problem or problem_of("fedavg")
+    options = {**EVERY, **SIZES, **how, "directory": place}
+    return train(fm.fedavg(lr=lr), problem, **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of six rounds without an interrupt."""
+    place = tmp_path_factory.mktemp("whole") / "run"
+    fedavg(place, rounds=6)
+    return place
+
+
+def test_what_is_killed_twice_and_resumed_has_the_same_numbers(whole, tmp_path, dies):
+    place = tmp_path / "run"
+    dies(2, 6)
+    for _ in range(2):
+        with pytest.raises(KilledError):
+            fedavg(place, rounds=6)
+    result = fedavg(place, rounds=6)
+    assert_same_but_for_seconds(place / "metrics.csv", whole / "metrics.csv")
+    assert result.records == metrics_csv.parsed((place / "metrics.csv").read_text())
+    names = "identity.json versions.json metrics.csv checkpoints"
+    assert {path.name for path in place.iterdir()} == set(names.split())
+
+
+def test_more_rounds_extend_a_run(whole, tmp_path):
+    place = tmp_path / "run"
+    fedavg(place, rounds=3)
+    assert [row["round"] for row in fedavg(place, rounds=6).records] == [0, 2, 4, 6]
+    assert_same_but_for_seconds(place / "metrics.csv", whole / "metrics.csv")
+    with pytest.raises(ValueError, match="is of round 6, but the run has 2 rounds"):
+        fedavg(place, rounds=2)
+
+
+def test_without_a_directory_nothing_is_written(whole, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = fedavg(None, rounds=6)
+    known = metrics_csv.parsed((whole / "metrics.csv").read_text())
+    untimed = lambda rows: [{**row, "seconds": 0} for row in rows]
+    assert untimed(result.records) == untimed(known)
+    assert result.state.round == 6
+    assert not [*tmp_path.iterdir()]
+
+
+WIDTH = 4  # that a function of a user's own reads
+
+
+def small(dataset):
+    return problems.mlp(dataset, hidden=(4,))
+
+
+def wide(dataset):
+    return problems.mlp(dataset, hidden=(5,))
+
+
+def of_width(dataset):
+    return problems.mlp(dataset, hidden=(WIDTH,))
+
+
+DIFFERENT = {  # what is named: the arguments of a run
+    "its method.lr is 0.1, not 0.2": {"lr": 0.2},
+    "its problem.alpha is 0.1, not 0.5": {
+        "problem": problems.classification(**TINY, alpha=0.5)
+    },
+    "its seed is 3, not 4": {"seed": 4},
+    "its local_steps is 2, not 3": {"local_steps": 3},
+    "its evaluate_every is 2, not 1": {"evaluate_every": 1},
+    "its drop_nonfinite is False, not True": {"drop_nonfinite": True},
+}
+
+
+@pytest.mark.parametrize("said", DIFFERENT)
+def test_a_directory_with_another_run_is_refused_by_what_differs(said, whole):
+    before = (whole / "identity.json").read_bytes()
+    with pytest.raises(ValueError, match=f"has another run: {said}; choose another"):
+        fedavg(whole, **{"rounds": 6, **DIFFERENT[said]})
+    assert (whole / "identity.json").read_bytes() == before
+
+
+def test_other_code_of_a_users_function_is_another_run(tmp_path, monkeypatch):
+    of = lambda model: problems.classification(**{**TINY, "model": model})
+    train_one = lambda name, model: fedavg(tmp_path / name, problem=of(model), rounds=1)
+    for model in (small, of_width):
+        train_one(model.__name__, model)
+    monkeypatch.setattr(wide, "__qualname__", "small")
+    monkeypatch.setitem(globals(), "WIDTH", 5)
+    for name, model in (("small", wide), ("of_width", of_width)):
+        with pytest.raises(ValueError, match=f"code of test_train.{name} differs;"):
+            train_one(name, model)
+    monkeypatch.setitem(globals(), "WIDTH", 4)
+    train_one("of_width", of_width)
+
+
+def test_other_data_are_another_run(whole):
+    problem = problem_of("fedavg")
+    x = problem.dataset.x_train.copy()
+    x[0] += 1
+    changed = problem.dataset._replace(x_train=x)
+    with pytest.raises(ValueError, match="another run: its data differ; choose"):
+        fedavg(
+            whole, problem=problem.__class__(**{**vars(problem), "dataset": changed})
+        )
+
+
+def test_used_directories_are_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is already used, and not by a run"):
+        fedavg(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+WRONG = {  # what is said: the arguments of `train`
+    "rounds must be at least 1, got 0": {"rounds": 0},
+    "unknown option 'batchsize'; did you mean batch_size?": {"batchsize": 3},
+    "the problem decides weights; leave it out": {"weights": 1},
+    "mixer needs a graph of agents, which fedavg": {"mixer": 1},
+    "a ledger and a budget are for private runs": {"budget": 1.0},
+    "unknown tracker 'wand'": {"log": ("wand",)},
+    "a seed must lie in": {"seed": -1},
+    "cohort_size must be at least 1, got 0": {"cohort_size": 0},
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_wrong_runs_are_refused_and_leave_nothing(said, tmp_path):
+    with pytest.raises(ValueError, match=r"^[^\n]*" + said) as refused:
+        fedavg(tmp_path / "run", **WRONG[said])
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_methods_without_a_server_need_a_graph():
+    problem = problem_of("dsgd")
+    alone = problem.__class__(**{**vars(problem), "weights": None})
+    with pytest.raises(ValueError, match="has no graph for agents"):
+        train(dsgd(lr=0.1), alone)
+    with pytest.raises(ValueError, match="cohort_size needs a server, which dsgd"):
+        train(dsgd(lr=0.1), problem, cohort_size=3)
+
+
+# ---------------------------------------------------------------------------- private
+
+SECRET = ClientPrivacy(clip_norm=0.5, cohort_size=3, rounds=4, delta=0.01, epsilon=8.0)
+
+
+def private(place, **how):
+    book = {"ledger": place.parent / "ledger.json", "directory": place}
+    sizes = {"local_steps": 2, "batch_size": 8, "privacy": SECRET}
+    options = {**EVERY, **book, **sizes, **how}
+    return train(fm.fedavg(lr=0.1), problem_of("fedavg"), **options)
+
+
+@pytest.mark.filterwarnings("ignore:messages have params")
+def test_a_private_run_that_is_killed_is_charged_once_and_not_copied(tmp_path, dies):
+    place, copy = tmp_path / "run", tmp_path / "copy"
+    dies(2)
+    with pytest.raises(KilledError):
+        private(place)
+    shutil.copytree(place, copy)
+    text = (place / "identity.json").read_text()
+    assert not {"data", "clients"} & json.loads(text).keys()  # which would be guessed
+    result = private(place)
+    assert result.state.round == 4
+    with pytest.raises(ValueError, match="or a copy of the run was finished"):
+        private(copy)
+    entries = json.loads((tmp_path / "ledger.json").read_text())["entries"]
+    assert [entry["label"] for entry in entries] == [
+        "fedavg at epsilon 8 on digits, 6 clients by dirichlet (0.1), seed 3"
+    ]
+    assert "(8, 0.01)-differential privacy" in (place / "privacy.txt").read_text()
+    assert [row["round"] for row in private(place).records] == [0, 2, 4]
+    with pytest.raises(ValueError, match="the noise is for 4 rounds"):
+        private(place, rounds=5)
+
+
+@pytest.mark.filterwarnings("ignore:messages have params")
+def test_a_private_run_that_is_not_paid_does_not_begin(tmp_path):
+    with pytest.raises(ValueError, match="it would be 8"):
+        private(tmp_path / "run", budget=2.0)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="need a directory; add directory"):
+        private(tmp_path / "run", directory=None, ledger=None)
+
+
+PROGRAM = """
+import sys
+from functools import partial
+from fedjax_muon import fedavg, problems
+from fedjax_muon.experiments import recording
+from fedjax_muon.experiments.training import train
+recording.SECONDS_BETWEEN_CHECKPOINTS = 0
+model = partial(problems.mlp, hidden=(4,))
+problem = problems.classification(clients=6, model=model)
+sizes = dict(cohort_size=3, local_steps=2, batch_size=8)
+train(fedavg(lr=0.1), problem, rounds=400, seed=3, directory=sys.argv[1], **sizes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_a_process_that_is_killed_goes_on(kind, tmp_path):
+    def begun(place, rounds=-1):
+        command = [sys.executable, "-c", PROGRAM, str(place)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, text=True, **pipes)
+        rows = lambda: len((place / "metrics.csv").read_text().splitlines())
+        wait_for(lambda: (place / "metrics.csv").exists() and rows() > rounds, process)
+        return process
+
+    for rounds in (3, 30):
+        process = begun(tmp_path / "killed", rounds)
+        process.send_signal(kind)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode
+        if kind == signal.SIGINT:
+            assert "the same call with directory=" in said
+    for name in ("killed", "whole"):
+        said, _ = begun(tmp_path / name).communicate(timeout=120)
+    both = (tmp_path / name / "metrics.csv" for name in ("killed", "whole"))
+    assert_same_but_for_seconds(*both)
