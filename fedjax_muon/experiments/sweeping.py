@@ -302,7 +302,7 @@ class _Search:
         problem, cells = self.problem, []
         for hyper, seed in todo:
             parts, weights = problem.parts(seed), None
-            if self.simulation.runner.mix is not None:
+            if self.simulation.program.mix is not None:
                 weights = problem.mixing(seed, len(parts))
             cells.append(Cell(hyper, start_key(seed), parts, weights))
         how = {**self.settings, "tick": progress.advance, "pause": pause}
