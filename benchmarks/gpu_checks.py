@@ -45,9 +45,9 @@ from benchmarks.topology_cases import (
 )
 from fedjax_muon.data import load
 from fedjax_muon.linalg.newton_schulz import orthogonalize
-from fedjax_muon.planning import tune
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.simulation.checkpoint import open_checkpoints, restore, save
+from fedjax_muon.simulation.tuning import tune
 
 Row = dict[str, Any]
 Checks = Iterator[tuple[str, Callable[[], Row]]]  # names, and what measures them

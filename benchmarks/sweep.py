@@ -18,7 +18,7 @@ from benchmarks.library import dataset_of, prepare
 from benchmarks.machine import machine, one_thread
 from benchmarks.workloads import WORKLOADS
 from fedjax_muon.simulation import training
-from fedjax_muon.sweeps.sweep import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, sweep
 
 RATES, SEEDS = (0.01, 0.03, 0.05, 0.1, 0.3), range(5)
 ROUNDS = 20

@@ -27,7 +27,7 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 from benchmarks.machine import machine
 from benchmarks.topology_cases import GROUPS, Case, prepare
 from fedjax_muon import decentralized
-from fedjax_muon.planning.ahead_of_time import (
+from fedjax_muon.ahead_of_time import (
     CHIPS,
     collectives_of,
     compile_for,

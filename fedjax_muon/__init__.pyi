@@ -7,7 +7,6 @@ from . import (
     engine as engine,
     linalg as linalg,
     models as models,
-    planning as planning,
     privacy as privacy,
     reporting as reporting,
     simulation as simulation,
@@ -16,6 +15,7 @@ from . import (
     transforms as transforms,
     wrappers as wrappers,
 )
+from .ahead_of_time import compile_for as compile_for
 from .algorithms import (
     diloco as diloco,
     dp_fedmuon as dp_fedmuon,
@@ -81,7 +81,6 @@ from .models import (
     load_params as load_params,
     save_params as save_params,
 )
-from .planning.tuning import tune as tune
 from .runs.load import load_run as load_run
 from .simulation import (
     NonFiniteError as NonFiniteError,
@@ -95,9 +94,10 @@ from .simulation.arrivals import (
     fedasync as fedasync,
     replayed as replayed,
 )
+from .simulation.sweeps import Cell as Cell, sweep as sweep
 from .simulation.training import early_stopping as early_stopping, train as train
+from .simulation.tuning import tune as tune
 from .startup import cache_programs as cache_programs
-from .sweeps.sweep import Cell as Cell, sweep as sweep
 from .tasks import Batch as Batch, Task as Task
 from .wrappers import (
     aggregators as aggregators,

@@ -57,7 +57,7 @@ from fedjax_muon.models.convolution import (
     max_pool_2x2,
 )
 from fedjax_muon.simulation import by_examples, uniform
-from fedjax_muon.sweeps.sweep import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, sweep
 
 PLACE = Path("results/board")
 SEED = 42  # of both partitions

@@ -11,7 +11,7 @@ from experiments.board.entries import MINIMAX, SCHEDULES, Entry, Trial
 from experiments.board.simulations import Problem
 from experiments.board.tracks import Track
 from fedjax_muon.simulation import Simulation
-from fedjax_muon.sweeps.sweep import Cell, Outcome
+from fedjax_muon.simulation.sweeps import Cell, Outcome
 
 Row = dict[str, Any]
 

@@ -22,7 +22,7 @@ from fedjax_muon.privacy.client_privacy import client_spec, keeps_states
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated
 from fedjax_muon.simulation import Simulation, training
 from fedjax_muon.simulation.participation import poisson_cohorts
-from fedjax_muon.sweeps.sweep import Cell, Outcome, sweep
+from fedjax_muon.simulation.sweeps import Cell, Outcome, sweep
 
 STEP_SECONDS, BYTE_SECONDS, SPREAD = 0.01, 1e-6, 1.0  # of the virtual clock
 EPSILON = 8.0  # of a client, at DELTA

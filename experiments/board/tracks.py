@@ -12,7 +12,7 @@ from experiments.board import simulations
 from experiments.board.simulations import Problem
 from experiments.studies import client_privacy, natural_problems
 from fedjax_muon.simulation import Simulation
-from fedjax_muon.sweeps.sweep import Outcome
+from fedjax_muon.simulation.sweeps import Outcome
 from fedjax_muon.tasks import metrics
 
 

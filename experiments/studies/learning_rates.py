@@ -28,7 +28,7 @@ from fedjax_muon.reporting.comparison import Point, best
 from fedjax_muon.runs.build import parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import DEFAULTS, Config, Run
 from fedjax_muon.runs.errors import refusing
-from fedjax_muon.sweeps.sweep import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, sweep
 
 EXPONENTS = range(-6, 2)  # of half decades: rates from 0.001 to 3
 SCHEDULES = ("constant", "cosine")

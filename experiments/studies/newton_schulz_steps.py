@@ -30,7 +30,7 @@ from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.linalg.newton_schulz import orthogonalize
 from fedjax_muon.runs.build import parts_of, start_key
 from fedjax_muon.runs.config import Config
-from fedjax_muon.sweeps.sweep import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, sweep
 from fedjax_muon.transforms.variants import blocks_of
 
 TABLE = """

@@ -15,7 +15,7 @@ import numpy as np
 import fedjax_muon as fm
 from fedjax_muon.core import Algorithm
 from fedjax_muon.data.dataset import Dataset
-from fedjax_muon.sweeps.sweep import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, sweep
 
 Row = dict[str, Any]
 

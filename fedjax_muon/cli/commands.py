@@ -11,14 +11,13 @@ import jax
 import numpy as np
 
 from fedjax_muon import data
+from fedjax_muon.ahead_of_time import compile_for, report
 from fedjax_muon.cli import arguments
 from fedjax_muon.core import check_count
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
 from fedjax_muon.experiments import logs
-from fedjax_muon.planning.ahead_of_time import compile_for, report
-from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import score_column
 from fedjax_muon.runs import (
@@ -52,6 +51,7 @@ from fedjax_muon.runs.extend import extend, is_sweep, lengthen, with_rounds
 from fedjax_muon.runs.load import columns_of
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.tuned import TUNED, is_default_problem, rates_to_try
+from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.terminal import Progress, plain_console, shown
 

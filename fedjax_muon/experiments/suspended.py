@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from fedjax_muon.simulation import checkpoint
-from fedjax_muon.sweeps.sweep import Cell
+from fedjax_muon.simulation.sweeps import Cell
 
 
 class Suspended:

@@ -45,7 +45,7 @@ from fedjax_muon.files import named, write
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import comparison, metrics_csv, tables
 from fedjax_muon.reporting.comparison import History, Point
-from fedjax_muon.sweeps.sweep import Cell, Outcome, sweep as swept
+from fedjax_muon.simulation.sweeps import Cell, Outcome, sweep as swept
 from fedjax_muon.terminal import Progress
 
 MOST_RATES = 8  # that are tried for a method

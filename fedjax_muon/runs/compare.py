@@ -20,7 +20,6 @@ import numpy as np
 from fedjax_muon import data, files
 from fedjax_muon.data.dataset import RareClassError, digest
 from fedjax_muon.experiments.logs import NO_LOG, Log
-from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, fairness, metrics_csv, plots, tables
 from fedjax_muon.reporting.comparison import History
 from fedjax_muon.runs import directory, privacy, sweep as sweeps
@@ -45,6 +44,7 @@ from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.runs.train import is_complete, train
 from fedjax_muon.simulation.arguments import on_device
+from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.terminal import Progress, plain_console, shown
 

@@ -8,10 +8,10 @@ import jax
 
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine.processes import is_first
-from fedjax_muon.planning.tuning import tune
 from fedjax_muon.runs.build import CONVOLUTIONAL, simulation_of
 from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.simulation.tuning import tune
 from fedjax_muon.terminal import plain_console
 
 CHUNKED = "chunked with chunk_size "

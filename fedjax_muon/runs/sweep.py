@@ -29,7 +29,6 @@ from fedjax_muon.experiments.checked_rows import CheckedRows
 from fedjax_muon.experiments.suspended import Suspended as Suspended, clear
 from fedjax_muon.experiments.sweep_reports import wider
 from fedjax_muon.files import named
-from fedjax_muon.planning.memory import check_memory
 from fedjax_muon.reporting import comparison, metrics_csv, tables
 from fedjax_muon.reporting.comparison import History, Point
 from fedjax_muon.runs import directory, launch, own_code
@@ -48,8 +47,9 @@ from fedjax_muon.runs.errors import refusing
 from fedjax_muon.runs.pretrained import dataset_of
 from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.evaluation import Examples
+from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.sweeps.sweep import Cell, Outcome, sweep
+from fedjax_muon.simulation.sweeps import Cell, Outcome, sweep
 from fedjax_muon.terminal import Progress, plain_console, shown
 
 Values = tuple[dict[str, Any], int]  # hyperparameters and seed of a cell

@@ -21,8 +21,8 @@ from fedjax_muon.data import partition
 from fedjax_muon.engine import plans
 from fedjax_muon.simulation import Simulation, checkpoint, federate
 from fedjax_muon.simulation.rounds import State
+from fedjax_muon.simulation.sweeps import Cell, sweep
 from fedjax_muon.simulation.training import Record, train
-from fedjax_muon.sweeps.sweep import Cell, sweep
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.heavy_tails import alpha_stable, noisy
 

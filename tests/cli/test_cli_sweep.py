@@ -26,8 +26,8 @@ from grids import (
 from fedjax_muon import algorithms, compression, data, models, simulation
 from fedjax_muon.reporting import plots
 from fedjax_muon.runs import build as building, directory, sweep as sweeps
+from fedjax_muon.simulation.sweeps import Outcome
 from fedjax_muon.simulation.training import train
-from fedjax_muon.sweeps.sweep import Outcome
 from fedjax_muon.tasks.classification import classification
 from fedjax_muon.wrappers.compression import compress
 

@@ -19,9 +19,8 @@ from fedjax_muon.engine import plans, processes, sharding
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import build as building, directory
 from fedjax_muon.runs.train import last_state
-from fedjax_muon.simulation import batching
+from fedjax_muon.simulation import batching, sweeps
 from fedjax_muon.simulation.batching import with_replacement
-from fedjax_muon.sweeps import sweep
 
 EIGHT = jax.devices()[:8]
 SCAFFOLD = ALL["scaffold"].function(lr=0.3)  # private states, and a prologue: none
@@ -183,9 +182,9 @@ def test_gradients_are_not_summed_over_devices():
 
 def test_other_devices_are_refused():
     shared = federation.federation(devices=EIGHT)
-    cells = [sweep.Cell({}, jax.random.key(0), federation.PARTS)]
+    cells = [sweeps.Cell({}, jax.random.key(0), federation.PARTS)]
     with pytest.raises(ValueError, match="one device"):
-        list(sweep.sweep(shared, cells, rounds=1))
+        list(sweeps.sweep(shared, cells, rounds=1))
     assert simulation.STATE.training.client_states == sharding.SHARDED
 
 

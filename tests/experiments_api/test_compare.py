@@ -91,8 +91,7 @@ def test_in_memory_the_numbers_are_the_same(compared):
 @pytest.fixture
 def counted(monkeypatch):
     """Counts rounds that are trained, and ends a process after some."""
-    from fedjax_muon.simulation import training
-    from fedjax_muon.sweeps import groups
+    from fedjax_muon.simulation import groups, training
 
     heard = {"rounds": 0, "at": None}
     whole = training.calls

@@ -29,8 +29,8 @@ from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.simulation.batching import always, shuffled_epochs
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.participation import fixed_cohort
+from fedjax_muon.simulation.sweeps import Cell, sweep
 from fedjax_muon.simulation.training import train
-from fedjax_muon.sweeps.sweep import Cell, sweep
 from fedjax_muon.tasks import auc, classification
 
 KEY = jax.random.key(0)

@@ -13,8 +13,8 @@ LAYERS = (
     {"terminal"},
     {"simulation"},
     {"decentralized"},
-    {"planning", "problems"},
-    {"reporting", "deploy", "sweeps"},
+    {"problems"},
+    {"reporting", "deploy", "ahead_of_time"},
     {"experiments"},
     {"runs"},
     {"cli"},
@@ -23,8 +23,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP = {"__init__", "__main__"}
 TABLES = ("__init__", "methods", "minimax")  # files of many algorithms
 # these know the interface of an algorithm, never one by name
-GENERIC = ("core", "wrappers", "privacy", "engine", "simulation", "planning")
-GENERIC += ("sweeps", "deploy")
+GENERIC = ("core", "wrappers", "privacy", "engine", "simulation", "deploy")
 FORBIDDEN = {"utils", "util", "helpers", "helper", "misc", "common"}
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -19,9 +19,8 @@ from fedjax_muon.runs import compare, train
 from fedjax_muon.runs.build import parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import Comparison, Config, Run
 from fedjax_muon.runs.sweep import Suspended
-from fedjax_muon.simulation import training
-from fedjax_muon.sweeps import groups
-from fedjax_muon.sweeps.sweep import Cell, sweep
+from fedjax_muon.simulation import groups, training
+from fedjax_muon.simulation.sweeps import Cell, sweep
 
 TRAIN = ("train", "--algorithm", "fedavg", *SMALL, "--hidden", "4", "--rounds", "8")
 

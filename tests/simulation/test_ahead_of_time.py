@@ -11,12 +11,11 @@ import jax
 import pytest
 from packages import needs
 
-from fedjax_muon import data, models, partition
+from fedjax_muon import ahead_of_time, data, models, partition
+from fedjax_muon.ahead_of_time import collectives_of, compile_for
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
 from fedjax_muon.decentralized import dsgd, topology
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.planning import ahead_of_time
-from fedjax_muon.planning.ahead_of_time import collectives_of, compile_for
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.tasks import classification
 
@@ -96,7 +95,7 @@ def test_states_of_clients_and_agents_are_divided(libtpu):
 
 @pytest.mark.slow
 def test_the_lock_of_another_process_is_set_aside(libtpu):
-    code = "from fedjax_muon.planning import ahead_of_time as compiler\n"
+    code = "from fedjax_muon import ahead_of_time as compiler\n"
     code += "print(len(compiler.topology_devices('v5e:2x2')))"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment.pop("ALLOW_MULTIPLE_LIBTPU_LOAD", None)

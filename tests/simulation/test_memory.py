@@ -20,8 +20,13 @@ from fedjax_muon.core import tree
 from fedjax_muon.data import load
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine import plans
-from fedjax_muon.planning import memory
-from fedjax_muon.planning.memory import (
+from fedjax_muon.runs import compare, directory, sweep as swept
+from fedjax_muon.runs.build import simulation_of
+from fedjax_muon.runs.config import Comparison, Config, Run
+from fedjax_muon.simulation import memory, rounds, sweeps
+from fedjax_muon.simulation.arguments import on_device
+from fedjax_muon.simulation.batching import with_replacement
+from fedjax_muon.simulation.memory import (
     UnknownMemoryError,
     check_memory,
     container_limits,
@@ -29,13 +34,6 @@ from fedjax_muon.planning.memory import (
     memory_bytes,
     memory_of,
 )
-from fedjax_muon.runs import compare, directory, sweep as swept
-from fedjax_muon.runs.build import simulation_of
-from fedjax_muon.runs.config import Comparison, Config, Run
-from fedjax_muon.simulation import rounds
-from fedjax_muon.simulation.arguments import on_device
-from fedjax_muon.simulation.batching import with_replacement
-from fedjax_muon.sweeps import sweep as sweeps
 
 pytestmark = pytest.mark.portable
 

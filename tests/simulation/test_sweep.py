@@ -16,11 +16,10 @@ from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.core import Hyper, recorded
 from fedjax_muon.decentralized import gradient_tracking, topology
 from fedjax_muon.engine import plans
-from fedjax_muon.planning.memory import UnknownMemoryError, held_by, memory_of
-from fedjax_muon.simulation import training
-from fedjax_muon.sweeps import groups, sweep
-from fedjax_muon.sweeps.groups import sequential, vectorized
-from fedjax_muon.sweeps.sweep import Cell
+from fedjax_muon.simulation import groups, sweeps, training
+from fedjax_muon.simulation.groups import sequential, vectorized
+from fedjax_muon.simulation.memory import UnknownMemoryError, held_by, memory_of
+from fedjax_muon.simulation.sweeps import Cell
 
 ROUNDS, KEY = 7, jax.random.key(0)
 HOW = {"rounds": ROUNDS, "evaluate_every": 3}
@@ -28,7 +27,7 @@ SLOW = {"clock": clocks.measured([1.0, 1.5, 2.0, 2.5, 3.0, 4.0])}
 
 
 def groups_of(prepared, cells, **how):
-    return list(sweep.sweep(prepared, cells, **{**HOW, **how}))
+    return list(sweeps.sweep(prepared, cells, **{**HOW, **how}))
 
 
 def outcomes(prepared, cells, **how):
@@ -196,7 +195,7 @@ def test_devices_divide_the_cells_of_a_group(together):
     assert [len(group) for group in found] == [4, 1]  # a multiple of two
     assert_same_outcomes(itertools.chain(*found), together)
     with pytest.raises(ValueError, match="give only one of devices, executor and over"):
-        next(sweep.sweep(prepared, CELLS, rounds=1, over=sequential, **how))
+        next(sweeps.sweep(prepared, CELLS, rounds=1, over=sequential, **how))
 
 
 @pytest.mark.slow
@@ -286,7 +285,7 @@ def test_what_is_no_sweep_is_refused_before_it_is_compiled(message, monkeypatch)
     monkeypatch.setattr(groups, "make_programs", None)
     how = {"cells": [USUAL], "rounds": 3} | MISTAKES[message]
     with pytest.raises(ValueError, match=message):
-        next(sweep.sweep(federation.federation(fedavg()), **how))
+        next(sweeps.sweep(federation.federation(fedavg()), **how))
 
 
 def test_groups_take_half_the_memory_and_one_cell_where_it_is_unknown(monkeypatch):
@@ -295,12 +294,12 @@ def test_groups_take_half_the_memory_and_one_cell_where_it_is_unknown(monkeypatc
         one = need.state + need.work + 4 * 75  # and the order of 75 examples
         three = 2 * (need.examples + 3 * one)
         for memory, cells in ((three, 3), (three - 2, 2), (2, 1)):
-            monkeypatch.setattr(sweep, "limit_of", lambda _, memory=memory: memory)
-            assert sweep._cells_that_fit(prepared, (), in_turn) == cells
+            monkeypatch.setattr(sweeps, "limit_of", lambda _, memory=memory: memory)
+            assert sweeps._cells_that_fit(prepared, (), in_turn) == cells
 
     def unknown(devices):
         raise UnknownMemoryError("no device says")
 
-    monkeypatch.setattr(sweep, "limit_of", unknown)
+    monkeypatch.setattr(sweeps, "limit_of", unknown)
     with pytest.warns(UserWarning, match="memory not checked, one cell .*: no device"):
-        assert sweep._cells_that_fit(prepared, (), True) == 1
+        assert sweeps._cells_that_fit(prepared, (), True) == 1

@@ -17,7 +17,7 @@ from federation import cell
 from packages import needs
 
 from fedjax_muon.algorithms import ALL, fedavg
-from fedjax_muon.sweeps import sweep
+from fedjax_muon.simulation import sweeps
 from fedjax_muon.versions import of_computing
 
 
@@ -38,7 +38,7 @@ def rows(groups) -> list:
 
 @pytest.fixture(scope="module")
 def alone():
-    return rows(sweep.sweep(make, CELLS, **HOW))
+    return rows(sweeps.sweep(make, CELLS, **HOW))
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def importable(monkeypatch):
 
 
 def on(executor, **how) -> list:
-    return rows(sweep.sweep(make, CELLS, **HOW | how, executor=executor))
+    return rows(sweeps.sweep(make, CELLS, **HOW | how, executor=executor))
 
 
 class Losing(ThreadPoolExecutor):
@@ -75,7 +75,7 @@ def test_rows_are_those_of_one_process_in_the_order_of_cells(alone):
     with ThreadPoolExecutor(2) as executor:
         for size, count in {None: 6, 4: 2}.items():
             how = HOW | {"cells_at_once": size, "executor": executor}
-            groups = list(sweep.sweep(make, CELLS, **how))
+            groups = list(sweeps.sweep(make, CELLS, **how))
             assert len(groups) == count
             assert rows(groups) == alone
 
@@ -126,11 +126,11 @@ def test_what_cannot_travel_is_refused_before_anything_runs(simulation, how, mes
 
     how = {"executor": Refusing(1), **how}
     with pytest.raises(ValueError, match=message) as found:
-        list(sweep.sweep(simulation, CELLS, **HOW, **how))
+        list(sweeps.sweep(simulation, CELLS, **HOW, **how))
     assert "\n" not in str(found.value)
 
 
 def test_workers_of_other_versions_are_refused():
     other = of_computing() | {"jax": "0.1"}
     with pytest.raises(ValueError, match=r"jax is .* on the worker .* and 0.1 here"):
-        sweep.run_group(b"", (), other, CELLS, 1)
+        sweeps.run_group(b"", (), other, CELLS, 1)

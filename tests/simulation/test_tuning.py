@@ -11,10 +11,11 @@ from command import SMALL, run
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.engine.plans import mapped, vmapped
-from fedjax_muon.planning import tune, tuning
-from fedjax_muon.planning.memory import Memory
 from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.runs.directory import read
+from fedjax_muon.simulation import tuning
+from fedjax_muon.simulation.memory import Memory
+from fedjax_muon.simulation.tuning import tune
 
 PLANS = ("vmapped", "chunked with chunk_size 3", "mapped")
 SIX = {"cohort_size": 6}

@@ -9,7 +9,7 @@ from fedjax_muon import simulation, tasks
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.data import Dataset
 from fedjax_muon.simulation.batching import draw_rows
-from fedjax_muon.sweeps.sweep import Cell
+from fedjax_muon.simulation.sweeps import Cell
 
 NAMES = ("Dense_0", "kernel"), ("Dense_0", "bias")
 

@@ -19,8 +19,7 @@ from fedjax_muon.core import Objective, tree
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import simulation as decentralized_simulation
 from fedjax_muon.engine import plans
-from fedjax_muon.simulation import rounds
-from fedjax_muon.sweeps import groups
+from fedjax_muon.simulation import groups, rounds
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy
 from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.transforms import muon, muon_dimension_numbers

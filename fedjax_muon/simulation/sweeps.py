@@ -19,11 +19,16 @@ from typing import Any, Protocol
 import jax
 
 from fedjax_muon.core import check_count, with_numbers
-from fedjax_muon.planning.memory import UnknownMemoryError, held_by, limit_of, memory_of
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples
+from fedjax_muon.simulation.groups import Cell, Groups, Outcome, Over, Pause, sequential
+from fedjax_muon.simulation.memory import (
+    UnknownMemoryError,
+    held_by,
+    limit_of,
+    memory_of,
+)
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.sweeps.groups import Cell, Groups, Outcome, Over, Pause, sequential
 from fedjax_muon.versions import of_computing
 
 __all__ = ["Cell", "Executor", "Outcome", "Over", "Pause", "sweep"]

@@ -20,8 +20,8 @@ from fedjax_muon.decentralized import simulation as decentralized
 from fedjax_muon.engine.plans import Plan, vmapped
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import SHARDED
-from fedjax_muon.planning.memory import EXHAUSTED, bytes_text, work_of
 from fedjax_muon.simulation import federated
+from fedjax_muon.simulation.memory import EXHAUSTED, bytes_text, work_of
 from fedjax_muon.simulation.program import compiled
 from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from fedjax_muon.core import check_count
 from fedjax_muon.engine.plans import smaller_plans, vmapped
 from fedjax_muon.engine.processes import broadcast_from_first
-from fedjax_muon.planning.memory import UnknownMemoryError, limit_of, memory_of
 from fedjax_muon.simulation.federated import program_of
+from fedjax_muon.simulation.memory import UnknownMemoryError, limit_of, memory_of
 from fedjax_muon.simulation.program import compiled
 from fedjax_muon.simulation.rounds import Setup
 from fedjax_muon.simulation.simulation import Simulation

@@ -1,1 +1,0 @@
-"""Grids of hyperparameters and seeds, in one compiled program, on several machines."""
