@@ -112,5 +112,5 @@ def ef21_muon(
     main = Exchange(broadcast_params, client, server)
     start = tree.zeros_like  # m_i
     plain = Algorithm(init, start, (main,), (prologue,), uniform_weights=True)
-    sent = compress(plain, compressor, parts=("momentum",), feedback=1.0)
+    sent = compress(plain, compressor, fields=("momentum",), feedback=1.0)
     return compress_broadcasts(sent, broadcast_compressor)

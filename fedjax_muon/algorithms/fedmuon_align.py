@@ -141,4 +141,4 @@ def fedmuon_svd(
     if share_of not in shares:
         raise ValueError(f"share_of must be memory or rank, got {share_of!r}")
     svd = truncated_svd(shares[share_of](share))
-    return compress(algorithm, svd, parts=("momentum",))
+    return compress(algorithm, svd, fields=("momentum",))

@@ -52,24 +52,24 @@ def _mesh(devices: Sequence[jax.Device]) -> Mesh:
     return Mesh(np.array(devices), (DEVICES,))
 
 
-def _shift(agents: int, parts: int, x: jax.Array, k: int) -> jax.Array:
-    """The x of the agent k places ahead; agents are in equal parts on the devices.
+def _shift(agents: int, shares: int, x: jax.Array, k: int) -> jax.Array:
+    """The x of the agent k places ahead; agents are in equal shares on the devices.
 
     The messages of the agents on a device are rows of one array; only the rows that
     cross are sent.
     """
-    ahead, rows = divmod(k % agents, agents // parts)
+    ahead, rows = divmod(k % agents, agents // shares)
     local = lax.all_gather(x, AGENTS)
-    near = _from(ahead, parts, local[rows:])
-    pieces = [near, _from(ahead + 1, parts, local[:rows])] if rows else [near]
+    near = _from(ahead, shares, local[rows:])
+    pieces = [near, _from(ahead + 1, shares, local[:rows])] if rows else [near]
     return jnp.concatenate(pieces)[lax.axis_index(AGENTS)]
 
 
-def _from(ahead: int, parts: int, x: jax.Array) -> jax.Array:
+def _from(ahead: int, shares: int, x: jax.Array) -> jax.Array:
     """The x of the device `ahead` places further on the ring."""
-    if ahead % parts == 0:
+    if ahead % shares == 0:
         return x
-    pairs = [((device + ahead) % parts, device) for device in range(parts)]
+    pairs = [((device + ahead) % shares, device) for device in range(shares)]
     return lax.ppermute(x, DEVICES, pairs)
 
 
@@ -122,10 +122,10 @@ def make_from(
       shared: Arrays that every device has as a whole, such as the agents' data.
     """
     check_count("agents", agents)
-    parts = max(1, len(devices))
-    if agents % parts:
+    shares = max(1, len(devices))
+    if agents % shares:
         raise ValueError(
-            f"devices must divide the {agents} agents equally, got {parts} devices"
+            f"devices must divide the {agents} agents equally, got {shares} devices"
         )
 
     def start(params: Any, batches: Any, key: jax.Array) -> State:
@@ -154,14 +154,14 @@ def _over_agents(
     agents: int,
     devices: Sequence[jax.Device],
 ) -> Callable:
-    """Maps a method of the algorithm over all agents, in equal parts on the devices."""
-    parts = max(1, len(devices))
+    """Maps a method of the algorithm over all agents, equally many on each device."""
+    shares = max(1, len(devices))
 
     def local(states, batches, key, index, shared):
         algorithm, objective, mixer = build(shared)
 
         def one(state, batch):
-            network = _network(agents, parts)
+            network = _network(agents, shares)
             iteration = _iteration(key, index, network.agent)
             return method(algorithm)(
                 objective, state, mixer(index, network), batch, iteration
@@ -169,7 +169,7 @@ def _over_agents(
 
         return jax.vmap(one, axis_name=AGENTS)(states, batches)
 
-    if parts == 1:
+    if shares == 1:
         return local
     # Unchecked, since an `all_gather` of mapped agents cannot be typed (JAX 0.10).
     # Gradients are not summed over devices: all agents' parameters are sharded.
@@ -182,14 +182,14 @@ def _over_agents(
     )
 
 
-def _network(agents: int, parts: int) -> Network:
+def _network(agents: int, shares: int) -> Network:
     """The network as seen by the mapped agent."""
     local = lax.axis_index(AGENTS)
     near = functools.partial(lax.all_gather, axis_name=AGENTS)
-    shift = functools.partial(_shift, agents, parts)
-    if parts == 1:
+    shift = functools.partial(_shift, agents, shares)
+    if shares == 1:
         return Network(local, agents, near, shift)
-    first = lax.axis_index(DEVICES) * (agents // parts)
+    first = lax.axis_index(DEVICES) * (agents // shares)
     far = functools.partial(lax.all_gather, axis_name=DEVICES, tiled=True)
     return Network(first + local, agents, lambda x: far(near(x)), shift)
 

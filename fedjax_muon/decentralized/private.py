@@ -151,7 +151,8 @@ def correlated_gradient(
     Choquette-Choo et al. 2023, arXiv:2306.08153, Algorithm 1.
 
     Args:
-      strategy: How the noise is correlated: `privacy.banded` or `privacy.buffered`.
+      strategy: How the noise is correlated: `privacy.banded` or
+        `privacy.buffered_toeplitz`.
       noise_multiplier: Standard deviation of z over clip_norm / b.
     """
     check_range("noise_multiplier", noise_multiplier, schedules=False)

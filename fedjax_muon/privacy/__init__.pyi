@@ -19,10 +19,10 @@ from .clipping import (
 )
 from .correlated import (
     Banded as Banded,
-    Buffered as Buffered,
+    BufferedToeplitz as BufferedToeplitz,
     banded as banded,
     best_banded as best_banded,
-    buffered as buffered,
+    buffered_toeplitz as buffered_toeplitz,
     prefix_errors as prefix_errors,
 )
 from .guarantees import (

@@ -78,7 +78,7 @@ class ClientPrivacy:
     max_cohort: int | None = None
     # how the noise is correlated between rounds, as in DP-FTRL: `privacy.banded`, with
     # which the clients are divided into groups that take turns, or, if all clients take
-    # part in every round, `privacy.buffered` too
+    # part in every round, `privacy.buffered_toeplitz` too
     strategy: Strategy | None = None
     # noise from the seed instead of the operating system, for tests; no privacy
     insecure_fixed_noise: bool = False

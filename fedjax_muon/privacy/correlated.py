@@ -8,13 +8,13 @@ of C applied to the steps in which a record takes part (Kairouz et al. 2021,
 arXiv:2103.00039; Denisov et al. 2022, arXiv:2202.08312).
 
     strategy = banded(steps=1001, bands=16)
-    strategy = buffered(steps=1001, separation=325)
+    strategy = buffered_toeplitz(steps=1001, separation=325)
 
 `banded` matrices allow sampling to amplify privacy: a record that is drawn at most once
 in `bands` steps has parts of the releases that do not overlap (Choquette-Choo et al.
-2023, arXiv:2306.08153). `buffered` ones need memory for a few vectors only, for any
-number of steps (Dvijotham et al. 2024, arXiv:2404.16706). The entries of C are found by
-jax-privacy, an optional package.
+2023, arXiv:2306.08153). Those of `buffered_toeplitz` need memory for a few vectors
+only, for any number of steps (Dvijotham et al. 2024, arXiv:2404.16706). The entries of
+C are found by jax-privacy, an optional package.
 
 More bands cancel more noise in the sum of gradients, but a record may be drawn only
 once in so many steps, and sampling then amplifies privacy less. `best_banded` chooses
@@ -80,7 +80,7 @@ class Banded:
 
 
 @dataclasses.dataclass(frozen=True)
-class Buffered:
+class BufferedToeplitz:
     """C with c_0 = 1 and c_k = sum_i scale_i decay_i^(k - 1), a few buffers."""
 
     decay: tuple[float, ...]
@@ -122,7 +122,7 @@ class Buffered:
         return w, tree.map(lambda w, m: fade(m) + w[None], w, memory)
 
 
-Strategy = Banded | Buffered
+Strategy = Banded | BufferedToeplitz
 ROUGH = Pld(1e-3)  # the chosen strategy is accounted for exactly, when it is used
 
 
@@ -144,7 +144,9 @@ def banded(steps: int, bands: int) -> Banded:
 
 
 @functools.lru_cache(maxsize=32)  # takes up to a minute
-def buffered(steps: int, separation: int, buffers: int = 2) -> Buffered:
+def buffered_toeplitz(
+    steps: int, separation: int, buffers: int = 2
+) -> BufferedToeplitz:
     """Finds the buffered matrix of least noise in the sums of gradients.
 
     The mean over all steps of the squared error is minimized, for a record that takes
@@ -166,7 +168,7 @@ def buffered(steps: int, separation: int, buffers: int = 2) -> Buffered:
             max_buffers=buffers,
         )
         decay, scale = np.asarray(best.buf_decay), np.asarray(best.output_scale)
-    return Buffered(tuple(map(float, decay)), tuple(map(float, scale)))
+    return BufferedToeplitz(tuple(map(float, decay)), tuple(map(float, scale)))
 
 
 def prefix_errors(strategy: Strategy, steps: int) -> np.ndarray:

@@ -32,7 +32,7 @@ from fedjax_muon.files import named
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.models.convolution import by_patches
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.correlated import Strategy, banded, buffered
+from fedjax_muon.privacy.correlated import Strategy, banded, buffered_toeplitz
 from fedjax_muon.runs import launch, own_code, pretrained, private_agents
 from fedjax_muon.runs.config import (
     DEFAULTS,
@@ -197,10 +197,12 @@ def _polar(config: Config) -> Callable[[jax.Array], jax.Array]:
 
 
 def _compressed(algorithm: Algorithm, config: Config) -> Algorithm:
-    parts, feedback = config.compressed_parts, config.error_feedback
+    fields, feedback = config.compressed_parts, config.error_feedback
     if config.compressor != "none":
-        return compress(algorithm, _compressor(config), parts=parts, feedback=feedback)
-    if parts or feedback is not None:
+        return compress(
+            algorithm, _compressor(config), fields=fields, feedback=feedback
+        )
+    if fields or feedback is not None:
         raise ValueError(
             "compressed_parts and error_feedback need a compressor; choose one with "
             "--compressor"
@@ -547,7 +549,7 @@ def _agent_privacy(config: Config, agents: PrivateAgents, least: int) -> AgentPr
     if agents.method is PRIVATE["dp_ftrl"]:
         strategy = banded(steps, min(config.bands, steps))
     elif agents.method is PRIVATE["dp_ftrl_buffered"]:
-        strategy = buffered(steps, max(1, least // config.batch_size))
+        strategy = buffered_toeplitz(steps, max(1, least // config.batch_size))
     mechanism = Mechanism(
         clip_norm=clip_norm,
         change_clip_norm=clip_norm / 10 if change is None else change,

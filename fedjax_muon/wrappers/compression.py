@@ -4,7 +4,7 @@ A compressor encodes one array in fewer bytes; `compress` applies it to messages
 `compress_broadcasts` to the changes of broadcasts.
 
     svd = truncated_svd(memory_share(0.05))
-    algorithm = compress(fedmuon_align(lr=0.03), svd, parts=["momentum"])
+    algorithm = compress(fedmuon_align(lr=0.03), svd, fields=["momentum"])
 
 The engine averages decompressed messages, and counts the bytes of compressed ones.
 """
@@ -348,7 +348,7 @@ def bins(bits: int) -> Compressor:
 
 
 class Encoded(NamedTuple):
-    """One compressed array. It has no named fields for `parts` to select."""
+    """One compressed array, without names that `fields` could select."""
 
     sent: Any
     like: jax.ShapeDtypeStruct  # shape and dtype of the array
@@ -374,14 +374,14 @@ def compress(
     algorithm: Algorithm,
     compressor: Compressor,
     *,
-    parts: Sequence[str] = (),
+    fields: Sequence[str] = (),
     feedback: float | None = None,
 ) -> Algorithm:
     """Compresses the messages that the clients of an algorithm send.
 
     Args:
       compressor: Applied to every array separately.
-      parts: Names of the parts of the messages that are compressed, such as
+      fields: Names of the fields of the messages that are compressed, such as
         "momentum"; by default, the whole message.
       feedback: Decay of the accumulated compression error, in [0, 1], which a client
         adds to its next message: e <- feedback e + message, sends C(e), e <- e - C(e).
@@ -392,10 +392,10 @@ def compress(
     Returns:
       The algorithm with compressed messages. As soon as it is given parameters, it
       raises `ValueError` if the compressor does not fit an array, or no message has one
-      of the parts.
+      of the fields.
     """
     _check_made("compressor", compressor)
-    _check_names(parts)
+    _check_names(fields)
     if feedback is not None:
         check_range("feedback", feedback, 0.0, 1.0, schedules=False)
 
@@ -406,12 +406,12 @@ def compress(
         with_feedback = range(0)
 
     def init(params):
-        _check("message", compressor, parts, message_shapes(algorithm, params))
+        _check("message", compressor, fields, message_shapes(algorithm, params))
         return algorithm.init(params)
 
     def init_client(params):
         shapes = message_shapes(algorithm, params)
-        zeros = lambda message: tree.zeros_like(_chosen(message, parts))
+        zeros = lambda message: tree.zeros_like(_chosen(message, fields))
         errors = {n: zeros(shapes[n]) for n in with_feedback}
         return ClientState(algorithm.init_client(params), errors)
 
@@ -421,14 +421,14 @@ def compress(
             message, inner = exchange.client(
                 objective, broadcast, inner, batches, round
             )
-            arrays = _chosen(message, parts)
+            arrays = _chosen(message, fields)
             if number in errors:
                 arrays = tree.add_scaled(arrays, feedback, errors[number])
             encoded = _encode(compressor, owner, arrays, round.key)
             if number in errors:
                 error = tree.sub(arrays, _decode(compressor, owner, encoded))
                 errors = {**errors, number: error}
-            return _replaced(message, parts, encoded), ClientState(inner, errors)
+            return _replaced(message, fields, encoded), ClientState(inner, errors)
 
         decode = lambda sent: exchange.decode(_decode(compressor, owner, sent))
         return exchange._replace(client=client, decode=decode, local_params=None)
@@ -447,7 +447,7 @@ class ServerState(NamedTuple):
 
 @recorded
 def compress_broadcasts(
-    algorithm: Algorithm, compressor: Compressor, *, parts: Sequence[str] = ()
+    algorithm: Algorithm, compressor: Compressor, *, fields: Sequence[str] = ()
 ) -> Algorithm:
     """Compresses the broadcasts of an algorithm, as changes of the clients' copies.
 
@@ -463,16 +463,16 @@ def compress_broadcasts(
 
     Args:
       compressor: Applied to every array separately.
-      parts: Names of the parts of the broadcasts that are compressed, such as
+      fields: Names of the fields of the broadcasts that are compressed, such as
         "params"; by default, the whole broadcast.
 
     Returns:
       The algorithm with compressed broadcasts. As soon as it is given parameters, it
       raises `ValueError` if the compressor does not fit an array, or no broadcast has
-      one of the parts.
+      one of the fields.
     """
     _check_made("compressor", compressor)
-    _check_names(parts)
+    _check_names(fields)
     owner = object()
     first = len(algorithm.prologue)
 
@@ -480,8 +480,8 @@ def compress_broadcasts(
         state = algorithm.init(params)
         start = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
         sent = [exchange.broadcast(state, start) for exchange in algorithm.exchanges]
-        _check("broadcast", compressor, parts, sent)
-        copies = dict(enumerate((_chosen(b, parts) for b in sent), first))
+        _check("broadcast", compressor, fields, sent)
+        copies = dict(enumerate((_chosen(b, fields) for b in sent), first))
         return ServerState(state.params, state._replace(params=()), copies)
 
     def inner(state: ServerState) -> Any:
@@ -492,7 +492,7 @@ def compress_broadcasts(
             """The broadcast, what is sent of its arrays, and the clients' copies."""
             whole = exchange.broadcast(inner(state), round)
             copies = state.copies[number]
-            new = tree.sub(_chosen(whole, parts), copies)
+            new = tree.sub(_chosen(whole, fields), copies)
             sent = _encode(compressor, owner, new, round.key)
             return whole, sent, tree.add(copies, _decode(compressor, owner, sent))
 
@@ -500,8 +500,8 @@ def compress_broadcasts(
             if number < first:
                 return exchange.broadcast(inner(state), round)
             whole, sent, copies = changed(state, round)
-            nbytes = sent_bytes(_replaced(whole, parts, sent))
-            return Reconstructed(_replaced(whole, parts, copies), nbytes)
+            nbytes = sent_bytes(_replaced(whole, fields, sent))
+            return Reconstructed(_replaced(whole, fields, copies), nbytes)
 
         def client(objective, broadcast, client_state, batches, round):
             known = broadcast.value if number >= first else broadcast
@@ -523,23 +523,23 @@ def compress_broadcasts(
     return map_exchanges(change, algorithm)._replace(init=init)
 
 
-def _check_names(parts: Sequence[str]) -> None:
-    if isinstance(parts, str):
-        raise TypeError(f"parts must be a sequence of names, got {parts!r}")
+def _check_names(fields: Sequence[str]) -> None:
+    if isinstance(fields, str):
+        raise TypeError(f"fields must be a sequence of names, got {fields!r}")
 
 
-def _is_chosen(path: Any, parts: Sequence[str]) -> bool:
-    return not parts or any(getattr(key, "name", None) in parts for key in path)
+def _is_chosen(path: Any, fields: Sequence[str]) -> bool:
+    return not fields or any(getattr(key, "name", None) in fields for key in path)
 
 
-def _chosen(message: Any, parts: Sequence[str]) -> list[Any]:
+def _chosen(message: Any, fields: Sequence[str]) -> list[Any]:
     leaves = jax.tree_util.tree_leaves_with_path(message)
-    return [leaf for path, leaf in leaves if _is_chosen(path, parts)]
+    return [leaf for path, leaf in leaves if _is_chosen(path, fields)]
 
 
-def _replaced(message: Any, parts: Sequence[str], encoded: list[Encoded]) -> Any:
+def _replaced(message: Any, fields: Sequence[str], encoded: list[Encoded]) -> Any:
     following = iter(encoded)
-    one = lambda path, leaf: next(following) if _is_chosen(path, parts) else leaf
+    one = lambda path, leaf: next(following) if _is_chosen(path, fields) else leaf
     return jax.tree_util.tree_map_with_path(one, message)
 
 
@@ -559,17 +559,17 @@ def _decode(compressor: Compressor, owner: object, sent: Any) -> Any:
 
 
 def _check(
-    kind: str, compressor: Compressor, parts: Sequence[str], messages: Any
+    kind: str, compressor: Compressor, fields: Sequence[str], messages: Any
 ) -> None:
     leaves = [x for m in messages for x in jax.tree_util.tree_leaves_with_path(m)]
     names = {getattr(key, "name", "") for path, _ in leaves for key in path} - {""}
-    for part in parts:
-        if part not in names:
-            known = ", ".join(sorted(names)) or "no parts with names"
-            raise ValueError(f"no {kind} has a part {part!r}; there are {known}")
+    for field in fields:
+        if field not in names:
+            known = ", ".join(sorted(names)) or "no named fields"
+            raise ValueError(f"no {kind} has a field {field!r}; there are {known}")
     key = jax.eval_shape(lambda: jax.random.key(0))
     for path, leaf in leaves:
-        if _is_chosen(path, parts):
+        if _is_chosen(path, fields):
             try:
                 jax.eval_shape(compressor.encode, leaf, key)
             except ValueError as error:

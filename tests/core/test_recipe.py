@@ -47,7 +47,7 @@ def undecorated(lr: Hyper = 0.1) -> Algorithm:
 
 def wrapped(**hyper):
     """Two wrappers about an algorithm."""
-    inner = compress(fedmuon(**hyper), compression.top_k(0.5), parts=("momentum",))
+    inner = compress(fedmuon(**hyper), compression.top_k(0.5), fields=("momentum",))
     limits: Any = {"clip_norm": 1.0, "noise_multiplier": 0.5, "clients": 5, "cohort": 3}
     return private_clients(inner, **limits)
 

@@ -16,14 +16,14 @@ from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy.client_mechanism import AdaptiveClip
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.correlated import Banded, Buffered
+from fedjax_muon.privacy.correlated import Banded, BufferedToeplitz
 from fedjax_muon.runs import build
 from fedjax_muon.runs.config import METHODS, Config, Run, hyper_parameters
 from fedjax_muon.simulation.federated import federate
 
 AGENTS, CLIP, DELTA, LR = 3, 1.0, 1e-3, 0.1
 BANDED = Banded((0.6, 0.58, 0.55))
-BUFFERED = Buffered((0.9, 0.3), (0.2, 0.3))
+BUFFERED = BufferedToeplitz((0.9, 0.3), (0.2, 0.3))
 # the norm grows by a factor of 1.6 in a round, and is far below that of messages
 ADAPTIVE = AdaptiveClip(quantile=1.0, initial=1e-3, lr=1.0, count_noise=0.75)
 COMMANDS = {f"train --algorithm {name}": name for name in PRIVATE}

@@ -24,10 +24,10 @@ from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.correlated import (
     Banded,
-    Buffered,
+    BufferedToeplitz,
     banded,
     best_banded,
-    buffered,
+    buffered_toeplitz,
     prefix_errors,
 )
 from fedjax_muon.privacy.gaussian import add_normal
@@ -88,7 +88,7 @@ def test_found_matrices_have_less_noise():
     assert banded(steps, 1) == Banded((1.0,))
     mean = lambda s: np.sqrt(np.mean(prefix_errors(s, steps) ** 2))
     assert mean(few) < 0.75 * mean(Banded((1.0,)))
-    long = buffered(steps, separation)
+    long = buffered_toeplitz(steps, separation)
     z = 1.0
     noise = lambda s: z * mean(s) / report_multiplier(s, steps, separation)
     assert noise(long) < 0.6 * noise(Banded((1.0,)))
@@ -154,10 +154,10 @@ def test_what_does_not_fit_is_rejected():
     refused("at least one number", Banded, ())
     refused("c_0", Banded, (0.0, 1.0))
     refused("coefficients", Banded, (1.0, -0.1))
-    refused("a decay and a scale", Buffered, (0.5,), ())
-    refused("decay", Buffered, (1.5,), (0.1,))
+    refused("a decay and a scale", BufferedToeplitz, (0.5,), ())
+    refused("decay", BufferedToeplitz, (1.5,), (0.1,))
     refused("bands must be at most 4, the number of steps, got 5", banded, 4, 5)
-    refused("steps", buffered, 0, 5)
+    refused("steps", buffered_toeplitz, 0, 5)
     refused("larger than a group of 3", Poisson, 10, 4, cycle=3)
     refused("begins with the first", Poisson, 10, 2, first_batch=10, cycle=2)
     one = Correlated(1.0, Banded((1.0,)))

@@ -151,7 +151,7 @@ def faults(chosen, prepared: dict[str, Any]) -> dict[str, str]:
 # whose examples compile much, or need a package of the extra dev
 LONG = {
     *(("", name) for name in ("tune", "sweep")),
-    *(("privacy", name) for name in ("buffered", "best_banded", "banded")),
+    *(("privacy", name) for name in ("buffered_toeplitz", "best_banded", "banded")),
     *(("deploy", name) for name in ("in_process", "serve")),
 }
 EXAMPLES = [*(("", name) for name in FUNCTIONS), *EXPORTED]

@@ -133,7 +133,7 @@ SLOW = {
         "--algorithms fedmuon --grid synced=0,1": "'synced', which is not a number",
         "--algorithms": f"algorithms {ONCE}, got ()",
         "--algorithms fedmuon_align --compressor svd --compressed-parts moment": (
-            "no message has a part 'moment'"
+            "no message has a field 'moment'"
         ),
         "--algorithms fedavg,fsgda": NOT_MINIMAX,
         f"--problem auc {RATIOS}": "one number for each of the 8 clients",

@@ -90,7 +90,10 @@ VALUES = [
     (lambda: sharding.mesh_of([]), "one or more devices"),
     (lambda: sharding.mesh_of([jax.devices()[0]] * 2), "each once"),
     # compression
-    (lambda: fm.compress(fm.fedavg(), fm.top_k(0.1), parts="m"), "a sequence of names"),
+    (
+        lambda: fm.compress(fm.fedavg(), fm.top_k(0.1), fields="m"),
+        "a sequence of names",
+    ),
     (lambda: fm.compress(fm.fedavg(), fm.top_k(0.1), feedback=1.1), "feedback must"),
     (lambda: fm.truncated_svd(0), "rank must be at least 1, got 0"),
     (lambda: fm.power_iteration(1, iterations=0), "iterations must be at least 1"),

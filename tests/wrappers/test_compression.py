@@ -184,7 +184,7 @@ def test_muloco_with_quantized_moves_follows_its_oracle():
     assert farthest(want[-1:], muloco_oracle(X, PARTIAL, 0.02)[-1:]) >= 1e-3
 
 
-# --------------------------------------------------------------- low rank, and parts
+# --------------------------------------------------------------- low rank, and fields
 
 WIDE = draw_params(3, 8, 6)
 WIDE_TRACE = draw_trace(4, N, 3, 3, 6, 4, SIZES, features=8, outputs=6)
@@ -201,7 +201,7 @@ WIDE_TRACE = draw_trace(4, N, 3, 3, 6, 4, SIZES, features=8, outputs=6)
 def test_fedmuon_of_low_rank_follows_its_oracle(rank, low):
     want = oracle.fedmuon_svd(WIDE, WIDE_TRACE, 0.03, low)
     plain = fedmuon_align(rule=EXACT)
-    made = compress(plain, truncated_svd(rank), parts=["momentum"])
+    made = compress(plain, truncated_svd(rank), fields=["momentum"])
     assert farthest(path(made, WIDE, WIDE_TRACE), want) <= 1e-10
     whole = oracle.fedmuon_svd(WIDE, WIDE_TRACE, 0.03, lambda v: v)
     assert farthest(whole[-1:], want[-1:]) >= 1e-3
@@ -211,8 +211,8 @@ def test_fedmuon_of_low_rank_follows_its_oracle(rank, low):
 @pytest.mark.parametrize("momentum_first", [True, False])
 def test_parts_may_have_compressors_of_their_own(momentum_first):
     steps = [
-        partial(compress, compressor=truncated_svd(2), parts=("momentum",)),
-        partial(compress, compressor=top_k(0.4), parts=("params",), feedback=0.9),
+        partial(compress, compressor=truncated_svd(2), fields=("momentum",)),
+        partial(compress, compressor=top_k(0.4), fields=("params",), feedback=0.9),
     ]
     first, second = steps if momentum_first else steps[::-1]
     made = second(first(fedmuon_align(rule=EXACT)))
@@ -281,7 +281,7 @@ def test_compressed_broadcasts_are_counted():
     assert costs(compress_broadcasts(compress(fedavg(), quantize(3)), top_k(0.4)))[
         1
     ] == (48, 5 + 2 + 2 * 2 * 4)
-    some = compress_broadcasts(ALL["fedcm"].function(), top_k(0.4), parts=["momentum"])
+    some = compress_broadcasts(ALL["fedcm"].function(), top_k(0.4), fields=["momentum"])
     assert costs(some)[1] == (4 * 15 + 48, 4 * 15)
     first = compress_broadcasts(fedmuon(), top_k(0.4))
     assert costs(first) == [costs(fedmuon())[0], (2 * 48, 8 * 15)]
@@ -304,24 +304,24 @@ def test_both_directions_may_be_compressed():
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "parts", "message"),
+    ("algorithm", "fields", "message"),
     [
-        (fedavg(), ["momentum"], "^no broadcast has a part 'momentum'; there are"),
+        (fedavg(), ["momentum"], "^no broadcast has a field 'momentum'; there are"),
         (fedavg(), [], r"^broadcast.params\['b'\] can.t be .* array \(3,\) is not a"),
     ],
 )  # fmt: skip
-def test_misfits_of_broadcasts_are_refused_at_once(algorithm, parts, message):
-    made = compress_broadcasts(algorithm, truncated_svd(1), parts=parts)
+def test_misfits_of_broadcasts_are_refused_at_once(algorithm, fields, message):
+    made = compress_broadcasts(algorithm, truncated_svd(1), fields=fields)
     with pytest.raises(ValueError, match=message):
         engine.init(made, X, N)
-    with pytest.raises(TypeError, match="parts must be a sequence of names, got 'm"):
-        compress_broadcasts(algorithm, truncated_svd(1), parts="momentum")
+    with pytest.raises(TypeError, match="fields must be a sequence of names, got 'm"):
+        compress_broadcasts(algorithm, truncated_svd(1), fields="momentum")
 
 
 # ------------------------------------------------------------------------- refusals
 
 
-FIRST = compress(fedmuon_align(), top_k(0.5), parts=["params"])
+FIRST = compress(fedmuon_align(), top_k(0.5), fields=["params"])
 
 
 def nameless() -> Algorithm:
@@ -336,20 +336,20 @@ def nameless() -> Algorithm:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "compressor", "parts", "message"),
+    ("algorithm", "compressor", "fields", "message"),
     [
-        (fedmuon_align(), no_compression(), ["momenta"], "^no message has a part"),
-        (fedmuon_align(), no_compression(), ["params", "sent"], "has a part 'sent';"),
+        (fedmuon_align(), no_compression(), ["momenta"], "^no message has a field"),
+        (fedmuon_align(), no_compression(), ["params", "sent"], "has a field 'sent';"),
         (FIRST, no_compression(), ["sent"], "'sent'; there are momentum, params$"),
-        (nameless(), no_compression(), ["params"], "^no message has a part 'params';"),
+        (nameless(), no_compression(), ["params"], "^no message has a field 'params';"),
         (fedavg(), truncated_svd(1), [], r"^message.params\['b'\] can.t be .* array"),
         (fedmuon_align(), truncated_svd(4), ["momentum"], r"^message.momentum\[0\]"),
         (ALL["stem"].function(), power_iteration(1), [], r"^message.* can't be"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("feedback", [None, 1.0])
-def test_misfits_are_refused_at_once(algorithm, compressor, parts, message, feedback):
-    made = compress(algorithm, compressor, parts=parts, feedback=feedback)
+def test_misfits_are_refused_at_once(algorithm, compressor, fields, message, feedback):
+    made = compress(algorithm, compressor, fields=fields, feedback=feedback)
     with pytest.raises(ValueError, match=message):
         engine.init(made, X, N)
 
@@ -416,7 +416,7 @@ def test_messages_that_are_not_finite_are_dropped():
         messages = messages._replace(**{part: (matrix, vector)})
     algorithm = echo()
     for part, compressor in EACH._asdict().items():
-        algorithm = compress(algorithm, compressor, parts=[part])
+        algorithm = compress(algorithm, compressor, fields=[part])
     start = started(algorithm, messages, clients)
     step = jax.jit(engine.make_round(algorithm, BATCHES, clients, plans.vmapped))
     cohort, ones = jnp.arange(clients), jnp.ones(clients)
@@ -441,7 +441,7 @@ def test_every_array_has_a_key_of_its_own():
         own = uniform(params.own[0], one), uniform(params.own[1], other)
         return Drawn(own, params.noise)
 
-    algorithm = compress(echo(exchanges=2), noise, parts=["noise"])
+    algorithm = compress(echo(exchanges=2), noise, fields=["noise"])
     objective, zeros = Objective(draw), (jnp.zeros(1), jnp.zeros(1))
     start = engine.init(algorithm, Drawn(zeros, zeros), N)
     step = jax.jit(engine.make_round(algorithm, objective, N, plans.vmapped))
