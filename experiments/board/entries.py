@@ -13,7 +13,7 @@ from experiments.board.tracks import Reach, Track
 from fedjax_muon import decentralized
 from fedjax_muon.algorithms import ALL as FEDERATED
 from fedjax_muon.core import Algorithm
-from fedjax_muon.runs.build import cosine_decay
+from fedjax_muon.core.schedules import cosine_decay
 
 ALL = {**FEDERATED, **decentralized.ALL}
 TRIALS = 6

@@ -39,6 +39,7 @@ from fedjax_muon.experiments.training import (
     Job,
     begin,
     check_directory,
+    check_one_process,
     followed,
     job_of,
     resumable,
@@ -168,6 +169,7 @@ def compare(
     """
     place = None if directory is None else Path(directory).expanduser()
     check_directory(place, ledger, budget, log)
+    check_one_process()
     _check(methods, seeds, grids or {}, private=how.get("privacy") is not None)
     problem, rows = shared(problem, how), _rows(methods, how)
     options: dict[str, Any] = {"rounds": rounds, "evaluate_every": evaluate_every}
@@ -204,7 +206,7 @@ def compare(
         title_of(method, problem, given),
         {label: [_columns(run) for run in runs] for label, runs in ended.items()},
         diverged,
-        {label: _rate(row[0], sweeps.get(label)) for label, row in rows.items()},
+        {label: _told(label, row[0], sweeps) for label, row in rows.items()},
         sweeps,
         _epsilons(rows),
         score_of(problem),
@@ -327,17 +329,24 @@ def _columns(rows: Sequence[Record]) -> History:
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def _rate(method: Any, swept: Swept | None) -> str:
-    """The learning rate of a method in words, and what speaks against it."""
-    lr, inner = None, method
-    while lr is None and inner is not None:
-        recipe = recipe_of(inner)
-        arguments = {} if recipe is None else recipe.arguments
-        lr, inner = arguments.get("lr"), arguments.get("algorithm")
-    words = "-" if lr is None else "schedule"
-    if isinstance(lr, int | float):
-        words = f"{lr:g}"
-    return f"{words} {'' if swept is None else swept.doubts}".strip()
+def _told(label: str, method: Any, sweeps: Mapping[str, Swept]) -> str:
+    """A learning rate, and what speaks against it."""
+    doubts = sweeps[label].doubts if label in sweeps else ""
+    return f"{_rate(method)} {doubts}".strip()
+
+
+def _rate(method: Any) -> str:
+    """The learning rate of a method in words, such as `0.1` or `0.1 cosine`."""
+    recipe = None if method is None else recipe_of(method)
+    if recipe is None:
+        return "-"
+    lr, inner = recipe.arguments.get("lr"), recipe.arguments.get("algorithm")
+    if lr is None:
+        return _rate(inner)
+    rate = f"{lr:g}" if isinstance(lr, int | float) else "schedule"
+    if inner is not None:  # this is a schedule of its rate, such as cosine_decay
+        rate += f" {recipe.function.__name__.partition('_')[0]}"
+    return rate
 
 
 def _graph(

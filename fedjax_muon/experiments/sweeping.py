@@ -40,7 +40,7 @@ from fedjax_muon.experiments.prepared import (
     title_of,
 )
 from fedjax_muon.experiments.suspended import Suspended, clear
-from fedjax_muon.experiments.training import followed, resumable
+from fedjax_muon.experiments.training import check_one_process, followed, resumable
 from fedjax_muon.files import named, write
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import comparison, metrics_csv, tables
@@ -155,6 +155,7 @@ def sweep(
       >>> result.best.hyper  # doctest: +SKIP
       {'lr': 0.3}
     """
+    check_one_process()
     _check(method, grid, seeds, how)
     for name, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
         check_count(name, value)

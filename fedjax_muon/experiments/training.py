@@ -323,6 +323,15 @@ def check_directory(
         raise ValueError("several processes need a shared directory; add directory")
 
 
+def check_one_process() -> None:
+    """Raises `ValueError` if several processes would train many runs together."""
+    if jax.process_count() > 1:
+        raise ValueError(
+            "several processes can train only one run together; use train, or one "
+            "process"
+        )
+
+
 def say(words: str, progress: bool | Progress) -> None:
     """Prints words on standard error, where progress is shown."""
     if progress is True and is_first():

@@ -19,7 +19,8 @@ from fedjax_muon import (
     transforms,
 )
 from fedjax_muon.algorithms.registry import Method
-from fedjax_muon.core import Algorithm, Hyper, recorded, streams, with_numbers
+from fedjax_muon.core import Algorithm, streams
+from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.data import Dataset, client_tests, imbalance, partition
 from fedjax_muon.data.dataset import summary
 from fedjax_muon.decentralized import topology
@@ -177,13 +178,6 @@ def has_plain_rule(method: Method) -> bool:
     parameters = inspect.signature(method.function).parameters
     rule = parameters["rule"].default if "rule" in parameters else None
     return rule is not None and rule.init(0.0) == optax.identity().init(0.0)
-
-
-@recorded
-def cosine_decay(algorithm: Any, *, lr: Hyper, rounds: int) -> Any:
-    """The same algorithm, its learning rate falling from `lr` to 0 by a cosine."""
-    schedule = optax.cosine_decay_schedule(lr, rounds)
-    return with_numbers(algorithm, {"lr": schedule})
 
 
 def _polar(config: Config) -> Callable[[jax.Array], jax.Array]:

@@ -10,8 +10,9 @@ from command import assert_same_but_for_seconds
 
 import fedjax_muon as fm
 from fedjax_muon import partition, problems
+from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.decentralized import dsgd
-from fedjax_muon.experiments import sweeping
+from fedjax_muon.experiments import comparing, sweeping
 from fedjax_muon.experiments.comparing import compare
 from fedjax_muon.experiments.sweeping import sweep, table_of
 from fedjax_muon.experiments.training import train
@@ -180,6 +181,19 @@ def test_a_sweep_runs_what_is_missing_of_a_larger_one(tmp_path, counted):
     assert [row[0] for row in table_of(both).rows] in (["one", "two"], ["two", "one"])
     with pytest.raises(ValueError, match="its rounds is 4, not 5; choose another"):
         sweep(method, PROBLEM, grid, seeds=(5,), **{**how, "rounds": 5})
+
+
+def test_learning_rates_are_told_in_words():
+    cosine = cosine_decay(fm.fedavg(), lr=0.1, rounds=4)
+    told = {
+        "0.3": fm.compress(fm.fedavg(lr=0.3), fm.top_k(0.1)),
+        "0.1 cosine": cosine,
+        "schedule": fm.fedavg(lr=lambda index: 0.1),
+        "-": fm.fedavg(lr=0.1)._replace(recipe=None),
+    }
+    assert {words: comparing._rate(method) for words, method in told.items()} == {
+        words: words for words in told
+    }
 
 
 def test_what_diverges_is_called_so_and_the_others_go_on():

@@ -7,14 +7,16 @@ import subprocess
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 from command import assert_same_but_for_seconds, wait_for
 
 import fedjax_muon as fm
-from fedjax_muon import clocks, partition, problems
+from fedjax_muon import clocks, data, partition, problems, tracking
 from fedjax_muon.decentralized import dsgd
-from fedjax_muon.experiments import recording
+from fedjax_muon.experiments import logs, recording
 from fedjax_muon.experiments.training import train
+from fedjax_muon.models import MLP
 from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import build, train as runs
@@ -235,6 +237,43 @@ def test_other_data_are_another_run(whole):
         )
 
 
+@problems.named
+def hospital(ward: int = 3) -> problems.Problem:
+    """A problem of a user's own."""
+    x = np.random.default_rng(ward).normal(size=(40, 2)).astype(np.float32)
+    dataset = data.from_arrays(x, np.arange(40) % 2)
+    return problems.classification(
+        dataset, clients=4, divide=partition.iid, model=lambda data: MLP(2, (3,))
+    )
+
+
+def test_a_problem_of_a_users_own_is_one_function(tmp_path):
+    how = {**EVERY, "batch_size": 4, "directory": tmp_path / "run"}
+    first = train(fm.fedavg(lr=0.1), hospital(), **how)
+    assert train(fm.fedavg(lr=0.1), hospital(ward=3), **how).records == first.records
+    with pytest.raises(ValueError, match=r"its problem.ward is 3, not 4; choose"):
+        train(fm.fedavg(lr=0.1), hospital(ward=4), **how)
+    words = json.loads((tmp_path / "run" / "identity.json").read_text())
+    assert "code of test_train.hospital" in words
+
+
+def test_trackers_get_every_record_once(tmp_path, monkeypatch, dies):
+    told = []
+    tracker = tracking.Tracker("list", told.append, told.append, told.append)
+    monkeypatch.setitem(logs.TRACKERS, "list", ("json", lambda place: tracker))
+    dies(4)
+    with pytest.raises(KilledError):
+        fedavg(tmp_path / "run", log=("list",))
+    again = len(told)
+    fedavg(tmp_path / "run", log=("list",))
+    config, *rows, status = told[again:]
+    assert config["method"] == "fedavg"
+    assert config["method.lr"] == "0.1"
+    assert [row["round"] for row in rows] == [0, 2, 4]
+    assert status == "finished"
+    assert (tmp_path / "run" / "tracking.json").exists()
+
+
 def test_used_directories_are_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="is already used, and not by a run"):
@@ -319,7 +358,7 @@ PROGRAM = """
 import sys
 from functools import partial
 from fedjax_muon import fedavg, problems
-from fedjax_muon.experiments import recording
+from fedjax_muon.experiments import logs, recording
 from fedjax_muon.experiments.training import train
 recording.SECONDS_BETWEEN_CHECKPOINTS = 0
 model = partial(problems.mlp, hidden=(4,))
