@@ -10,7 +10,8 @@ known by what its run computes: the words of its method, problem and settings, d
 of its arrays, and of the code of your functions. Another run is refused there.
 """
 
-from fedjax_muon.experiments.comparing import Comparison, compare
+from fedjax_muon.experiments.compared import Comparison
+from fedjax_muon.experiments.comparing import compare
 from fedjax_muon.experiments.prepared import simulate
 from fedjax_muon.experiments.sweeping import Swept, sweep
 from fedjax_muon.experiments.training import Trained, train

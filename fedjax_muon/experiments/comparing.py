@@ -16,18 +16,19 @@ summary.csv      and .tex: the scores after the last round
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import networkx as nx
 import numpy as np
 
 from fedjax_muon.core import Algorithm
-from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.experiments import logs
+from fedjax_muon.experiments.compared import Comparison, graph_of, rate_of
+from fedjax_muon.experiments.identity import words_of
 from fedjax_muon.experiments.prepared import (
+    needs_all,
     of_seed,
     score_of,
     shared,
@@ -46,79 +47,15 @@ from fedjax_muon.experiments.training import (
     run,
     say,
 )
-from fedjax_muon.files import write
+from fedjax_muon.files import named
 from fedjax_muon.problems import Problem
-from fedjax_muon.reporting import comparison, fairness, plots, tables
+from fedjax_muon.reporting import comparison
 from fedjax_muon.reporting.comparison import History
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.simulation.training import Record
 from fedjax_muon.terminal import Progress
 
 TUNING = "tuning"
-
-
-class Comparison(NamedTuple):
-    """The results of methods, by the names that they have in tables."""
-
-    title: str
-    runs: dict[str, list[History]]  # columns, by seed; without methods that diverged
-    diverged: dict[str, str]  # where, such as "round 5"
-    rates: dict[str, str]  # learning rates, in words
-    sweeps: dict[str, Swept]  # that chose numbers
-    epsilons: dict[str, tuple[str, float]]  # of private rows: method and epsilon
-    score: str  # what methods are ranked by, such as "accuracy"
-    seeds: int
-    graph: nx.Graph | None = None  # of agents of the first seed
-
-    def table(self) -> tables.Cells:
-        """The scores after the last round, over seeds."""
-        target = self._target
-        summaries = comparison.summarize(self.runs, target)
-        numbers = target, self.title, self.seeds, self.score
-        rates, diverged = self.rates, self.diverged
-        return tables.compared(summaries, *numbers, rates=rates, diverged=diverged)
-
-    @property
-    def _target(self) -> float:
-        return comparison.target_score(self.runs) if self.runs else np.nan
-
-    def plot(self, path: str | Path) -> None:
-        """Draws the curves of all methods."""
-        lost = "".join(f"; {k} diverged ({at})" for k, at in self.diverged.items())
-        target, title = self._target, self.title
-        plots.curves(self.runs, Path(path), title=title, target=target, note=lost)
-
-    def write(self, directory: str | Path) -> list[tables.Cells]:
-        """Writes the summary and its figures; returns its tables."""
-        place, shown = Path(directory), [self.table()]
-        summaries = comparison.summarize(self.runs, self._target)
-        status = {name: f"diverged ({at})" for name, at in self.diverged.items()}
-        columns = {"lr": self.rates}
-        path = place / "summary.csv"
-        comparison.write(summaries, path, diverged=status, columns=columns)
-        if self.graph is not None:
-            plots.graph(self.graph, place / "graph.png", title="graph of the agents")
-        if self.runs:
-            self.plot(place / "comparison.png")
-            own = {
-                k: v for k, v in self.runs.items() if fairness.PREFIX + "min" in v[0]
-            }
-            if own:
-                fairness.figure(own, place / "fairness.png", title=self.title)
-                shown.append(fairness.table(own, "Clients"))
-        if len({epsilon for _, epsilon in self.epsilons.values()}) > 1 and self.runs:
-            path, how = place / "utility.png", {"score": self.score}
-            plots.utility(self._by_epsilon(), path, title=self.title, **how)
-        write(place / "summary.tex", "\n".join(map(tables.latex, shown)))
-        return shown
-
-    def _by_epsilon(self) -> dict[str, dict[float, list[float]]]:
-        by_method: dict[str, dict[float, list[float]]] = {}
-        for name, runs in self.runs.items():
-            method, epsilon = self.epsilons[name]
-            scores = [float(run[comparison.score_column(run)][-1]) for run in runs]
-            by_method.setdefault(method, {})[epsilon] = scores
-        return by_method
 
 
 def compare(
@@ -174,48 +111,83 @@ def compare(
     problem, rows = shared(problem, how), _rows(methods, how)
     options: dict[str, Any] = {"rounds": rounds, "evaluate_every": evaluate_every}
     options["drop_nonfinite"] = drop_nonfinite
+    if place is not None and words_of(place):
+        raise ValueError(f"{place} has a single run or a sweep; choose another one")
     # whatever cannot be made is refused before anything is trained
-    one_of = lambda method, given: simulate(method, problem, seeds[0], **given)
-    firsts = {label: one_of(*row) for label, row in rows.items()}
+    for seed in seeds:
+        problem.parts(seed)
+    firsts: dict[str, Simulation] = {}
+    for label, (method, given) in rows.items():
+        with named(label):
+            firsts[label] = simulate(method, problem, seeds[0], **given)
     sweeps: dict[str, Swept] = {}
     for name, grid in (grids or {}).items():
-        seeds_of = max(seeds) + 1, max(seeds) + 2
-        part = {"directory": place and place / TUNING / _folder(name), **options}
-        given = {k: v for k, v in how.items() if k not in ("devices", "split_examples")}
-        part |= {"seeds": seeds_of, "progress": progress, **given}
-        sweeps[name] = sweep(methods[name], problem, grid, **part)
+        folder = place and place / TUNING / _folder(name)
+        again = {**how, **options, "progress": progress}
+        sweeps[name] = _tuned(methods[name], problem, grid, seeds, folder, **again)
         rows[name] = sweeps[name].best_method, rows[name][1]
         firsts[name] = firsts[name].at(sweeps[name].chosen)
-    data = "" if place is None else digest(problem.dataset)
-    jobs: list[Job] = []
-    for (label, (method, given)), seed in itertools.product(rows.items(), seeds):
-        one = firsts[label]
-        if seed != seeds[0]:
-            one = of_seed(one, method, problem, seed, given)
-        cell = place and place / _folder(label) / f"seed{seed}"
-        made = label, method, problem, seed, given, one, data, cell
-        jobs.append(job_of(*made, **options))
+    jobs = _jobs(rows, firsts, problem, seeds, place, options)
     if place is not None:
         book = None if ledger is None else Path(ledger).expanduser().resolve()
         for statement in begin(jobs, problem.dataset, place, book, budget):
             say(statement, progress)
     records, diverged = _run(jobs, place, log, progress)
     ended = {k: v for k, v in records.items() if k not in diverged}
-    method, given = next(iter(rows.values()))
     result = Comparison(
-        title_of(method, problem, given),
+        _title(rows, problem),
         {label: [_columns(run) for run in runs] for label, runs in ended.items()},
         diverged,
-        {label: _told(label, row[0], sweeps) for label, row in rows.items()},
+        {label: _told(label, *row, problem, sweeps) for label, row in rows.items()},
         sweeps,
         _epsilons(rows),
         score_of(problem),
         len(seeds),
-        _graph(problem, firsts.values(), seeds[0]),
+        graph_of(problem, firsts.values(), seeds[0]),
     )
     if place is not None:
         result.write(place)
     return result
+
+
+def _tuned(
+    method: Any,
+    problem: Problem,
+    grid: Grid,
+    seeds: Sequence[int],
+    directory: Path | None,
+    *,
+    rounds: int,
+    **how: Any,
+) -> Swept:
+    """The sweep that chooses a method's numbers, on two seeds that are not compared.
+
+    With more rounds than it had, a comparison keeps what it has chosen.
+    """
+    known = {} if directory is None else words_of(directory)
+    how = {k: v for k, v in how.items() if k not in ("devices", "split_examples")}
+    how |= {"rounds": int(known.get("rounds", rounds)), "directory": directory}
+    return sweep(method, problem, grid, seeds=(max(seeds) + 1, max(seeds) + 2), **how)
+
+
+def _jobs(
+    rows: Mapping[str, tuple[Any, dict[str, Any]]],
+    firsts: Mapping[str, Simulation],
+    problem: Problem,
+    seeds: Sequence[int],
+    place: Path | None,
+    options: Mapping[str, Any],
+) -> list[Job]:
+    """The runs of all rows and seeds, whose simulations are variations of the first."""
+    data, jobs = "" if place is None else digest(problem.dataset), []
+    for (label, (method, how)), seed in itertools.product(rows.items(), seeds):
+        one = firsts[label]
+        if seed != seeds[0]:
+            one = of_seed(one, method, problem, seed, how)
+        cell = place and place / _folder(label) / f"seed{seed}"
+        made = label, method, problem, seed, how, one, data, cell
+        jobs.append(job_of(*made, **options))
+    return jobs
 
 
 def _check(
@@ -276,6 +248,11 @@ def _rows(
     return rows
 
 
+def _title(rows: Mapping[str, tuple[Any, dict[str, Any]]], problem: Problem) -> str:
+    method, how = next(iter(rows.values()))
+    return title_of(method, problem, how)
+
+
 def _epsilons(rows: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[str, float]]:
     found = {}
     for label, (_, how) in rows.items():
@@ -329,33 +306,17 @@ def _columns(rows: Sequence[Record]) -> History:
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def _told(label: str, method: Any, sweeps: Mapping[str, Swept]) -> str:
-    """A learning rate, and what speaks against it."""
-    doubts = sweeps[label].doubts if label in sweeps else ""
-    return f"{_rate(method)} {doubts}".strip()
-
-
-def _rate(method: Any) -> str:
-    """The learning rate of a method in words, such as `0.1` or `0.1 cosine`."""
-    recipe = None if method is None else recipe_of(method)
-    if recipe is None:
-        return "-"
-    lr, inner = recipe.arguments.get("lr"), recipe.arguments.get("algorithm")
-    if lr is None:
-        return _rate(inner)
-    rate = f"{lr:g}" if isinstance(lr, int | float) else "schedule"
-    if inner is not None:  # this is a schedule of its rate, such as cosine_decay
-        rate += f" {recipe.function.__name__.partition('_')[0]}"
-    return rate
-
-
-def _graph(
-    problem: Problem, simulations: Iterable[Simulation], seed: int
-) -> nx.Graph | None:
-    """Who exchanges messages with whom, if there are agents."""
-    sizes = [len(each.clients.size) for each in simulations if each.program.mix]
-    if not sizes:
-        return None
-    weights = np.atleast_3d(problem.mixing(seed, sizes[0]).T)
-    linked = np.asarray(weights.any(-1), int)
-    return nx.from_numpy_array(linked * (1 - np.eye(len(linked), dtype=int)))
+def _told(
+    label: str,
+    method: Any,
+    how: Mapping[str, Any],
+    problem: Problem,
+    sweeps: Mapping[str, Swept],
+) -> str:
+    """A learning rate, what speaks against it, and whether all clients take part."""
+    words = [rate_of(method)]
+    if label in sweeps and sweeps[label].doubts:
+        words.append(sweeps[label].doubts)
+    if needs_all(method, problem, how):
+        words.append("(all clients)")
+    return " ".join(words)

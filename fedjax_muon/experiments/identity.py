@@ -22,7 +22,7 @@ import numpy as np
 from fedjax_muon.core.recipe import Recipe, described, in_words
 from fedjax_muon.engine.processes import run_on_first
 from fedjax_muon.experiments.prepared import made_by, settings_of
-from fedjax_muon.files import claim
+from fedjax_muon.files import claim, read_text, reading
 from fedjax_muon.problems import Problem
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.simulation import Simulation
@@ -89,6 +89,16 @@ def claimed(directory: Path, words: Mapping[str, str]) -> None:
     check_same(directory, words)
 
 
+def words_of(directory: Path) -> dict[str, str]:
+    """The words of what a directory has; none if it has no run."""
+    path = directory / IDENTITY
+    if not path.exists():
+        return {}
+    remedy = "start again in another directory"
+    with reading(path, "the words of a run", remedy):
+        return {str(k): str(v) for k, v in json.loads(read_text(path)).items()}
+
+
 def check_same(directory: Path, words: Mapping[str, str]) -> None:
     """Raises `ValueError` if a directory has another run, or something else."""
     path = directory / IDENTITY
@@ -99,14 +109,9 @@ def check_same(directory: Path, words: Mapping[str, str]) -> None:
                 "choose another directory"
             )
         return
-    try:
-        known = json.loads(path.read_text())
-        missing = set(known) ^ set(words)
-    except (ValueError, TypeError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}); start again in another directory"
-        ) from error
-    for name in [*words, *missing]:
+    known = words_of(directory)
+    missing = known.keys() ^ words.keys()
+    for name in [*words, *sorted(missing)]:
         was, now = (str(each.get(name, "absent")) for each in (known, words))
         if was == now:
             continue

@@ -41,7 +41,7 @@ def simulate(method: Any, problem: Problem, seed: int = 0, **how: Any) -> Simula
     if problem.public_task and (not served or settings.get("privacy") is not None):
         task = problem.public_task(problem.dataset)
     if served:
-        if method.full_participation and "cohort_size" not in how:
+        if needs_all(method, problem, how):
             settings["cohort_size"] = len(parts)
         settings["test_parts"] = problem.tests(seed, parts)
     else:
@@ -70,6 +70,12 @@ def settings_of(
         if how.get(name) is not None:
             sizes.pop(size, None)
     return sizes | dict(how)
+
+
+def needs_all(method: Any, problem: Problem, how: Mapping[str, Any]) -> bool:
+    """Whether a method is given all clients in every round, since it needs them."""
+    free = "cohort_size" in settings_of(method, problem, how).keys() - how.keys()
+    return free and getattr(method, "full_participation", False)
 
 
 def made_by(method: Any) -> Callable[..., Simulation]:

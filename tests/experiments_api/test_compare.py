@@ -12,7 +12,7 @@ import fedjax_muon as fm
 from fedjax_muon import partition, problems
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.decentralized import dsgd
-from fedjax_muon.experiments import comparing, sweeping
+from fedjax_muon.experiments import compared as compared_, sweeping
 from fedjax_muon.experiments.comparing import compare
 from fedjax_muon.experiments.sweeping import sweep, table_of
 from fedjax_muon.experiments.training import train
@@ -141,6 +141,17 @@ def test_a_comparison_is_extended_and_others_are_refused(compared, tmp_path):
     np.testing.assert_array_equal(
         long.runs["fedmuon"][0]["test_loss"], known["test_loss"]
     )
+    tuned = {**how, "grids": {"fedmuon": {"lr": (0.01,)}}, "rounds": 2}
+    tuned["directory"] = tmp_path / "tuned"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sweeping, "MOST_RATES", 1)
+        chosen = [compare(methods, PROBLEM, **{**tuned, "rounds": n}) for n in (1, 2)]
+    first, second = (each.sweeps["fedmuon"].points[0].runs[0] for each in chosen)
+    np.testing.assert_array_equal(first["round"], second["round"])
+    with pytest.raises(ValueError, match="has a single run or a sweep; choose another"):
+        compare(
+            methods, PROBLEM, **{**how, "directory": tmp_path / "run/fedmuon/seed0"}
+        )
     with pytest.raises(ValueError, match=r"its method.lr is 0.01, not 0.1; choose"):
         compare({"fedmuon": fm.fedmuon(lr=0.1)}, PROBLEM, **how)
 
@@ -191,9 +202,22 @@ def test_learning_rates_are_told_in_words():
         "schedule": fm.fedavg(lr=lambda index: 0.1),
         "-": fm.fedavg(lr=0.1)._replace(recipe=None),
     }
-    assert {words: comparing._rate(method) for words, method in told.items()} == {
+    assert {words: compared_.rate_of(method) for words, method in told.items()} == {
         words: words for words in told
     }
+
+
+def test_methods_that_need_all_clients_have_them_and_say_so():
+    methods = {"stem": fm.stem(), "fedavg": fm.fedavg(lr=0.1)}
+    how = {**EVERY, "rounds": 1, "seeds": (0,), "local_steps": 1, "batch_size": 8}
+    problem = dataclasses.replace(PROBLEM, sizes={**PROBLEM.sizes, "cohort_size": 3})
+    result = compare(methods, problem, **how)
+    words = [result.rates[name].partition(" ")[2] for name in methods]
+    assert words == ["(all clients)", ""]
+    sent = [result.runs[name][0]["bytes_up"][-1] for name in methods]
+    assert sent[0] > sent[1]
+    with pytest.raises(ValueError, match=r"^stem: this algorithm is"):
+        compare(methods, problem, cohort_size=3, **how)
 
 
 def test_what_diverges_is_called_so_and_the_others_go_on():

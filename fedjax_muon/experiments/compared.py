@@ -1,0 +1,106 @@
+"""What a comparison came to: its table and its figures."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import networkx as nx
+import numpy as np
+
+from fedjax_muon.core.recipe import recipe_of
+from fedjax_muon.experiments.sweeping import Swept
+from fedjax_muon.files import write
+from fedjax_muon.problems import Problem
+from fedjax_muon.reporting import comparison, fairness, plots, tables
+from fedjax_muon.reporting.comparison import History
+from fedjax_muon.simulation.simulation import Simulation
+
+
+class Comparison(NamedTuple):
+    """The results of methods, by the names that they have in tables."""
+
+    title: str
+    runs: dict[str, list[History]]  # columns, by seed; without methods that diverged
+    diverged: dict[str, str]  # where, such as "round 5"
+    rates: dict[str, str]  # learning rates, in words
+    sweeps: dict[str, Swept]  # that chose numbers
+    epsilons: dict[str, tuple[str, float]]  # of private rows: method and epsilon
+    score: str  # what methods are ranked by, such as "accuracy"
+    seeds: int
+    graph: nx.Graph | None = None  # of agents of the first seed
+
+    def table(self) -> tables.Cells:
+        """The scores after the last round, over seeds."""
+        target = self._target
+        summaries = comparison.summarize(self.runs, target)
+        numbers = target, self.title, self.seeds, self.score
+        rates, diverged = self.rates, self.diverged
+        return tables.compared(summaries, *numbers, rates=rates, diverged=diverged)
+
+    @property
+    def _target(self) -> float:
+        return comparison.target_score(self.runs) if self.runs else np.nan
+
+    def plot(self, path: str | Path) -> None:
+        """Draws the curves of all methods."""
+        lost = "".join(f"; {k} diverged ({at})" for k, at in self.diverged.items())
+        target, title = self._target, self.title
+        plots.curves(self.runs, Path(path), title=title, target=target, note=lost)
+
+    def write(self, directory: str | Path) -> list[tables.Cells]:
+        """Writes the summary and its figures; returns its tables."""
+        place, shown = Path(directory), [self.table()]
+        summaries = comparison.summarize(self.runs, self._target)
+        status = {name: f"diverged ({at})" for name, at in self.diverged.items()}
+        columns = {"lr": self.rates}
+        path = place / "summary.csv"
+        comparison.write(summaries, path, diverged=status, columns=columns)
+        if self.graph is not None:
+            plots.graph(self.graph, place / "graph.png", title="graph of the agents")
+        if self.runs:
+            self.plot(place / "comparison.png")
+            own = {
+                k: v for k, v in self.runs.items() if fairness.PREFIX + "min" in v[0]
+            }
+            if own:
+                fairness.figure(own, place / "fairness.png", title=self.title)
+                shown.append(fairness.table(own, "Clients"))
+        if len({epsilon for _, epsilon in self.epsilons.values()}) > 1 and self.runs:
+            path, how = place / "utility.png", {"score": self.score}
+            plots.utility(self._by_epsilon(), path, title=self.title, **how)
+        write(place / "summary.tex", "\n".join(map(tables.latex, shown)))
+        return shown
+
+    def _by_epsilon(self) -> dict[str, dict[float, list[float]]]:
+        by_method: dict[str, dict[float, list[float]]] = {}
+        for name, runs in self.runs.items():
+            method, epsilon = self.epsilons[name]
+            scores = [float(run[comparison.score_column(run)][-1]) for run in runs]
+            by_method.setdefault(method, {})[epsilon] = scores
+        return by_method
+
+
+def rate_of(method: Any) -> str:
+    """The learning rate of a method in words, such as `0.1` or `0.1 cosine`."""
+    recipe = None if method is None else recipe_of(method)
+    if recipe is None:
+        return "-"
+    lr, inner = recipe.arguments.get("lr"), recipe.arguments.get("algorithm")
+    if lr is None:
+        return rate_of(inner)
+    rate = f"{lr:g}" if isinstance(lr, int | float) else "schedule"
+    if inner is not None:  # this is a schedule of its rate, such as cosine_decay
+        rate += f" {recipe.function.__name__.partition('_')[0]}"
+    return rate
+
+
+def graph_of(
+    problem: Problem, simulations: Iterable[Simulation], seed: int
+) -> nx.Graph | None:
+    """Who exchanges messages with whom, if there are agents."""
+    sizes = [len(each.clients.size) for each in simulations if each.program.mix]
+    if not sizes:
+        return None
+    weights = np.atleast_3d(problem.mixing(seed, sizes[0]).T)
+    linked = np.asarray(weights.any(-1), int)
+    return nx.from_numpy_array(linked * (1 - np.eye(len(linked), dtype=int)))
