@@ -31,7 +31,7 @@ from fedjax_muon.algorithms.fednova import fednova
 from fedjax_muon.algorithms.fedprox import fedprox
 from fedjax_muon.algorithms.local_muon_persistent import local_muon_persistent
 from fedjax_muon.algorithms.padamfed_vr import padamfed_vr
-from fedjax_muon.algorithms.registry import Made, Method, Source, by_name, preset
+from fedjax_muon.algorithms.registry import FromOptions, Method, Source, by_name, preset
 from fedjax_muon.algorithms.scaffold import scaffold
 from fedjax_muon.algorithms.scaffold_m import scaffold_m
 from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
@@ -136,7 +136,7 @@ ALL = by_name(
         base=fedavg,
         sentence="Local SGD with momentum that is reset every round.",
         options={"lr": 0.1, "momentum": 0.9},
-        changes={"rule": Made(heavy_ball)},
+        changes={"rule": FromOptions(heavy_ball)},
     ),
     preset(
         "fedavg_server_momentum",
@@ -146,7 +146,7 @@ ALL = by_name(
         base=fedavg,
         sentence="FedAvgM: heavy-ball momentum at the server.",
         options={"lr": 0.1, "server_lr": 1.0, "momentum": 0.9},
-        changes={"server_rule": Made(heavy_ball)},
+        changes={"server_rule": FromOptions(heavy_ball)},
     ),
     preset(
         "fedavg_adam",
@@ -168,7 +168,7 @@ ALL = by_name(
         base=fedavg,
         sentence="Local SOAP that is reset every round; its first call only looks.",
         options={"lr": 0.003, "decay": 0.01},
-        changes={"rule": Made(_decayed_soap)},
+        changes={"rule": FromOptions(_decayed_soap)},
     ),
     Method(fedadamw, "FedAdamW", LIU_ADAMW, DEPARTS),
     Method(fedadam, "FedAdam", REDDI, INDEPENDENT, SERVER_GRID),
@@ -199,7 +199,7 @@ ALL = by_name(
         base=scaffold,
         sentence="Momentum of the corrected gradient, reset every round.",
         options={"lr": 0.01, "server_lr": 1.0, "momentum": 0.9},
-        changes={"rule": Made(heavy_ball)},
+        changes={"rule": FromOptions(heavy_ball)},
     ),
     preset(
         "scaffold_adam",
@@ -282,7 +282,7 @@ ALL = by_name(
         base=fedavg,
         sentence="Local Muon with averaged momenta, the ablation without alignment.",
         options={"lr": 0.03, "momentum": 0.98, "decay": 0.01, "polar": None},
-        changes={"rule": Made(decayed_muon), "averaged_state": ("trace",)},
+        changes={"rule": FromOptions(decayed_muon), "averaged_state": ("trace",)},
     ),
     Method(dp_fedmuon, "DP-FedMuon", MCMAHAN_DP, Source.OURS),
     preset(
@@ -294,7 +294,7 @@ ALL = by_name(
         base=fedavg,
         sentence="Muon at the server, for single gradients of asynchronous clients.",
         options={"lr": 1.0, "server_lr": 0.04, "momentum": 0.95, "polar": None},
-        changes={"server_rule": Made(_looking_ahead)},
+        changes={"server_rule": FromOptions(_looking_ahead)},
     ),
     Method(fedmuon_correct, "FedMuon(bias correction)", TAKEZAWA, TEXT, CORRECT_GRID),
     preset(
@@ -412,7 +412,7 @@ ALL = by_name(
         base=fedavg,
         sentence="Coordinates clipped from both sides, FedAdam at the server.",
         options={"lr": 0.1, "server_lr": 0.01, "low": 1e-5, "high": 0.1},
-        changes={"rule": Made(biclip), "server_rule": scale_by_fedadam()},
+        changes={"rule": FromOptions(biclip), "server_rule": scale_by_fedadam()},
     ),
     preset(
         "bi2clip",
@@ -422,7 +422,7 @@ ALL = by_name(
         base=fedavg,
         sentence="Coordinates clipped from both sides, at clients and server.",
         options={"lr": 0.1, "server_lr": 1.0, "low": 1e-5, "high": 0.1},
-        changes={"rule": Made(biclip), "server_rule": Made(biclip)},
+        changes={"rule": FromOptions(biclip), "server_rule": FromOptions(biclip)},
     ),
     preset(
         "local_sgd_align",
@@ -433,7 +433,7 @@ ALL = by_name(
         base=fedmuon_align,
         sentence="Table 5; its experiments have a decay of 0.001.",
         options={"lr": 0.1, "align": 0.5, "momentum": 0.9, "decay": 0.0},
-        changes={"rule": Made(_decayed_heavy_ball), "decay": 0.0},
+        changes={"rule": FromOptions(_decayed_heavy_ball), "decay": 0.0},
     ),
     preset(
         "local_adamw_align",

@@ -24,7 +24,7 @@ import optax
 from fedjax_muon.algorithms.fedavg import fedavg
 from fedjax_muon.algorithms.fedmuon import fedmuon
 from fedjax_muon.algorithms.registry import (
-    Made,
+    FromOptions,
     Method,
     Source,
     attribute_of,
@@ -185,7 +185,7 @@ ALL = by_name(
             "momentum": after_first(0.9),
             "clip_norm": 0.1,
         },
-        changes={"rule": Made(_clipped)},
+        changes={"rule": FromOptions(_clipped)},
     ),
     preset(
         "local_sgda",

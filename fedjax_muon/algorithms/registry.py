@@ -22,7 +22,7 @@ class Source(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
+class FromOptions:
     """An argument that a function makes from a preset's options."""
 
     function: Callable[..., Any]
@@ -36,12 +36,12 @@ class Preset:
     sentence: str
     options: Mapping[str, Any]  # arguments that stay open, with their defaults
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # fixed arguments of the base; a `Made` takes the options that its function names
+    # fixed arguments of the base, or functions of the options that they name
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
         """The functions whose arguments the options are; the last one has priority."""
-        made = (v.function for v in self.changes.values() if isinstance(v, Made))
+        made = (v.function for v in self.changes.values() if isinstance(v, FromOptions))
         return self.base, *made
 
     def signature(self) -> inspect.Signature:
@@ -59,7 +59,7 @@ class Preset:
         """The arguments of the base for values of all options."""
         fixed, taken = dict(self.changes), set[str]()
         for name, value in self.changes.items():
-            if isinstance(value, Made):
+            if isinstance(value, FromOptions):
                 names = inspect.signature(value.function).parameters.keys()
                 fixed[name] = value.function(**{key: options[key] for key in names})
                 taken |= names
@@ -107,7 +107,7 @@ def preset(
       base: Function of the other method.
       sentence: What the method is, the first line of its help.
       options: Arguments that stay open, with their defaults: of the base, or of the
-        functions of `Made` changes, from which they also have their annotations.
+        functions of `FromOptions` changes, from which they also have their annotations.
       changes: Fixed arguments of the base.
     """
     row = Preset(base, sentence, options, changes or {})

@@ -24,7 +24,7 @@ from fedjax_muon.core.hyperparameters import (
     after_first,
     check_choice,
     check_count,
-    check_made,
+    check_function,
     check_range,
     value_at,
 )
@@ -71,7 +71,7 @@ __all__ = [
     "broadcast_state",
     "check_choice",
     "check_count",
-    "check_made",
+    "check_function",
     "check_range",
     "descend",
     "exchange_shapes",

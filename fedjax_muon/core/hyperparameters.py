@@ -85,7 +85,7 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> str:
     )
 
 
-def check_made(name: str, value: Any, example: str) -> None:
+def check_function(name: str, value: Any, example: str) -> None:
     """Checks that a value is a function, and not one of ours that makes it.
 
     Args:

@@ -7,7 +7,7 @@ the DPMixSGD paper, does not either: `decentralized.private` has methods that do
 
 import optax
 
-from fedjax_muon.algorithms.registry import Made, Method, Source, by_name, preset
+from fedjax_muon.algorithms.registry import FromOptions, Method, Source, by_name, preset
 from fedjax_muon.core import Hyper
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized.dsgd import dsgd
@@ -75,7 +75,10 @@ def _noisy_storm(beta: Hyper, sigma: Hyper) -> Estimator:
 
 
 SUDA_MUON = MUON | {"lr": 0.03, "momentum": 0.9}
-SUDA_CHANGES = {"rule": Made(_muon), "estimator": Made(_ema_from_the_first)}
+SUDA_CHANGES = {
+    "rule": FromOptions(_muon),
+    "estimator": FromOptions(_ema_from_the_first),
+}
 
 ALL = by_name(
     Method(dsgd, "D-SGD", LIAN, Source.INDEPENDENT),
@@ -87,7 +90,7 @@ ALL = by_name(
         base=dsgd,
         sentence="Decentralized SGD with orthogonalized gradients.",
         options=MUON,
-        changes={"rule": Made(_muon)},
+        changes={"rule": FromOptions(_muon)},
     ),
     Method(gradient_tracking, "Gradient tracking", NEDIC, Source.INDEPENDENT),
     preset(
@@ -98,7 +101,7 @@ ALL = by_name(
         base=gradient_tracking,
         sentence="Tracked gradients, orthogonalized.",
         options=MUON,
-        changes={"rule": Made(_muon)},
+        changes={"rule": FromOptions(_muon)},
     ),
     preset(
         "demuon",
@@ -108,7 +111,7 @@ ALL = by_name(
         base=gradient_tracking,
         sentence="Tracked averages of gradients, orthogonalized.",
         options=MUON | {"momentum": 0.8},
-        changes={"rule": Made(_muon), "estimator": Made(_ema_from_zero)},
+        changes={"rule": FromOptions(_muon), "estimator": FromOptions(_ema_from_zero)},
     ),
     Method(suda, "SUDA", ALGHUNAIM, Source.OURS),
     preset(
@@ -156,7 +159,7 @@ ALL = by_name(
         base=dsgd,
         sentence="D-SGDA with noise on every gradient, without privacy.",
         options=RATES | {"sigma": 0.5} | RULE,
-        changes={"estimator": Made(_noisy_gradient)},
+        changes={"estimator": FromOptions(_noisy_gradient)},
     ),
     preset(
         "dm_hsgd",
@@ -167,7 +170,7 @@ ALL = by_name(
         base=gradient_tracking,
         sentence="Gradient tracking over STORM.",
         options=STORM_RATES | RULE,
-        changes={"estimator": Made(storm)},
+        changes={"estimator": FromOptions(storm)},
     ),
     preset(
         "dpmixsgd_unclipped",
@@ -178,6 +181,6 @@ ALL = by_name(
         base=gradient_tracking,
         sentence="DM-HSGD with noise on what agents send, without privacy.",
         options=STORM_RATES | {"sigma": 0.5} | RULE,
-        changes={"estimator": Made(_noisy_storm)},
+        changes={"estimator": FromOptions(_noisy_storm)},
     ),
 )

@@ -24,7 +24,7 @@ from fedjax_muon.core import (
     Exchange,
     Messages,
     check_count,
-    check_made,
+    check_function,
     check_range,
     map_exchanges,
     only_finite,
@@ -53,7 +53,7 @@ def robust(algorithm: Algorithm, aggregator: Aggregator) -> Algorithm:
       >>> scaffold_normuon = scaffold(lr=0.01, rule=normuon)
       >>> algorithm = robust(scaffold_normuon, aggregators.trimmed_mean(0.2))
     """
-    check_made("aggregator", aggregator, "median()")
+    check_function("aggregator", aggregator, "median()")
     add = lambda exchange: exchange._replace(stack=(*exchange.stack, aggregator))
     return with_all_messages(algorithm, add)
 
@@ -78,7 +78,7 @@ def with_all_messages(
 def chain(*aggregators: Aggregator) -> Aggregator:
     """Applies several aggregators, one to the results of the other."""
     for aggregator in aggregators:
-        check_made("aggregator", aggregator, "median()")
+        check_function("aggregator", aggregator, "median()")
 
     def apply(messages: Messages) -> Messages:
         for aggregator in aggregators:

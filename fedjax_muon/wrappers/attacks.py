@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import Algorithm, Messages, check_made, check_range, recorded
+from fedjax_muon.core import Algorithm, Messages, check_function, check_range, recorded
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.partition import check_listed
 from fedjax_muon.wrappers.aggregators import with_all_messages
@@ -38,7 +38,7 @@ def attack(algorithm: Algorithm, attack: Attack, clients: Sequence[int]) -> Algo
       attack: What they send, such as `attacks.alie()`.
       clients: Ids of the attackers; an id past the last client never takes part.
     """
-    check_made("attack", attack, "alie()")
+    check_function("attack", attack, "alie()")
     ids = _ids_of(clients)
 
     def apply(messages: Messages) -> Messages:

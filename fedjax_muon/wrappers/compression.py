@@ -44,7 +44,7 @@ class Compressor(NamedTuple):
     # (what was sent, shape and dtype of the array) -> array
 
 
-def _check_made(name: str, compressor: Any) -> None:
+def _check_compressor(name: str, compressor: Any) -> None:
     if not isinstance(compressor, Compressor):
         function = getattr(compressor, "__name__", "")
         called = f"; call it first: {function}(...)" if callable(compressor) else ""
@@ -170,7 +170,7 @@ def _of_matrices(
 ) -> Compressor:
     """A compressor of arrays from one of matrices."""
     if rest is not None:
-        _check_made("rest", rest)
+        _check_compressor("rest", rest)
 
     def encode_array(x, key):
         if x.ndim >= 2:
@@ -240,7 +240,7 @@ def chunked_top_k(
     check_count("k", k)
     check_count("chunk", chunk, high=256, limit="since a position has 16 bits")
     values = no_compression() if values is None else values
-    _check_made("values", values)
+    _check_compressor("values", values)
 
     def sides(shape):
         m, n = math.prod(shape[:-1]), math.prod(shape[-1:])
@@ -394,7 +394,7 @@ def compress(
       raises `ValueError` if the compressor does not fit an array, or no message has one
       of the fields.
     """
-    _check_made("compressor", compressor)
+    _check_compressor("compressor", compressor)
     _check_names(fields)
     if feedback is not None:
         check_range("feedback", feedback, 0.0, 1.0, schedules=False)
@@ -471,7 +471,7 @@ def compress_broadcasts(
       raises `ValueError` if the compressor does not fit an array, or no broadcast has
       one of the fields.
     """
-    _check_made("compressor", compressor)
+    _check_compressor("compressor", compressor)
     _check_names(fields)
     owner = object()
     first = len(algorithm.prologue)

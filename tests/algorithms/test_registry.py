@@ -8,7 +8,7 @@ from oracles.cases import PARTIAL, X
 from traces import farthest, path
 
 from fedjax_muon import algorithms, decentralized, minimax
-from fedjax_muon.algorithms.registry import Made, Source, preset
+from fedjax_muon.algorithms.registry import FromOptions, Source, preset
 from fedjax_muon.core import Algorithm, Hyper, Number, numbers_of
 
 METHODS = {**algorithms.ALL, **minimax.ALL, **decentralized.ALL}
@@ -26,7 +26,7 @@ ROW = preset(
     base=algorithms.fedavg,
     sentence="Two rates.",
     options={"server_lr": 0.5, "momentum": 0.9, "lr": 2.0},
-    changes={"rule": Made(_rule), "lr": 0.05},
+    changes={"rule": FromOptions(_rule), "lr": 0.05},
 )
 
 
