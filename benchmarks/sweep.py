@@ -18,7 +18,7 @@ from benchmarks.library import dataset_of, prepare
 from benchmarks.machine import machine, one_thread
 from benchmarks.workloads import WORKLOADS
 from fedjax_muon.simulation import training
-from fedjax_muon.simulation.sweeps import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, run_cells
 
 RATES, SEEDS = (0.01, 0.03, 0.05, 0.1, 0.3), range(5)
 ROUNDS = 20
@@ -39,13 +39,13 @@ def sequential(dataset) -> tuple[float, float]:
     for lr in RATES:
         began = time.process_time()
         prepared = prepare(WORKLOAD, dataset, parts(0), lr=lr)
-        training.train(prepared, prepared.init(jax.random.key(0)), rounds=1)
+        training.run(prepared, prepared.init(jax.random.key(0)), rounds=1)
         compiled += time.process_time() - began
         for seed in SEEDS:
             here = prepared.at(parts=parts(seed))
             began = time.process_time()
             state = here.init(jax.random.key(seed))
-            training.train(here, state, rounds=ROUNDS, evaluate_every=ROUNDS)
+            training.run(here, state, rounds=ROUNDS, evaluate_every=ROUNDS)
             run += time.process_time() - began
     return run, compiled
 
@@ -59,7 +59,7 @@ def vectorized(dataset, rounds: int) -> float:
     ]
     began = time.process_time()
     prepared = prepare(WORKLOAD, dataset, parts(0), lr=RATES[0])
-    for _ in sweep(prepared, cells, rounds=rounds, evaluate_every=ROUNDS):
+    for _ in run_cells(prepared, cells, rounds=rounds, evaluate_every=ROUNDS):
         pass
     return time.process_time() - began
 

@@ -8,6 +8,7 @@ from . import (
     linalg as linalg,
     models as models,
     privacy as privacy,
+    problems as problems,
     reporting as reporting,
     simulation as simulation,
     tasks as tasks,
@@ -76,6 +77,12 @@ from .core.pair import Pair as Pair
 from .data import Dataset as Dataset, partition as partition
 from .decentralized import topology as topology
 from .decentralized.simulation import decentralize as decentralize
+from .experiments import (
+    compare as compare,
+    simulate as simulate,
+    sweep as sweep,
+    train as train,
+)
 from .models import (
     load_metadata as load_metadata,
     load_params as load_params,
@@ -94,8 +101,8 @@ from .simulation.arrivals import (
     fedasync as fedasync,
     replayed as replayed,
 )
-from .simulation.sweeps import Cell as Cell, sweep as sweep
-from .simulation.training import early_stopping as early_stopping, train as train
+from .simulation.sweeps import Cell as Cell, run_cells as run_cells
+from .simulation.training import early_stopping as early_stopping, run as run
 from .simulation.tuning import tune as tune
 from .startup import cache_programs as cache_programs
 from .tasks import Batch as Batch, Task as Task

@@ -1,6 +1,6 @@
 """Trackers of training: TensorBoard, and packages with the functions of `wandb`.
 
-A `Tracker` is given to `train` among its callbacks. What it fails to write stops no
+A `Tracker` is given to `run` among its callbacks. What it fails to write stops no
 training: a warning says so once.
 """
 

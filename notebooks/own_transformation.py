@@ -37,7 +37,7 @@ algorithm = fm.fedavg(lr=0.001, rule=sign_of_average())
 sizes = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
 simulation = fm.federate(algorithm, task, digits, clients, **sizes)
 state = simulation.init(jax.random.key(1))
-state, history = fm.train(simulation, state, rounds=50)
+state, history = fm.run(simulation, state, rounds=50)
 print(f"test accuracy after 50 rounds: {history[-1]['test_accuracy']:.3f}")
 
 # %% [markdown]
@@ -57,7 +57,7 @@ ROUNDS = 50
 def curve(algorithm):
     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
     state = simulation.init(jax.random.key(1))
-    _, history = fm.train(simulation, state, rounds=ROUNDS, evaluate_every=5)
+    _, history = fm.run(simulation, state, rounds=ROUNDS, evaluate_every=5)
     return [row["round"] for row in history], [row["test_accuracy"] for row in history]
 
 
@@ -81,7 +81,7 @@ def final(algorithm, parts):
     simulation = fm.federate(algorithm, task, digits, parts, **sizes)
     states = [simulation.init(jax.random.key(seed)) for seed in (1, 2, 3)]
     runs = [
-        fm.train(simulation, state, rounds=ROUNDS, evaluate_every=ROUNDS)
+        fm.run(simulation, state, rounds=ROUNDS, evaluate_every=ROUNDS)
         for state in states
     ]
     return sum(history[-1]["test_accuracy"] for _, history in runs) / len(runs)

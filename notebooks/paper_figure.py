@@ -71,7 +71,7 @@ def curves(name):
         for alpha, lr, seed in keys
     ]
     how = {"rounds": ROUNDS, "evaluate_every": 5, "validation": validation}
-    runs = [run for group in fm.sweep(simulation, cells, **how) for run in group]
+    runs = [run for group in fm.run_cells(simulation, cells, **how) for run in group]
     found = dict(zip(keys, runs, strict=True))
 
     def score(alpha, lr):

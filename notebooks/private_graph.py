@@ -93,7 +93,7 @@ agents = partial(decentralize, dsgd(lr=LR), task, cells, parts, weights=W)
 
 def curve(simulation, seed):
     state = simulation.init(jax.random.key(seed))
-    _, rows = training.train(simulation, state, rounds=ROUNDS, evaluate_every=5)
+    _, rows = training.run(simulation, state, rounds=ROUNDS, evaluate_every=5)
     return np.array([(row["round"], row["test_auc"]) for row in rows])
 
 

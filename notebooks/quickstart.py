@@ -57,7 +57,7 @@ def train(name):
     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
     for seed in seeds:
         state = simulation.init(jax.random.key(seed))
-        _, rows = fm.train(simulation, state, rounds=ROUNDS, evaluate_every=5)
+        _, rows = fm.run(simulation, state, rounds=ROUNDS, evaluate_every=5)
         yield {column: np.array([row[column] for row in rows]) for column in rows[0]}
 
 

@@ -61,7 +61,9 @@ def points_of(name):
         for seed in SEEDS
     ]
     how = {"rounds": ROUNDS, "evaluate_every": 5, "validation": validation}
-    outcomes = [run for group in fm.sweep(simulation, cells, **how) for run in group]
+    outcomes = [
+        run for group in fm.run_cells(simulation, cells, **how) for run in group
+    ]
     for i, lr in enumerate(RATES[name]):
         seeds = outcomes[i * len(SEEDS) : (i + 1) * len(SEEDS)]
         runs = [columns(run.rows) for run in seeds if run.diverged is None]

@@ -17,7 +17,9 @@ PACKAGE = "fedjax_muon"
 PAGES = {
     "fm": (
         "Training and simulation",
-        ":federate train Simulation NonFiniteError early_stopping sweep"
+        ":train compare sweep simulate",
+        "experiments:Comparison Swept Trained",
+        ":federate run Simulation NonFiniteError early_stopping run_cells"
         " Cell tune cache_programs load_run save_params load_params"
         " load_metadata",
         "simulation:uniform by_examples STATE NonFiniteLossError",
@@ -29,6 +31,7 @@ PAGES = {
         "simulation.checkpoint:fingerprint digest open_checkpoints save restore"
         " notes_of CheckpointError",
     ),
+    "problems": ("Problems", "problems"),
     "algorithms": ("Algorithms", "algorithms", "algorithms.registry:Method preset"),
     "minimax": ("Minimax methods", "minimax"),
     "decentralized": (

@@ -57,7 +57,7 @@ from fedjax_muon.models.convolution import (
     max_pool_2x2,
 )
 from fedjax_muon.simulation import by_examples, uniform
-from fedjax_muon.simulation.sweeps import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, run_cells
 
 PLACE = Path("results/board")
 SEED = 42  # of both partitions
@@ -329,7 +329,7 @@ def trained(setting: Setting, data: Dataset) -> Iterator[tuned.Row]:
     began = time.perf_counter()
     span = {"rounds": setting.rounds, "evaluate_every": every}
     # all at once, without a program that measures how many fit in memory
-    groups = sweep(simulation, cells, cells_at_once=setting.runs, **span)
+    groups = run_cells(simulation, cells, cells_at_once=setting.runs, **span)
     outcomes = [outcome for group in groups for outcome in group]
     seconds = time.perf_counter() - began
     for run, (_, diverged) in enumerate(outcomes):

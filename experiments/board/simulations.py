@@ -22,7 +22,7 @@ from fedjax_muon.privacy.client_privacy import client_spec, keeps_states
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated
 from fedjax_muon.simulation import Simulation, training
 from fedjax_muon.simulation.participation import poisson_cohorts
-from fedjax_muon.simulation.sweeps import Cell, Outcome, sweep
+from fedjax_muon.simulation.sweeps import Cell, Outcome, run_cells
 
 STEP_SECONDS, BYTE_SECONDS, SPREAD = 0.01, 1e-6, 1.0  # of the virtual clock
 EPSILON = 8.0  # of a client, at DELTA
@@ -125,7 +125,7 @@ def on_a_ring(
 
 def swept(simulation: Simulation, cells: Sequence[Cell], **how: Any) -> list[Outcome]:
     """The outcomes of runs with a server, in one program."""
-    return [one for group in sweep(simulation, cells, **how) for one in group]
+    return [one for group in run_cells(simulation, cells, **how) for one in group]
 
 
 def one_by_one(
@@ -140,7 +140,7 @@ def one_by_one(
     outcomes = []
     for cell in cells:
         run = simulation.at(parts=cell.parts, hyper=cell.hyper)
-        state, rows = training.train(
+        state, rows = training.run(
             run,
             run.init(cell.key),
             rounds=rounds,

@@ -150,7 +150,7 @@ class Runner:
         )
         state = simulation.init(jax.random.key(seed))
         rounds = job.iterations
-        state, rows = training.train(
+        state, rows = training.run(
             simulation, state, rounds=rounds, evaluate_every=rounds, drop_nonfinite=True
         )
         return simulation, state, rows[-1]["test_auc"]

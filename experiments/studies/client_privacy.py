@@ -38,7 +38,7 @@ from fedjax_muon.reporting import intervals
 from fedjax_muon.reporting.style import drawing, styles
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.participation import fixed_cohort, poisson_cohorts
-from fedjax_muon.simulation.sweeps import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, run_cells
 from fedjax_muon.tasks.classification import classification
 from fedjax_muon.transforms import muon
 
@@ -203,7 +203,7 @@ def results(entry: Entry, cohorts: Cohorts, rounds: int, seeds: int) -> list[Res
         Cell({"noise": noise, **hyper}, keys[seed], parts[seed])
         for noise, hyper, seed in points
     ]
-    found = sweep(
+    found = run_cells(
         simulation,
         cells,
         rounds=rounds,

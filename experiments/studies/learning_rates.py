@@ -28,7 +28,7 @@ from fedjax_muon.reporting.comparison import Point, best
 from fedjax_muon.runs.build import parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import DEFAULTS, Config, Run
 from fedjax_muon.runs.errors import refusing
-from fedjax_muon.simulation.sweeps import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, run_cells
 
 EXPONENTS = range(-6, 2)  # of half decades: rates from 0.001 to 3
 SCHEDULES = ("constant", "cosine")
@@ -52,7 +52,7 @@ def points(
     run = Run(algorithm, {"lr": 1.0}, SEEDS[0], config)
     parts = {seed: parts_of(config, train, seed) for seed in SEEDS}
     rates = [rate(exponent) for exponent in exponents]
-    groups = sweep(
+    groups = run_cells(
         simulation_of(run, train),
         [
             Cell({"lr": r}, start_key(seed), parts[seed])

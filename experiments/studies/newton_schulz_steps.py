@@ -30,7 +30,7 @@ from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.linalg.newton_schulz import orthogonalize
 from fedjax_muon.runs.build import parts_of, start_key
 from fedjax_muon.runs.config import Config
-from fedjax_muon.simulation.sweeps import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, run_cells
 from fedjax_muon.transforms.variants import blocks_of
 
 TABLE = """
@@ -121,7 +121,7 @@ def trained(job: Job, task: tasks.Task, changes, dataset, config: Config, seeds)
         batch_size=config.batch_size,
     )
     every = config.evaluate_every
-    groups = sweep(prepared, cells, rounds=config.rounds, evaluate_every=every)
+    groups = run_cells(prepared, cells, rounds=config.rounds, evaluate_every=every)
     found = [outcome.rows for group in groups for outcome in group]
     columns = [{k: np.array([r[k] for r in rows]) for k in rows[0]} for rows in found]
     return dict(zip(points, columns, strict=True))

@@ -15,7 +15,7 @@ import numpy as np
 import fedjax_muon as fm
 from fedjax_muon.core import Algorithm
 from fedjax_muon.data.dataset import Dataset
-from fedjax_muon.simulation.sweeps import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, run_cells
 
 Row = dict[str, Any]
 
@@ -77,7 +77,7 @@ def trained(
     simulation = fm.federate(
         algorithm, problem.task, problem.data, parts[seeds[0]], **options
     )
-    groups = sweep(
+    groups = run_cells(
         simulation,
         cells,
         rounds=rounds,

@@ -2,7 +2,7 @@
 
     simulation = decentralize(algorithm, task, dataset, parts, weights=W, batch_size=20)
     state = simulation.init(jax.random.key(0))
-    state, history = training.train(simulation, state, rounds=1000)
+    state, history = training.run(simulation, state, rounds=1000)
 
 Federated and decentralized simulations have the same methods. Here a round is one
 iteration of all agents, t = 0 is part of `init`, and the agents' mean parameters are

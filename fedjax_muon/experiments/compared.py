@@ -29,6 +29,9 @@ class Comparison(NamedTuple):
     seeds: int
     graph: nx.Graph | None = None  # of agents of the first seed
 
+    def __str__(self) -> str:
+        return str(self.table())
+
     def table(self) -> tables.Cells:
         """The scores after the last round, over seeds."""
         target = self._target

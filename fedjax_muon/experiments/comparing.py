@@ -101,8 +101,8 @@ def compare(
       The results, with `table()` and `plot(path)`.
 
     Example:
-      >>> methods = {"FedAvg": fm.fedavg(lr=0.3)}  # doctest: +SKIP
-      >>> result = compare(methods, problem, rounds=20)  # doctest: +SKIP
+      >>> methods = {"FedAvg": fm.fedavg(lr=0.3)}
+      >>> result = compare(methods, problem, rounds=20)
     """
     place = None if directory is None else Path(directory).expanduser()
     check_directory(place, ledger, budget, log)

@@ -29,8 +29,8 @@ def simulate(method: Any, problem: Problem, seed: int = 0, **how: Any) -> Simula
         `clock` gives every seed other speeds.
 
     Example:
-      >>> problem = fm.problems.classification(alpha=0.5)  # doctest: +SKIP
-      >>> simulate(fm.fedavg(lr=0.1), problem, batch_size=16)  # doctest: +SKIP
+      >>> problem = fm.problems.classification(alpha=0.5)
+      >>> simulation = simulate(fm.fedavg(lr=0.1), problem, batch_size=16)
     """
     parts, settings = problem.parts(seed), settings_of(method, problem, how)
     clock = settings.get("clock")

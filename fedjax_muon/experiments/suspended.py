@@ -12,7 +12,7 @@ from fedjax_muon.simulation.sweeps import Cell
 
 
 class Suspended:
-    """The group of cells that an interrupt left unfinished, a `Pause` of `sweep`.
+    """The group of cells that an interrupt left unfinished, a `Pause` of `run_cells`.
 
     It is a checkpoint in a directory of its own, which only its owner reads, and is
     deleted when the sweep is done. A killed process leaves none: its group begins anew.

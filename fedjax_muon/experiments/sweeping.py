@@ -45,7 +45,7 @@ from fedjax_muon.files import named, write
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import comparison, metrics_csv, tables
 from fedjax_muon.reporting.comparison import History, Point
-from fedjax_muon.simulation.sweeps import Cell, Outcome, sweep as swept
+from fedjax_muon.simulation.sweeps import Cell, Outcome, run_cells
 from fedjax_muon.terminal import Progress
 
 MOST_RATES = 8  # that are tried for a method
@@ -91,6 +91,9 @@ class Swept(NamedTuple):
         if 2 * diverged > len(self.points):
             words.append(f"{diverged} of {len(self.points)} diverged")
         return f"({', '.join(words)})" if words else ""
+
+    def __str__(self) -> str:
+        return str(self.table())
 
     def table(self) -> tables.Cells:
         """The best point, with its scores after the last round."""
@@ -151,9 +154,8 @@ def sweep(
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes.
 
     Example:
-      >>> result = sweep(fm.fedavg(), problem, {"lr": (0.1, 0.3)})  # doctest: +SKIP
-      >>> result.best.hyper  # doctest: +SKIP
-      {'lr': 0.3}
+      >>> result = sweep(fm.fedavg(), problem, {"lr": (0.1, 0.3)}, rounds=20)
+      >>> best = result.best.hyper  # {'lr': 0.3}
     """
     check_one_process()
     _check(method, grid, seeds, how)
@@ -307,7 +309,7 @@ class _Search:
                 weights = problem.mixing(seed, len(parts))
             cells.append(Cell(hyper, start_key(seed), parts, weights))
         how = {**self.settings, "tick": progress.advance, "pause": pause}
-        return swept(self.simulation, cells, **how)
+        return run_cells(self.simulation, cells, **how)
 
 
 def _key(hyper: Mapping[str, float], seed: int) -> tuple:

@@ -273,9 +273,9 @@ def train(
       NonFiniteError: If a message or the training loss is not finite.
 
     Example:
-      >>> problem = fm.problems.classification(alpha=0.5)  # doctest: +SKIP
-      >>> result = train(fm.fedavg(lr=0.1), problem, rounds=20)  # doctest: +SKIP
-      >>> result.records[-1]["test_accuracy"]  # doctest: +SKIP
+      >>> problem = fm.problems.classification(alpha=0.5)
+      >>> result = train(fm.fedavg(lr=0.1), problem, rounds=20)
+      >>> accuracy = result.records[-1]["test_accuracy"]
     """
     place = None if directory is None else Path(directory).expanduser()
     check_directory(place, ledger, budget, log)

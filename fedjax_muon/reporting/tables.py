@@ -11,12 +11,18 @@ from fedjax_muon.reporting.comparison import SHARE_OF_BEST, Point, Summary, scor
 
 
 class Cells(NamedTuple):
-    """A table as text."""
+    """A table as text, which `print` and notebooks show."""
 
     title: str
     caption: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
+
+    def __str__(self) -> str:
+        return markdown(self)
+
+    def _repr_markdown_(self) -> str:
+        return markdown(self)
 
 
 NUMBERS = ("rounds to target", "MB to target", "kB per round")

@@ -49,7 +49,7 @@ from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.sweeps import Cell, Outcome, sweep
+from fedjax_muon.simulation.sweeps import Cell, Outcome, run_cells
 from fedjax_muon.terminal import Progress, plain_console, shown
 
 Values = tuple[dict[str, Any], int]  # hyperparameters and seed of a cell
@@ -199,7 +199,7 @@ def _share(job: Sweep, part: Part) -> dict[str, list[Values]]:
 
 def _groups(job: Sweep, name: str, todo, held_out, tick, pause):
     train, validation = held_out
-    return sweep(
+    return run_cells(
         _common(job, name, train),
         _cells(job, name, todo, _parts(job, train)),
         rounds=job.config.rounds,

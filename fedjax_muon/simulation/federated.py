@@ -4,7 +4,7 @@
     state = simulation.init(jax.random.key(0))
     state, metrics = simulation.train_round(state)
 
-`training.train` then runs and evaluates the other rounds.
+`training.run` then runs and evaluates the other rounds.
 """
 
 from collections.abc import Callable, Sequence

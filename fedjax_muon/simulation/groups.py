@@ -34,7 +34,7 @@ class Cell(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Results of a cell: records of `training.train`, with validation metrics.
+    """Results of a cell: records of `training.run`, with validation metrics.
 
     `seconds` of a record are the cell's share of the time of its group.
     """
@@ -109,7 +109,7 @@ class Groups:
 
     The numbers of a cell do not depend on the other cells of its group, nor on how many
     they are, if the cells run sequentially. Programs are compiled when the first group
-    runs. Arguments are those of `sweep`; `max_client_size` bounds the sizes of the
+    runs. Arguments are those of `run_cells`; `max_client_size` bounds the sizes of the
     clients of all groups.
     """
 

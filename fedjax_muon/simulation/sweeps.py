@@ -1,7 +1,7 @@
 """Sweeps over hyperparameters and seeds, in one compiled program.
 
     cells = [Cell({"lr": lr}, key, parts) for lr in rates for key, parts in seeds]
-    for group in sweep(simulation, cells, rounds=100):
+    for group in run_cells(simulation, cells, rounds=100):
         for outcome in group: ...
 
 A cell is a run of `simulation` with its own hyperparameters, key and clients. It gives
@@ -31,7 +31,7 @@ from fedjax_muon.simulation.memory import (
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.versions import of_computing
 
-__all__ = ["Cell", "Executor", "Outcome", "Over", "Pause", "sweep"]
+__all__ = ["Cell", "Executor", "Outcome", "Over", "Pause", "run_cells"]
 
 Prepared = Simulation | tuple[Simulation, Examples | None]
 
@@ -44,7 +44,7 @@ class Executor(Protocol):
         ...
 
 
-def sweep(
+def run_cells(
     simulation: Simulation | Callable[[], Prepared],
     cells: Sequence[Cell],
     *,

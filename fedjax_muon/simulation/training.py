@@ -149,7 +149,7 @@ def _lost(metrics: Metrics) -> NonFiniteError:
     return NonFiniteError(int(first), np.flatnonzero(rounds == first).tolist())
 
 
-def train(
+def run(
     simulation: Simulation,
     state: Any,
     *,
@@ -248,7 +248,7 @@ def early_stopping(
       min_change: Smallest change of the best value that is an improvement.
 
     Returns:
-      A callback, which starts anew with every call of `train`. It raises `ValueError`
+      A callback, which starts anew with every call of `run`. It raises `ValueError`
       if there is no such metric.
     """
     check_count("patience", patience)

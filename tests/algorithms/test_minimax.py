@@ -21,8 +21,8 @@ from fedjax_muon.data import partition
 from fedjax_muon.engine import plans
 from fedjax_muon.simulation import Simulation, checkpoint, federate
 from fedjax_muon.simulation.rounds import State
-from fedjax_muon.simulation.sweeps import Cell, sweep
-from fedjax_muon.simulation.training import Record, train
+from fedjax_muon.simulation.sweeps import Cell, run_cells
+from fedjax_muon.simulation.training import Record, run
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.heavy_tails import alpha_stable, noisy
 
@@ -97,7 +97,7 @@ class Trained(NamedTuple):
 @functools.cache
 def trained(name) -> Trained:
     prepared = federation(name, lr=RATES[name])
-    return Trained(prepared, *train(prepared, prepared.init(BEGIN), **SPAN))
+    return Trained(prepared, *run(prepared, prepared.init(BEGIN), **SPAN))
 
 
 def area(state, x, y):
@@ -120,7 +120,7 @@ def test_training_raises_the_area_under_the_curve(name):
 def test_a_sweep_is_its_single_runs():
     _, state, rows = trained("local_sgda")
     cells = [Cell({"lr": lr}, BEGIN, PARTS) for lr in (0.01, RATES["local_sgda"])]
-    swept = sweep(federation("local_sgda"), cells, validation=VALIDATION, **SPAN)
+    swept = run_cells(federation("local_sgda"), cells, validation=VALIDATION, **SPAN)
     other, outcome = [outcome for group in swept for outcome in group]
     assert outcome.diverged is None
     for found, wanted in zip(outcome.rows, rows, strict=True):

@@ -89,7 +89,7 @@ def test_the_mean_is_scored_and_the_distance_from_it(plain):
 
 
 def test_training_to_the_end_and_bytes_by_hand(plain):
-    state, rows = training.train(
+    state, rows = training.run(
         plain, plain.init(jax.random.key(0)), rounds=5, evaluate_every=2
     )
     assert state.round == 5
@@ -119,7 +119,7 @@ def test_an_agent_that_is_not_finite_ends_training(first, message):
 
     simulation = simulated(task=TASK._replace(grad=spoilt))
     with pytest.raises(NonFiniteError, match=message):
-        training.train(simulation, simulation.init(jax.random.key(0)), rounds=3)
+        training.run(simulation, simulation.init(jax.random.key(0)), rounds=3)
 
 
 @SLOW

@@ -140,7 +140,7 @@ def test_bad_records_are_refused(tmp_path):
     def attempt(record):
         how = {"cohort_size": None, "arrivals": fm.replayed(ARRIVALS, record)}
         simulation = small.simulation_of(fm.fedavg(), **how)
-        fm.train(simulation, simulation.init(small.KEY), rounds=99)
+        fm.run(simulation, simulation.init(small.KEY), rounds=99)
 
     path = tmp_path / "arrivals.csv"
     path.write_text("round,client\n0,1")

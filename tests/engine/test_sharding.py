@@ -184,7 +184,7 @@ def test_other_devices_are_refused():
     shared = federation.federation(devices=EIGHT)
     cells = [sweeps.Cell({}, jax.random.key(0), federation.PARTS)]
     with pytest.raises(ValueError, match="one device"):
-        list(sweeps.sweep(shared, cells, rounds=1))
+        list(sweeps.run_cells(shared, cells, rounds=1))
     assert simulation.STATE.training.client_states == sharding.SHARDED
 
 

@@ -96,7 +96,7 @@ def test_a_cell_is_the_method_with_its_noise(adult):
         *(problem.dataset, problem.parts(3)),
         **sizes,
     )
-    _, rows = training.train(alone, alone.init(jax.random.key(3)), rounds=3)
+    _, rows = training.run(alone, alone.init(jax.random.key(3)), rounds=3)
     assert found == pytest.approx(rows[-1]["test_auc"], abs=1e-6)
 
 

@@ -251,9 +251,9 @@ def test_a_simulation_that_does_not_fit_is_rejected():
 def test_the_noise_continues_after_an_interruption():
     simulation = simulation_of("dp_ftrl", Banded((0.8, 0.5, 0.1)))
     start = lambda: simulation.init(jax.random.key(0))
-    whole, _ = training.train(simulation, start(), rounds=4)
-    half, _ = training.train(simulation, start(), rounds=2)
-    both, _ = training.train(simulation, half, rounds=2)
+    whole, _ = training.run(simulation, start(), rounds=4)
+    half, _ = training.run(simulation, start(), rounds=2)
+    both, _ = training.run(simulation, half, rounds=2)
     jax.tree.map(np.testing.assert_array_equal, whole.params, both.params)
 
 
@@ -300,7 +300,7 @@ def moves(simulation):
     state = simulation.init(jax.random.key(0))
     seen = [np.concatenate(jax.tree.leaves(state.params))]
     for _ in range(ROUNDS):
-        state, _ = training.train(simulation, state, rounds=1)
+        state, _ = training.run(simulation, state, rounds=1)
         seen.append(np.concatenate(jax.tree.leaves(state.params)))
     return np.diff(np.array(seen, np.float64), axis=0)
 
@@ -327,7 +327,7 @@ def test_an_adaptive_norm_scales_correlated_noise():
         for _ in range(3):
             x = np.concatenate(jax.tree.leaves(state.params))
             norm = float(state.training.server.clip)
-            state, _ = training.train(simulation, state, rounds=1)
+            state, _ = training.run(simulation, state, rounds=1)
             move = np.concatenate(jax.tree.leaves(state.params)) - x
             rate = np.log(float(state.training.server.clip) / norm)
             found.append([*(move / norm), rate / -clip.lr])

@@ -29,7 +29,7 @@ from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.simulation.batching import always, shuffled_epochs
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.participation import fixed_cohort
-from fedjax_muon.simulation.sweeps import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, run_cells
 from fedjax_muon.simulation.training import train
 from fedjax_muon.tasks import auc, classification
 
@@ -354,7 +354,7 @@ WRONG = {
     ),
     "depends on its run; make another one": lambda: usual(clients).at(parts=CLIENTS),
     "a sweep releases all of its cells": lambda: list(
-        sweep(usual(clients), [Cell({}, KEY, CLIENTS)], rounds=1)
+        run_cells(usual(clients), [Cell({}, KEY, CLIENTS)], rounds=1)
     ),
     "max_batch": lambda: replace(AGENT, max_batch=3),
 }

@@ -121,13 +121,14 @@ def prepared() -> dict[str, Any]:
     of_client_2 = {"images": own[2][0], "labels": own[2][1], "request": asked[2]}
     in_process = {"digits": digits, "clients": clients, "task": task, "state": state}
     in_process["simulation"] = simulation
+    in_process["problem"] = fm.problems.classification(clients=4)
     return {"shared": shared, "nodes": nodes} | of_client_2 | in_process
 
 
 def failures(value: Any, names: dict[str, Any], prepared: dict[str, Any]) -> str:
     """What goes wrong where the examples of a docstring run, with some more names."""
-    modules = {"jax": jax, "jnp": jnp, "np": np, "optax": optax}
-    state = jax.tree.map(lambda x: x.copy(), prepared["state"])  # `train` donates it
+    modules = {"fm": fm, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
+    state = jax.tree.map(lambda x: x.copy(), prepared["state"])  # `run` donates it
     known = NAMED | modules | prepared | {"state": state} | names
     text = inspect.getdoc(value) or ""
     example = doctest.DocTestParser().get_doctest(text, known, "", None, None)
@@ -150,7 +151,10 @@ def faults(chosen, prepared: dict[str, Any]) -> dict[str, str]:
 
 # whose examples compile much, or need a package of the extra dev
 LONG = {
-    *(("", name) for name in ("tune", "sweep")),
+    *(
+        ("", name)
+        for name in ("tune", "run_cells", "train", "compare", "sweep", "simulate")
+    ),
     *(("privacy", name) for name in ("buffered_toeplitz", "best_banded", "banded")),
     *(("deploy", name) for name in ("in_process", "serve")),
 }
@@ -238,20 +242,20 @@ simulation: fm.Simulation = fm.federate(
 )
 state = simulation.init(jax.random.key(1))
 state, metrics = simulation.train_round(state)
-state, history = fm.train(simulation, state, rounds=10)
+state, history = fm.run(simulation, state, rounds=10)
 accuracy: float = history[-1]["test_accuracy"]
 
 schedule = optax.exponential_decay(0.1, 100, 0.5)
 scheduled: fm.Algorithm = fm.fedmuon(lr=schedule)
 cells = [fm.Cell({"lr": lr}, jax.random.key(0), parts) for lr in (0.01, 0.1)]
-for group in fm.sweep(simulation, cells, rounds=10):
+for group in fm.run_cells(simulation, cells, rounds=10):
     losses = [outcome.rows[-1]["train_loss"] for outcome in group]
 
 weights = fm.topology.metropolis(fm.topology.ring(4))
 agents = fm.decentralize(
     fm.decentralized.dsgd(lr=0.1), task, digits, parts, weights=weights, batch_size=32
 )
-final, rows = fm.train(agents, agents.init(jax.random.key(2)), rounds=10)
+final, rows = fm.run(agents, agents.init(jax.random.key(2)), rounds=10)
 """
 
 

@@ -131,7 +131,7 @@ def screen(monkeypatch):
 
 def train(simulation, **options) -> None:
     state = simulation.init(jax.random.key(0))
-    training.train(simulation, state, rounds=4, evaluate_every=2, **options)
+    training.run(simulation, state, rounds=4, evaluate_every=2, **options)
 
 
 def test_a_terminal_shows_the_rounds_unless_they_are_not_wanted(plain, screen):

@@ -118,7 +118,7 @@ MISTAKES = {
     ),
     "key must be a typed key": lambda: SIMULATION.init(0),
     "rounds must be a whole number, got '30'": (
-        lambda: fm.train(SIMULATION, start(SIMULATION), rounds="30")
+        lambda: fm.run(SIMULATION, start(SIMULATION), rounds="30")
     ),
     "count must be at least 0, got -1": (
         lambda: SIMULATION.train_rounds(start(SIMULATION), -1)
@@ -236,9 +236,9 @@ MISTAKES = {
     # cohorts and rounds
     "full participation only; use a cohort_size of all 6": {"algorithm": fm.stem()},
     "evaluate_every must be at least 1, got 0": (
-        lambda: fm.train(SIMULATION, start(SIMULATION), rounds=1, evaluate_every=0)
+        lambda: fm.run(SIMULATION, start(SIMULATION), rounds=1, evaluate_every=0)
     ),
-    "rounds must be at least 1, got 0": lambda: fm.train(SIMULATION, None, rounds=0),
+    "rounds must be at least 1, got 0": lambda: fm.run(SIMULATION, None, rounds=0),
     "room must be at least 2, got 1": {"cohorts": poisson_cohorts(1)},
     "at most 6, the number of clients, got 7": {"cohorts": poisson_cohorts(7)},
     "(clients, cohort_size) (6, 2), got (6, 3)": {"algorithm": PRIVATE} | COHORT,

@@ -20,7 +20,7 @@ from fedjax_muon.runs.build import parts_of, simulation_of, start_key
 from fedjax_muon.runs.config import Comparison, Config, Run
 from fedjax_muon.runs.sweep import Suspended
 from fedjax_muon.simulation import groups, training
-from fedjax_muon.simulation.sweeps import Cell, sweep
+from fedjax_muon.simulation.sweeps import Cell, run_cells
 
 TRAIN = ("train", "--algorithm", "fedavg", *SMALL, "--hidden", "4", "--rounds", "8")
 
@@ -316,7 +316,7 @@ def test_a_sweep_runs_what_train_runs(name, grid, seeds, alone, held_out):
     cells = [Cell({"lr": 0.1} | point, *begin(s)) for point in grid for s in seeds]
     how = {"rounds": CONFIG.rounds, "evaluate_every": CONFIG.evaluate_every}
     simulation = simulation_of(Run(name, {}, seeds[0], CONFIG), rest)
-    groups = sweep(simulation, cells, validation=validation, **how)
+    groups = run_cells(simulation, cells, validation=validation, **how)
     outcomes = [outcome for group in groups for outcome in group]
     own = outcomes[len(seeds) - 1].rows  # the first point on the last seed
     rows = alone(name)

@@ -364,7 +364,7 @@ def test_a_lost_message_leaves_later_starts_their_broadcast():
 def test_a_round_lasts_as_long_as_its_slowest_member():
     step = np.array([1.0, 2, 3, 4, 5, 6])
     simulation = federation.federation(clock=clocks.measured(step))
-    _, records = fm.train(
+    _, records = fm.run(
         simulation, simulation.init(KEY), rounds=5, evaluate_every=1, progress=False
     )
     seconds = np.diff([record["virtual_seconds"] for record in records])
@@ -477,10 +477,10 @@ def test_cells_of_a_sweep_have_times_of_their_own():
         fm.Cell({"lr": 0.3}, jax.random.key(1), federation.PARTS),
         fm.Cell({"lr": 0.1}, jax.random.key(2), parts),
     ]
-    (outcomes,) = fm.sweep(simulation, cells, rounds=6, evaluate_every=3)
+    (outcomes,) = fm.run_cells(simulation, cells, rounds=6, evaluate_every=3)
     for cell, outcome in zip(cells, outcomes, strict=True):
         one = simulation.at(parts=cell.parts, hyper=cell.hyper)
-        _, rows = fm.train(
+        _, rows = fm.run(
             one, one.init(cell.key), rounds=6, evaluate_every=3, progress=False
         )
         names = ("round", "virtual_seconds", "bytes_up")

@@ -35,7 +35,7 @@ def test_one_program_for_any_number_of_rounds():
     state, _ = prepared.train_round(prepared.init(jax.random.key(0)))
     state, _ = prepared.train_rounds(state, 7)
     for every in (3, 10):
-        state, _ = training.train(prepared, state, rounds=17, evaluate_every=every)
+        state, _ = training.run(prepared, state, rounds=17, evaluate_every=every)
     assert state.round == 42
     scored = prepared.compiled.score._cache_size()  # other tests' too
     others = cut([17, 4, 25, 9, 10, 10])  # the longest has 17 to 32 in both
@@ -304,7 +304,7 @@ def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
 def test_strict_promotion_of_dtypes_works_in_rounds(changes):
     with jax.numpy_dtype_promotion("strict"):
         prepared = federation.federation(**changes)
-        _, rows = fm.train(prepared, start(prepared), rounds=2)
+        _, rows = fm.run(prepared, start(prepared), rounds=2)
     assert np.isfinite(rows[-1]["train_loss"])
 
 
@@ -383,7 +383,7 @@ def test_callbacks_see_every_record_and_may_end_the_training(plain):
 
     callbacks = [lambda state, record: seen.append(record), enough]
     how = {"rounds": 100, "evaluate_every": 4, "callbacks": callbacks}
-    state, records = training.train(plain, start(plain), **how)
+    state, records = training.run(plain, start(plain), **how)
     assert records == seen
     assert kept == [0, 4, 8]
     assert state.round == 8
@@ -402,9 +402,9 @@ def test_a_loss_that_becomes_nan_names_its_round():
     how = {"rounds": 40, "evaluate_every": 1}
     message = "the training loss is NaN"
     with pytest.raises(simulation.NonFiniteError, match=message) as error:
-        training.train(broken, start(broken), **how)
+        training.run(broken, start(broken), **how)
     first = int(str(error.value).split(":")[0].removeprefix("round "))
-    _, rows = training.train(broken, start(broken), drop_nonfinite=True, **how)
+    _, rows = training.run(broken, start(broken), drop_nonfinite=True, **how)
     nan = [row["round"] for row in rows if np.isnan(row["train_loss"])]
     assert nan[0] == first > 0
 

@@ -27,7 +27,7 @@ SLOW = {"clock": clocks.measured([1.0, 1.5, 2.0, 2.5, 3.0, 4.0])}
 
 
 def groups_of(prepared, cells, **how):
-    return list(sweeps.sweep(prepared, cells, **{**HOW, **how}))
+    return list(sweeps.run_cells(prepared, cells, **{**HOW, **how}))
 
 
 def outcomes(prepared, cells, **how):
@@ -195,7 +195,7 @@ def test_devices_divide_the_cells_of_a_group(together):
     assert [len(group) for group in found] == [4, 1]  # a multiple of two
     assert_same_outcomes(itertools.chain(*found), together)
     with pytest.raises(ValueError, match="give only one of devices, executor and over"):
-        next(sweeps.sweep(prepared, CELLS, rounds=1, over=sequential, **how))
+        next(sweeps.run_cells(prepared, CELLS, rounds=1, over=sequential, **how))
 
 
 @pytest.mark.slow
@@ -285,7 +285,7 @@ def test_what_is_no_sweep_is_refused_before_it_is_compiled(message, monkeypatch)
     monkeypatch.setattr(groups, "make_programs", None)
     how = {"cells": [USUAL], "rounds": 3} | MISTAKES[message]
     with pytest.raises(ValueError, match=message):
-        next(sweeps.sweep(federation.federation(fedavg()), **how))
+        next(sweeps.run_cells(federation.federation(fedavg()), **how))
 
 
 def test_groups_take_half_the_memory_and_one_cell_where_it_is_unknown(monkeypatch):

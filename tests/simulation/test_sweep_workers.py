@@ -1,4 +1,4 @@
-"""`sweep` on an executor: the rows of one process, and what cannot travel."""
+"""`run_cells` on an executor: the rows of one process, and what cannot travel."""
 
 import functools
 import itertools
@@ -38,7 +38,7 @@ def rows(groups) -> list:
 
 @pytest.fixture(scope="module")
 def alone():
-    return rows(sweeps.sweep(make, CELLS, **HOW))
+    return rows(sweeps.run_cells(make, CELLS, **HOW))
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def importable(monkeypatch):
 
 
 def on(executor, **how) -> list:
-    return rows(sweeps.sweep(make, CELLS, **HOW | how, executor=executor))
+    return rows(sweeps.run_cells(make, CELLS, **HOW | how, executor=executor))
 
 
 class Losing(ThreadPoolExecutor):
@@ -75,7 +75,7 @@ def test_rows_are_those_of_one_process_in_the_order_of_cells(alone):
     with ThreadPoolExecutor(2) as executor:
         for size, count in {None: 6, 4: 2}.items():
             how = HOW | {"cells_at_once": size, "executor": executor}
-            groups = list(sweeps.sweep(make, CELLS, **how))
+            groups = list(sweeps.run_cells(make, CELLS, **how))
             assert len(groups) == count
             assert rows(groups) == alone
 
@@ -126,7 +126,7 @@ def test_what_cannot_travel_is_refused_before_anything_runs(simulation, how, mes
 
     how = {"executor": Refusing(1), **how}
     with pytest.raises(ValueError, match=message) as found:
-        list(sweeps.sweep(simulation, CELLS, **HOW, **how))
+        list(sweeps.run_cells(simulation, CELLS, **HOW, **how))
     assert "\n" not in str(found.value)
 
 

@@ -90,7 +90,7 @@ def test_training_tells_trackers_and_functions_may_still_end_it():
 
     start = prepared.init(jax.random.key(8))
     both = [spy(seen), enough]
-    _, records = training.train(
+    _, records = training.run(
         prepared, start, rounds=50, evaluate_every=2, callbacks=both
     )
     assert asked == [0, 2, 4]
