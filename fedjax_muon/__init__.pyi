@@ -17,42 +17,48 @@ from . import (
     wrappers as wrappers,
 )
 from .ahead_of_time import compile_for as compile_for
-from .algorithms import (
+from .algorithms import minimax as minimax
+from .algorithms.diloco import (
     diloco as diloco,
+    muloco as muloco,
+    sparseloco as sparseloco,
+)
+from .algorithms.ef21_muon import ef21_muon as ef21_muon
+from .algorithms.fafed import fafed as fafed
+from .algorithms.fedadamw import fedadamw as fedadamw
+from .algorithms.fedavg import (
     dp_fedmuon as dp_fedmuon,
-    ef21_muon as ef21_muon,
-    fafed as fafed,
     fedadagrad as fedadagrad,
     fedadam as fedadam,
-    fedadamw as fedadamw,
     fedavg as fedavg,
-    fedavg_m as fedavg_m,
-    fedavg_vr as fedavg_vr,
-    feddyn as feddyn,
-    fedex_lora as fedex_lora,
-    fedexp as fedexp,
-    fedlada as fedlada,
-    fedmuon as fedmuon,
-    fedmuon_align as fedmuon_align,
-    fedmuon_correct as fedmuon_correct,
-    fedmuon_svd as fedmuon_svd,
-    fednova as fednova,
-    fedprox as fedprox,
     fedyogi as fedyogi,
     local_adamw as local_adamw,
     local_muon as local_muon,
-    local_muon_persistent as local_muon_persistent,
     local_sgdm as local_sgdm,
-    minimax as minimax,
-    muloco as muloco,
-    padamfed_vr as padamfed_vr,
-    scaffold as scaffold,
-    scaffold_m as scaffold_m,
-    scaffold_vr as scaffold_vr,
-    sparseloco as sparseloco,
-    stem as stem,
-    streaming_diloco as streaming_diloco,
 )
+from .algorithms.fedavg_m import fedavg_m as fedavg_m
+from .algorithms.fedavg_vr import fedavg_vr as fedavg_vr
+from .algorithms.feddyn import feddyn as feddyn
+from .algorithms.fedex_lora import fedex_lora as fedex_lora
+from .algorithms.fedexp import fedexp as fedexp
+from .algorithms.fedlada import fedlada as fedlada
+from .algorithms.fedmuon import fedmuon as fedmuon
+from .algorithms.fedmuon_align import (
+    fedmuon_align as fedmuon_align,
+    fedmuon_svd as fedmuon_svd,
+)
+from .algorithms.fedmuon_correct import fedmuon_correct as fedmuon_correct
+from .algorithms.fednova import fednova as fednova
+from .algorithms.fedprox import fedprox as fedprox
+from .algorithms.local_muon_persistent import (
+    local_muon_persistent as local_muon_persistent,
+)
+from .algorithms.padamfed_vr import padamfed_vr as padamfed_vr
+from .algorithms.scaffold import scaffold as scaffold
+from .algorithms.scaffold_m import scaffold_m as scaffold_m
+from .algorithms.scaffold_vr import scaffold_vr as scaffold_vr
+from .algorithms.stem import stem as stem
+from .algorithms.streaming_diloco import streaming_diloco as streaming_diloco
 from .core import (
     Algorithm as Algorithm,
     Exchange as Exchange,

@@ -13,7 +13,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "fedjax_muon"
-# page -> title, and the modules whose names it has; `module:names` has these alone
+# page -> title, and the modules whose names it has; `module:names` has these alone, and
+# `package:*` the recorded functions of its modules
 PAGES = {
     "fm": (
         "Training and simulation",
@@ -33,6 +34,12 @@ PAGES = {
     ),
     "problems": ("Problems", "problems"),
     "algorithms": ("Algorithms", "algorithms", "algorithms.registry:Method preset"),
+    "algorithms": (
+        "Algorithms",
+        "algorithms:*",
+        "algorithms:ALL",
+        "algorithms.registry:Method preset",
+    ),
     "minimax": ("Minimax methods", "minimax"),
     "decentralized": (
         "Decentralized methods",
@@ -89,7 +96,7 @@ PAGES = {
         "engine",
         "engine.plans:Plan loop mapped vmapped chunked",
         ":compile_for",
-        "simulation.tuning",
+        "simulation.tuning:Tuned",
     ),
     "tracking": ("Trackers and figures", "tracking", "reporting", "reporting.plots"),
     "deploy": ("Real clients", "deploy", "deploy.nvflare:Site sites published"),
@@ -123,6 +130,11 @@ def is_own(one: griffe.Object | griffe.Alias) -> bool:
     return public and not one.is_alias and (one.is_function or one.is_class)
 
 
+def is_recorded(one: griffe.Object | griffe.Alias) -> bool:
+    """Whether a public object is a function that makes an algorithm."""
+    return one.is_function and any(str(d.value) == "recorded" for d in one.decorators)
+
+
 def is_exported(one: griffe.Object | griffe.Alias) -> bool:
     """Whether a module takes a name from another one of the package."""
     return one.is_alias and one.target_path.startswith(f"{PACKAGE}.")
@@ -132,9 +144,18 @@ def named(entry: str, package: griffe.Module) -> Iterator[tuple[str, griffe.Obje
     """The names of a line of `PAGES`, as users write them, and what they are."""
     path, _, names = entry.partition(":")
     module = package[path] if path else package
+    if module.is_alias:
+        module = module.final_target
     own = [name for name, one in module.members.items() if is_own(one)]
     stub = [name for name, one in module.members.items() if is_exported(one)]
+    recorded = [
+        f"{file.name}.{name}"
+        for file in module.modules.values()
+        for name, one in file.members.items()
+        if "ALL" not in file.members and is_own(one) and is_recorded(one)
+    ]
     listed = names.split() or module.exports or own or stub
+    listed = recorded if names == "*" else listed
     for name in map(str, listed):
         found = target(module[name])
         if found is not None:

@@ -169,7 +169,7 @@ def _clipped(clip_norm: Number) -> optax.GradientTransformation:
 
 ALL = by_name(
     Method(fed_nsgda_m, "Fed-NSGDA-M", ZHANG, Source.TEXT, GRID),
-    Method(fedmuon_da, "FedMuon-DA", ZHANG, Source.TEXT, GRID),
+    Method(fedmuon_da, "FedMuon-DA", ZHANG, Source.TEXT, GRID, color="#8e44ad"),
     preset(
         "fedsgda_clip",
         "FedSGDA-Clip",

@@ -77,6 +77,7 @@ class Method:
     grid: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     # published values of hyperparameters by name
     preset: Preset | None = None  # what the function was made from
+    color: str = ""  # hexadecimal, of its curves; empty for a shade of grey
 
     @property
     def name(self) -> str:
@@ -99,6 +100,7 @@ def preset(
     sentence: str,
     options: Mapping[str, Any],
     changes: Mapping[str, Any] | None = None,
+    color: str = "",
 ) -> Method:
     """Makes the row of a method that is another one with some arguments fixed.
 
@@ -121,7 +123,7 @@ def preset(
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"{label}: {sentence}\n\n{paper}. A preset of `{base.__name__}`."
     vars(function)["__signature__"] = signature
-    return Method(recorded(function), label, paper, source, grid or {}, row)
+    return Method(recorded(function), label, paper, source, grid or {}, row, color)
 
 
 def by_name(*methods: Method) -> dict[str, Method]:

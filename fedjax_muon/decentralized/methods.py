@@ -91,6 +91,7 @@ ALL = by_name(
         sentence="Decentralized SGD with orthogonalized gradients.",
         options=MUON,
         changes={"rule": FromOptions(_muon)},
+        color="#d6459b",
     ),
     Method(gradient_tracking, "Gradient tracking", NEDIC, Source.INDEPENDENT),
     preset(
@@ -102,6 +103,7 @@ ALL = by_name(
         sentence="Tracked gradients, orthogonalized.",
         options=MUON,
         changes={"rule": FromOptions(_muon)},
+        color="#a0307a",
     ),
     preset(
         "demuon",
@@ -112,6 +114,7 @@ ALL = by_name(
         sentence="Tracked averages of gradients, orthogonalized.",
         options=MUON | {"momentum": 0.8},
         changes={"rule": FromOptions(_muon), "estimator": FromOptions(_ema_from_zero)},
+        color="#c77dc0",
     ),
     Method(suda, "SUDA", ALGHUNAIM, Source.OURS),
     preset(
@@ -122,6 +125,7 @@ ALL = by_name(
         sentence="Exact diffusion with tracked averages, orthogonalized.",
         options=SUDA_MUON,
         changes=SUDA_CHANGES | {"triple": ED},
+        color="#7a3e9d",
     ),
     preset(
         "suda_muon_extra",
@@ -131,6 +135,7 @@ ALL = by_name(
         sentence="EXTRA with tracked averages, orthogonalized.",
         options=SUDA_MUON,
         changes=SUDA_CHANGES | {"triple": EXTRA},
+        color="#b07aa1",
     ),
     preset(
         "suda_muon_gt",
@@ -140,6 +145,7 @@ ALL = by_name(
         sentence="Gradient tracking by SUDA, with averages, orthogonalized.",
         options=SUDA_MUON,
         changes=SUDA_CHANGES | {"triple": GT},
+        color="#5e2750",
     ),
     preset(
         "dsgda",

@@ -6,6 +6,7 @@ other formats are dark on white.
 """
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter
 from numpy.typing import ArrayLike
 
+from fedjax_muon import algorithms, decentralized
+
 
 class Line(NamedTuple):
     """How a curve is drawn."""
@@ -25,35 +28,9 @@ class Line(NamedTuple):
     dash: str
 
 
-MUON = {  # by the label of a method
-    "FedMuon": "#d62728",
-    "FedMuon(alignment)": "#1f6fd6",
-    "FedMuon(bias correction)": "#e8820c",
-    "FedMuon-DA": "#8e44ad",
-    "Local Muon": "#12a150",
-    "MuLoCo": "#00a3b4",
-    "MuLoCo(1 worker)": "#007a87",
-    "MuLoCo(2 workers)": "#4cc3cf",
-    "MuLoCo(16 workers)": "#0e5f68",
-    "EF21-Muon": "#c2385b",
-    "Ringmaster LMO": "#7d2a6e",
-    "FedMuon(SVD)": "#5b5bd6",
-    "FedMuon(alignment, own momentum)": "#4aa3ff",
-    "FedMuon(unsynced start)": "#ff6b6b",
-    "FedMuon(bias correction, Euclidean)": "#c9a400",
-    "FedMuon(bias correction, max norm)": "#b5541c",
-    "FedPAC(Muon)": "#2b8ca8",
-    "Local Muon(averaged momentum)": "#7bbf2a",
-    "Local Muon(persistent)": "#0b7a4b",
-    "D-SGD + Muon": "#d6459b",
-    "Gradient tracking + Muon": "#a0307a",
-    "DeMuon": "#c77dc0",
-    "SUDA-Muon(ED)": "#7a3e9d",
-    "SUDA-Muon(EXTRA)": "#b07aa1",
-    "SUDA-Muon(GT)": "#5e2750",
-    "DP-Muon": "#a8651f",  # this and the next ones are of private studies
+STUDIES = {  # colors of what is around Muon in studies alone, by label
+    "DP-Muon": "#a8651f",
     "DP-Muon, bias corrected": "#f0a830",
-    "DP-FedMuon": "#2f7f7f",
     "Muon at the server": "#9450d8",
 }
 GREYS = ("#868686", "#5f5f5f", "#a9a9a9", "#747474")
@@ -65,21 +42,6 @@ DASHES: dict[str, Any] = {  # as matplotlib draws them
     "longdash": (0, (9, 2.5)),
     "longdashdot": (0, (9, 2, 1, 2)),
 }
-BASELINES = """\
-FedAvg; FedProx; FedNova; SCAFFOLD; FedAdam; FedYogi; FedAdagrad; FedCM;
-Local AdamW; FedAvg(momentum); FedAvg(Adam); SCAFFOLD(momentum); SCAFFOLD(Adam);
-DiLoCo; FedAvg-M; FedAvg-VR; SCAFFOLD-M; SCAFFOLD-VR; PAdaMFed; PAdaMFed-VR;
-FedLADA; FAFED; STEM; LocalSGDM; Adam-BiClip; Bi2Clip;
-Local SGD(averaged momentum, alignment);
-Local AdamW(averaged momentum, alignment); Fed-NSGDA-M; FedSGDA-Clip; LocalSGDA;
-LocalSGDAM; FedSGDA-M; SAGDA; FSGDA; FESS-GDA; D-SGD; Gradient tracking; D-SGDA;
-DM-HSGD; DP-SGDA (unclipped, no privacy); DPMixSGD (unclipped, no privacy);
-DP-SGDA; DP-FTRL (banded); DP-FTRL (buffered); DPMixSGD (clipped);
-DPMixSGD (clipped, noise inside); Private STORM (split clip); DP-SGD; DP-FTRL;
-DP-FedAvg; FedExP; FedDyn; FedAdamW; SUDA;
-SparseLoCo; FedPAC(SOAP); FedEx-LoRA; Streaming DiLoCo; FedAvg(server momentum);
-Local SOAP; FADAS""".replace("\n", " ").split("; ")
-
 STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": "0.5",
@@ -118,7 +80,6 @@ NOTE = "#7a7a7a"  # of small letters, on any background
 INKS = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
 NO_BACKGROUND: Any = STYLE | dict.fromkeys(INKS, NOTE)
 NO_BACKGROUND |= {"savefig.transparent": True}
-KNOWN = {*MUON, *BASELINES}
 DATES = {".svg": "Date", ".pdf": "CreationDate"}
 
 
@@ -131,6 +92,25 @@ class Label(NamedTuple):
     color: str
 
 
+@functools.cache
+def known() -> dict[str, Line]:
+    """How the curves of all methods are drawn, by label."""
+    tables = (algorithms.ALL, algorithms.minimax.ALL, decentralized.ALL)
+    colors = {row.label: row.color for table in tables for row in table.values()}
+    colors |= {row.label: "" for row in decentralized.PRIVATE.values()}
+    greys = [label for label, color in colors.items() if not color]
+    found = {label: _grey(number) for number, label in enumerate(greys)}
+    colored = {label: color for label, color in colors.items() if color}
+    return found | {k: Line(color, "solid") for k, color in (colored | STUDIES).items()}
+
+
+def _grey(number: int) -> Line:
+    """The first 24 differ, by shade or dash."""
+    dashes = list(DASHES)
+    shade = number + number // len(dashes)
+    return Line(GREYS[shade % len(GREYS)], dashes[number % len(dashes)])
+
+
 def line_of(label: str) -> Line:
     """How the curves of a method are drawn: the same in every figure.
 
@@ -138,13 +118,7 @@ def line_of(label: str) -> Line:
       >>> line_of("FedMuon")
       Line(color='#d62728', dash='solid')
     """
-    if label in MUON:
-        return Line(MUON[label], "solid")
-    dashes = list(DASHES)
-    known = label in BASELINES
-    number = BASELINES.index(label) if known else sum(map(ord, label))
-    shade = number + number // len(dashes) if known else number
-    return Line(GREYS[shade % len(GREYS)], dashes[number % len(dashes)])
+    return known().get(label) or _grey(sum(map(ord, label)))
 
 
 def another(line: Line, number: int) -> Line:
@@ -179,7 +153,7 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
             color = matplotlib.colors.to_hex(shades[values.index(label)])
             looks[label] = {"color": color, "ls": "-"}
             continue
-        method = label if label in KNOWN else label.partition(", ")[0]
+        method = label if label in known() else label.partition(", ")[0]
         line = line_of(method)
         for number in range(1, len(DASHES)):
             if line in used:

@@ -180,6 +180,16 @@ def test_a_method_has_one_color_in_the_figures_of_all_commands(figures, tmp_path
     assert [colors_of(panel)[0] for panel in panels] == expected
 
 
+def test_every_method_has_a_line_of_its_own():
+    lines = style.known().values()
+    greys = [line for line in lines if line.color in style.GREYS]
+    colors = [line.color for line in lines if line not in greys]
+    assert len(set(colors)) == len(colors) == 29
+    assert len(set(greys[:24])) == 24  # of all combinations
+    for line in greys:
+        assert len({line.color[i : i + 2] for i in (1, 3, 5)}) == 1
+
+
 def test_lines_of_a_figure_differ():
     labels = [*NAMES, "FedMuon, lr=0.1", "FedMuon, lr=0.3"]
     labels += ["Mz nethod", "T = 0", "T = 1"]

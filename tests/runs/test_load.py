@@ -10,11 +10,9 @@ from command import SMALL, refused, run
 from packages import needs
 
 import fedjax_muon as fm
-from fedjax_muon.decentralized import ALL as DECENTRALIZED
-from fedjax_muon.decentralized.private import PRIVATE
-from fedjax_muon.reporting import metrics_csv, style
+from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs import load
-from fedjax_muon.runs.config import METHODS, Comparison, Config, Sweep
+from fedjax_muon.runs.config import Comparison, Config, Sweep
 from fedjax_muon.runs.directory import to_json
 from fedjax_muon.runs.load import load_run
 
@@ -176,16 +174,3 @@ def test_a_model_that_starts_at_a_checkpoint_names_it():
     config = Config(model="roberta", checkpoint=Path("base"), lora_rank=4)
     found = load._model(config, fm.data.load("digits"))
     assert found == {"name": "roberta", "checkpoint": "base", "lora_rank": 4}
-
-
-def test_every_method_has_a_line_of_its_own():
-    entries = [*METHODS.values(), *DECENTRALIZED.values(), *PRIVATE.values()]
-    labels = {method.label for method in entries}
-    assert labels <= {*style.MUON, *style.BASELINES}
-    assert len(set(style.MUON.values())) == len(style.MUON)
-    lines = [style.line_of(label) for label in style.BASELINES]
-    assert {line.color for line in lines} == set(style.GREYS)
-    assert len(set(lines[:24])) == 24  # of all combinations
-    for line in lines:
-        red, green, blue = (int(line.color[i : i + 2], 16) for i in (1, 3, 5))
-        assert red == green == blue
