@@ -28,6 +28,7 @@ from fedjax_muon.experiments import logs
 from fedjax_muon.experiments.compared import Comparison, graph_of, rate_of
 from fedjax_muon.experiments.identity import words_of
 from fedjax_muon.experiments.prepared import (
+    Method,
     needs_all,
     of_seed,
     score_of,
@@ -59,7 +60,7 @@ TUNING = "tuning"
 
 
 def compare(
-    methods: Mapping[str, Any],
+    methods: Mapping[str, Method],
     problem: Problem,
     *,
     rounds: int = 100,
@@ -151,7 +152,7 @@ def compare(
 
 
 def _tuned(
-    method: Any,
+    method: Method,
     problem: Problem,
     grid: Grid,
     seeds: Sequence[int],
@@ -171,7 +172,7 @@ def _tuned(
 
 
 def _jobs(
-    rows: Mapping[str, tuple[Any, dict[str, Any]]],
+    rows: Mapping[str, tuple[Method, dict[str, Any]]],
     firsts: Mapping[str, Simulation],
     problem: Problem,
     seeds: Sequence[int],
@@ -191,7 +192,7 @@ def _jobs(
 
 
 def _check(
-    methods: Mapping[str, Any],
+    methods: Mapping[str, Method],
     seeds: Sequence[int],
     grids: Mapping[str, Grid],
     *,
@@ -224,8 +225,8 @@ def _check(
 
 
 def _rows(
-    methods: Mapping[str, Any], how: Mapping[str, Any]
-) -> dict[str, tuple[Any, dict[str, Any]]]:
+    methods: Mapping[str, Method], how: Mapping[str, Any]
+) -> dict[str, tuple[Method, dict[str, Any]]]:
     """The method and settings of every row of the table: several, if private."""
     several = how.get("privacy")
     if not isinstance(several, list | tuple):
@@ -248,7 +249,7 @@ def _rows(
     return rows
 
 
-def _title(rows: Mapping[str, tuple[Any, dict[str, Any]]], problem: Problem) -> str:
+def _title(rows: Mapping[str, tuple[Method, dict[str, Any]]], problem: Problem) -> str:
     method, how = next(iter(rows.values()))
     return title_of(method, problem, how)
 
@@ -308,7 +309,7 @@ def _columns(rows: Sequence[Record]) -> History:
 
 def _told(
     label: str,
-    method: Any,
+    method: Method,
     how: Mapping[str, Any],
     problem: Problem,
     sweeps: Mapping[str, Swept],

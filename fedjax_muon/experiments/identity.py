@@ -21,7 +21,7 @@ import numpy as np
 
 from fedjax_muon.core.recipe import Recipe, described, in_words
 from fedjax_muon.engine.processes import run_on_first
-from fedjax_muon.experiments.prepared import made_by, settings_of
+from fedjax_muon.experiments.prepared import Method, made_by, settings_of
 from fedjax_muon.files import claim, read_text, reading
 from fedjax_muon.problems import Problem
 from fedjax_muon.simulation import checkpoint
@@ -37,7 +37,7 @@ INSTALLED = {"site-packages", "dist-packages"}
 
 
 def identity(
-    method: Any, problem: Problem, seed: int, how: Mapping[str, Any], **others: Any
+    method: Method, problem: Problem, seed: int, how: Mapping[str, Any], **others: Any
 ) -> dict[str, str]:
     """What a run computes, in words, but for its arrays.
 
@@ -54,7 +54,13 @@ def identity(
     words |= {name: in_words(value) for name, value in given.items()}
     words |= {name: in_words(value) for name, value in others.items()}
     words |= {"task": in_words(problem.task), "seed": str(seed)}
-    code = [method, problem.call, problem.task, problem.public_task, problem.divided]
+    code: list[Any] = [
+        method,
+        problem.call,
+        problem.task,
+        problem.public_task,
+        problem.divided,
+    ]
     code += [problem.tested, problem.weights, given]
     return words | code_of(code)
 
@@ -81,12 +87,12 @@ def claimed(directory: Path, words: Mapping[str, str]) -> None:
     text = json.dumps(dict(words), indent=1) + "\n"
 
     def make() -> None:
+        check_same(directory, words)
         directory.mkdir(parents=True, exist_ok=True)
-        claim(directory / IDENTITY, text)
+        if not claim(directory / IDENTITY, text):
+            check_same(directory, words)
 
-    check_same(directory, words)
     run_on_first(make)
-    check_same(directory, words)
 
 
 def words_of(directory: Path) -> dict[str, str]:

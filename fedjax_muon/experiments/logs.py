@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_muon import tracking
-from fedjax_muon.engine.processes import run_on_first
+from fedjax_muon.engine.processes import is_first
 from fedjax_muon.files import read_text, reading, write
 from fedjax_muon.tracking import Tracker
 from fedjax_muon.versions import check_installed, optional
@@ -101,7 +101,8 @@ def begin(run_dir: Path, names: Sequence[str]) -> Log:
         return NO_LOG
     log = Log(tuple(names), secrets.token_hex(4))
     text = json.dumps({"log": log.names, "run_id": log.run_id}, indent=2) + "\n"
-    run_on_first(lambda: write(run_dir / FILE, text))
+    if is_first():  # the only process that logs
+        write(run_dir / FILE, text)
     return log
 
 

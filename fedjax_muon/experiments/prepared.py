@@ -8,17 +8,19 @@ from typing import Any
 import jax
 
 from fedjax_muon.core import Algorithm, check_choice, streams
+from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.problems import Problem, key_of
 from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.simulation import Simulation
 
+Method = Algorithm | Gossip  # with a server, or without one
 # arguments that a problem decides, or that come first
 OF_PROBLEM = ("algorithm", "task", "dataset", "parts", "test_parts", "weights")
 
 
-def simulate(method: Any, problem: Problem, seed: int = 0, **how: Any) -> Simulation:
+def simulate(method: Method, problem: Problem, seed: int = 0, **how: Any) -> Simulation:
     """Prepares a method on the clients of a seed.
 
     Args:
@@ -50,7 +52,7 @@ def simulate(method: Any, problem: Problem, seed: int = 0, **how: Any) -> Simula
 
 
 def settings_of(
-    method: Any, problem: Problem, how: Mapping[str, Any]
+    method: Method, problem: Problem, how: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The arguments of `federate` or `decentralize`: the problem's, and those given."""
     make = made_by(method)
@@ -72,19 +74,23 @@ def settings_of(
     return sizes | dict(how)
 
 
-def needs_all(method: Any, problem: Problem, how: Mapping[str, Any]) -> bool:
+def needs_all(method: Method, problem: Problem, how: Mapping[str, Any]) -> bool:
     """Whether a method is given all clients in every round, since it needs them."""
     free = "cohort_size" in settings_of(method, problem, how).keys() - how.keys()
     return free and getattr(method, "full_participation", False)
 
 
-def made_by(method: Any) -> Callable[..., Simulation]:
+def made_by(method: Method) -> Callable[..., Simulation]:
     """The function that prepares a method."""
     return federate if isinstance(method, Algorithm) else decentralize
 
 
 def of_seed(
-    first: Simulation, method: Any, problem: Problem, seed: int, how: Mapping[str, Any]
+    first: Simulation,
+    method: Method,
+    problem: Problem,
+    seed: int,
+    how: Mapping[str, Any],
 ) -> Simulation:
     """A simulation on the clients of another seed, with the programs of the first.
 
@@ -113,13 +119,13 @@ def shared(problem: Problem, how: Mapping[str, Any]) -> Problem:
     return dataclasses.replace(problem, dataset=on_device(problem.dataset))
 
 
-def name_of(method: Any) -> str:
+def name_of(method: Method) -> str:
     """The name of the function that made a method."""
     recipe = getattr(method, "recipe", None)
     return type(method).__name__ if recipe is None else recipe.function.__name__
 
 
-def title_of(method: Any, problem: Problem, how: Mapping[str, Any]) -> str:
+def title_of(method: Method, problem: Problem, how: Mapping[str, Any]) -> str:
     """The problem and who takes part in a round, in a line."""
     settings = settings_of(method, problem, how)
     if not isinstance(method, Algorithm):

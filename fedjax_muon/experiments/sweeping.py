@@ -31,6 +31,7 @@ from fedjax_muon.experiments import directory as directories, sweep_reports
 from fedjax_muon.experiments.checked_rows import CheckedRows
 from fedjax_muon.experiments.identity import claimed, identity
 from fedjax_muon.experiments.prepared import (
+    Method,
     made_by,
     name_of,
     score_of,
@@ -41,7 +42,7 @@ from fedjax_muon.experiments.prepared import (
 )
 from fedjax_muon.experiments.suspended import Suspended, clear
 from fedjax_muon.experiments.training import check_one_process, followed, resumable
-from fedjax_muon.files import named, write
+from fedjax_muon.files import claim, named
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import comparison, metrics_csv, tables
 from fedjax_muon.reporting.comparison import History, Point
@@ -56,7 +57,7 @@ Values = tuple[dict[str, float], int]  # hyperparameters and seed of a cell
 class Swept(NamedTuple):
     """All points of a grid."""
 
-    method: Any
+    method: Method
     points: list[Point]
     title: str
     seeds: int
@@ -76,7 +77,7 @@ class Swept(NamedTuple):
         return {name: min(each.hyper[name] for each in self.points) for name in names}
 
     @property
-    def best_method(self) -> Any:
+    def best_method(self) -> Method:
         """The method with these values."""
         return with_numbers(self.method, self.chosen)
 
@@ -114,7 +115,7 @@ def table_of(sweeps: Mapping[str, Swept]) -> tables.Cells:
 
 
 def sweep(
-    method: Any,
+    method: Method,
     problem: Problem,
     grid: Grid,
     *,
@@ -212,7 +213,7 @@ def sweep(
 
 
 def _check(
-    method: Any, grid: Grid, seeds: Sequence[int], how: Mapping[str, Any]
+    method: Method, grid: Grid, seeds: Sequence[int], how: Mapping[str, Any]
 ) -> None:
     """Raises `ValueError` for what cannot be swept."""
     if how.get("privacy") is not None:
@@ -265,8 +266,7 @@ class _Search:
         assert self.place is not None
         claimed(self.place, words)
         about = json.dumps(directories.versions(), indent=2) + "\n"
-        if not (self.place / directories.VERSIONS).exists():
-            write(self.place / directories.VERSIONS, about)
+        claim(self.place / directories.VERSIONS, about)
         self.rows = CheckedRows(self.place / "cells.csv", words)
 
     def run(

@@ -26,9 +26,9 @@ from fedjax_muon.experiments.directory import (
     versions,
 )
 from fedjax_muon.experiments.identity import arrays_of, check_same, claimed, identity
-from fedjax_muon.experiments.prepared import name_of, simulate, start_key
+from fedjax_muon.experiments.prepared import Method, name_of, simulate, start_key
 from fedjax_muon.experiments.recording import Course, is_complete, last_state, record
-from fedjax_muon.files import write
+from fedjax_muon.files import claim
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.simulation.simulation import Simulation
@@ -85,7 +85,7 @@ class Job(NamedTuple):
 
 def job_of(
     name: str,
-    method: Any,
+    method: Method,
     problem: Problem,
     seed: int,
     how: Mapping[str, Any],
@@ -132,8 +132,7 @@ def begin(
 ) -> list[str]:
     """Makes the directories of jobs, or checks them, and charges private ones: all or
     none, before the first starts. Returns the statements of what these promise."""
-    for job in jobs:
-        check_same(_place(job), job.public)
+    run_on_first(lambda: _check_same(jobs))
     private = {_place(job): _private(job) for job in jobs if job.simulation.guarantee}
     if not private and (ledger is not None or budget is not None):
         raise ValueError(
@@ -143,8 +142,7 @@ def begin(
     about = json.dumps(versions(), indent=2) + "\n"
     for job in jobs:
         claimed(_place(job), job.public)
-    if not (root / VERSIONS).exists():
-        run_on_first(lambda: write(root / VERSIONS, about))
+    run_on_first(lambda: claim(root / VERSIONS, about))
     if not private:
         return []
     statements = privacy.state(private, dataset, root, ledger, budget)
@@ -153,6 +151,11 @@ def begin(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         claimed(folder, job.arrays)
     return statements
+
+
+def _check_same(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        check_same(_place(job), job.public)
 
 
 def _place(job: Job) -> Path:
@@ -207,7 +210,8 @@ def run(
     """Trains a job from its newest checkpoint, or from the start: state and records."""
     course, directory = job.course, job.directory
     if directory is not None:
-        if is_complete(job.simulation, course, directory):
+        alone = jax.process_count() == 1
+        if alone and is_complete(job.simulation, course, directory):
             progress.skip(job.rounds)
         else:
             record(job.simulation, course, directory, progress, stop, trackers)
@@ -229,7 +233,7 @@ def run(
 
 
 def train(
-    method: Any,
+    method: Method,
     problem: Problem,
     *,
     rounds: int = 100,
