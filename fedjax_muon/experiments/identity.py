@@ -33,6 +33,7 @@ EXECUTION = ("plan", "devices", "split_examples")
 CODE = "code of "
 ARRAYS = ("data", "clients", "client_tests", "weights")  # by their digests
 LIBRARY = str(Path(__file__).parents[1])
+MADE = "<string>"  # the file of code that `dataclasses` writes
 INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -174,7 +175,7 @@ def _inside(value: Any) -> Iterator[Any]:
         if _is_users(value.__code__.co_filename):
             yield from _globals_of(value).values()
     elif isinstance(value, type):
-        if value.__module__ != "builtins" and _is_users(_file_of(value)):
+        if _is_users(_file_of(value)):
             yield from vars(value).values()
     elif isinstance(value, property | staticmethod | classmethod):
         yield from (getattr(value, "fget", None), getattr(value, "__func__", None))
@@ -202,7 +203,8 @@ def _digest(function: types.FunctionType) -> str:
     fixed = bool | int | float | complex | str | bytes | tuple | np.ndarray | jax.Array
     read = _globals_of(function)
     plain = {k: in_words(v) for k, v in sorted(read.items()) if isinstance(v, fixed)}
-    return _hash(f"{_of_code(function.__code__)}{plain}")
+    given = in_words((function.__defaults__, function.__kwdefaults__))
+    return _hash(f"{_of_code(function.__code__)}{given}{plain}")
 
 
 def _of_code(code: types.CodeType) -> str:
@@ -219,11 +221,12 @@ def _hash(text: str) -> str:
 
 
 def _file_of(kind: type) -> str:
-    """The file that defines a class; that of the library if it has none."""
-    try:
-        return inspect.getfile(kind)
-    except (TypeError, OSError):
-        return LIBRARY
+    """The file that defines a class, by its functions; the library if it has none."""
+    for value in vars(kind).values():
+        function = inspect.unwrap(value) if inspect.isfunction(value) else None
+        if inspect.isfunction(function) and function.__code__.co_filename != MADE:
+            return function.__code__.co_filename
+    return LIBRARY
 
 
 @functools.cache

@@ -14,6 +14,8 @@ from command import assert_same_but_for_seconds, wait_for
 import fedjax_muon as fm
 from fedjax_muon import clocks, data, partition, problems, tracking
 from fedjax_muon.decentralized import dsgd
+from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.experiments import logs, recording
 from fedjax_muon.experiments.training import train
 from fedjax_muon.models import MLP
@@ -72,6 +74,25 @@ CASES = {
         {"epsilon": (8.0,), "delta": 0.01, "insecure_fixed_noise": True},
     ),
 }
+
+
+CASES["dpmixsgd private"] = (
+    PRIVATE["dpmixsgd"].base(lr=0.1),
+    {"divide": partition.iid, "clients": 3},
+    {
+        "privacy": AgentPrivacy(
+            PRIVATE["dpmixsgd"],
+            Mechanism(clip_norm=0.2, change_clip_norm=0.02, beta=0.1, batch_size=8),
+            rounds=4,
+            delta=1e-5,
+            epsilon=8.0,
+            insecure_fixed_noise=True,
+        )
+    },
+    {"lr": 0.1},
+    {"partition": "iid", "graph": "erdos_renyi", "epsilon": (8.0,), "num_clients": 3}
+    | {"insecure_fixed_noise": True, "cohort_size": 8, "local_steps": 5},
+)
 
 
 def problem_of(case):
