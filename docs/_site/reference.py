@@ -33,7 +33,6 @@ PAGES = {
         " notes_of CheckpointError",
     ),
     "problems": ("Problems", "problems"),
-    "algorithms": ("Algorithms", "algorithms", "algorithms.registry:Method preset"),
     "algorithms": (
         "Algorithms",
         "algorithms:*",
