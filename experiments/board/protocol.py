@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from experiments.board import simulations
 from experiments.board.entries import MINIMAX, SCHEDULES, Entry, Trial
 from experiments.board.simulations import Problem
 from experiments.board.tracks import Track
@@ -61,7 +62,7 @@ def trained(
         Cell(trial.hyper, jax.random.key(1000 + seed), parts[seed])
         for trial, seed in points
     ]
-    outcomes = track.outcomes(
+    outcomes = simulations.swept(
         simulation,
         cells,
         rounds=track.rounds,

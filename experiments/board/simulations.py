@@ -1,9 +1,6 @@
 """How the methods of a track are simulated: with a server, privately, or on a ring."""
 
-import dataclasses
 import functools
-import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +17,7 @@ from fedjax_muon.privacy import Poisson
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import client_spec, keeps_states
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated
-from fedjax_muon.simulation import Simulation, training
+from fedjax_muon.simulation import Simulation
 from fedjax_muon.simulation.participation import poisson_cohorts
 from fedjax_muon.simulation.sweeps import Cell, Outcome, run_cells
 
@@ -124,38 +121,5 @@ def on_a_ring(
 
 
 def swept(simulation: Simulation, cells: Sequence[Cell], **how: Any) -> list[Outcome]:
-    """The outcomes of runs with a server, in one program."""
+    """The outcomes of runs, in one program."""
     return [one for group in run_cells(simulation, cells, **how) for one in group]
-
-
-def one_by_one(
-    simulation: Simulation,
-    cells: Sequence[Cell],
-    *,
-    rounds: int,
-    evaluate_every: int,
-    validation: tuple[Any, Any],
-) -> list[Outcome]:
-    """The same of agents, which a sweep does not support."""
-    outcomes = []
-    for cell in cells:
-        run = simulation.at(parts=cell.parts, hyper=cell.hyper)
-        state, rows = training.run(
-            run,
-            run.init(cell.key),
-            rounds=rounds,
-            evaluate_every=evaluate_every,
-            drop_nonfinite=True,  # parameters that are lost have no loss
-            progress=False,
-        )
-        held = dataclasses.replace(run, test=validation).evaluate(state)
-        rows[-1] |= {
-            name.replace("test_", "validation_"): float(score)
-            for name, score in held.items()
-            if name.startswith("test_")
-        }
-        is_known = lambda row: math.isfinite(row["train_loss"])
-        known = [*itertools.takewhile(is_known, rows)]
-        lost = None if known == rows else rows[len(known)]["round"]
-        outcomes.append(Outcome(known, lost))
-    return outcomes

@@ -12,7 +12,6 @@ from experiments.board import simulations
 from experiments.board.simulations import Problem
 from experiments.studies import client_privacy, natural_problems
 from fedjax_muon.simulation import Simulation
-from fedjax_muon.simulation.sweeps import Outcome
 from fedjax_muon.tasks import metrics
 
 
@@ -39,7 +38,6 @@ class Track(NamedTuple):
     baseline: str = "fedavg"  # whose score the target is a share of
     metric: str = "accuracy"  # the score
     simulate: Callable[..., Simulation] = simulations.federated
-    outcomes: Callable[..., list[Outcome]] = simulations.swept
 
 
 def _loaded(
@@ -216,6 +214,5 @@ TRACKS = {
         baseline="dsgd",
         metric="auc",
         simulate=simulations.on_a_ring,
-        outcomes=simulations.one_by_one,
     ),
 }
