@@ -90,18 +90,21 @@ CASES["dpmixsgd private"] = (
         )
     },
     {"lr": 0.1},
-    {"partition": "iid", "graph": "erdos_renyi", "epsilon": (8.0,), "num_clients": 3}
-    | {"insecure_fixed_noise": True, "cohort_size": 8, "local_steps": 5},
+    {"graph": "erdos_renyi", "epsilon": (8.0,), "num_clients": 3, "local_steps": 4}
+    | {"insecure_fixed_noise": True, "cohort_size": 8},
 )
 
 
+AUC = ("local_sgda", "dpmixsgd private")  # agents know the share of all positives
+
+
 def problem_of(case):
-    make = problems.auc if case == "local_sgda" else problems.classification
+    make = problems.auc if case in AUC else problems.classification
     return make(**{**TINY, **CASES[case][1]})
 
 
 def config_of(case):
-    kind = "auc" if case == "local_sgda" else "classification"
+    kind = "auc" if case in AUC else "classification"
     return DEFAULTS[kind].__class__(
         **{**vars(DEFAULTS[kind]), **CONFIG, **CASES[case][4]}
     )
