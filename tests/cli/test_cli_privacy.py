@@ -132,7 +132,7 @@ def test_a_copy_of_a_run_does_not_release_what_is_not_charged(
     tmp_path, capsys, monkeypatch
 ):
     place, copies = tmp_path / "run", [tmp_path / "before", tmp_path / "during"]
-    original = training.run
+    original = training.train
 
     def copied(run, simulation, directory, *rest):
         """As a process that has not begun, and one that works in the directory."""

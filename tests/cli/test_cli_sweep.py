@@ -26,8 +26,8 @@ from grids import (
 from fedjax_muon import algorithms, compression, data, models, simulation
 from fedjax_muon.reporting import plots
 from fedjax_muon.runs import build as building, directory, sweep as sweeps
+from fedjax_muon.simulation import training
 from fedjax_muon.simulation.sweeps import Outcome
-from fedjax_muon.simulation.training import train
 from fedjax_muon.tasks.classification import classification
 from fedjax_muon.wrappers.compression import compress
 
@@ -117,7 +117,7 @@ def test_cells_are_the_runs_that_their_options_say(tmp_path):
     sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 8}
     prepared = simulation.federate(sparse, task, rest, parts, **sizes)
     begin = prepared.init(building.start_key(4))
-    _, alone = train(prepared, begin, rounds=5, evaluate_every=2)
+    _, alone = training.run(prepared, begin, rounds=5, evaluate_every=2)
     rows = rows_by_cell(place, "fedavg")["lr=0.3"]["4"]
     for row, expected in zip(rows, alone, strict=True):
         assert int(row["round"]) == expected["round"]
@@ -145,7 +145,7 @@ def test_agents_have_the_random_graph_of_their_seed(tmp_path):
     for seed in seeds:
         one = building.simulation_of(job.cell("dsgd", {"lr": 0.3}, seed), rest)
         begin = one.init(building.start_key(seed))
-        _, alone = train(one, begin, rounds=5, evaluate_every=2)
+        _, alone = training.run(one, begin, rounds=5, evaluate_every=2)
         rows = rows_by_cell(place, "dsgd")["lr=0.3"][str(seed)]
         for row, expected in zip(rows, alone, strict=True):
             for name in ("bytes_up", "train_loss", "consensus", "test_accuracy"):
@@ -185,7 +185,7 @@ def heard(swept, monkeypatch):
             mine = [dict(list(row.items())[3:]) for row in rows]
             yield [Outcome(mine, None)]
 
-    monkeypatch.setattr(sweeps, "sweep", trace)
+    monkeypatch.setattr(sweeps, "run_cells", trace)
     for figure in ("curves", "grids", "ranking"):
         monkeypatch.setattr(plots, figure, lambda *_, **how: None)
     return asked
@@ -236,7 +236,7 @@ def test_resuming_a_finished_sweep_runs_nothing(copy, swept, heard):
 
 
 def test_an_interrupted_sweep_goes_on(tmp_path, swept, heard, monkeypatch, capsys):
-    place, whole = tmp_path / "sweep", sweeps.sweep
+    place, whole = tmp_path / "sweep", sweeps.run_cells
 
     def interrupted(*cells, **how):
         for number, group in enumerate(whole(*cells, **how)):
@@ -244,7 +244,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path, swept, heard, monkeypatch, capsy
             if number == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(sweeps, "sweep", interrupted)
+    monkeypatch.setattr(sweeps, "run_cells", interrupted)
     command = ("sweep", "--algorithms", "fedavg", "stem", "--grid", "lr=0.01,0.1")
     with pytest.raises(SystemExit) as stop:
         run(*command, "--seeds", "3,4", *TINY, "--output", place)
@@ -257,7 +257,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path, swept, heard, monkeypatch, capsy
     said = refused(capsys, "plot", place, "--output", tmp_path / "a.png")
     what = f"{place} is not finished; continue with: fedjax-muon resume {place}"
     assert what in said
-    monkeypatch.setattr(sweeps, "sweep", whole)
+    monkeypatch.setattr(sweeps, "run_cells", whole)
     del heard[2:]
     run("resume", place)
     assert heard == [*CELLS, *(("stem", lr, seed) for _, lr, seed in CELLS)]
@@ -359,7 +359,7 @@ def test_sizes_of_groups_and_what_is_dropped_are_passed_on(tmp_path, monkeypatch
         seen.update(how)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweeps, "sweep", stop)
+    monkeypatch.setattr(sweeps, "run_cells", stop)
     options = ("--cells-at-once", 2, "--drop-nonfinite", "--output", tmp_path / "sweep")
     with pytest.raises(SystemExit):
         run("sweep", "--algorithms", "fedavg", *TINY, *options)

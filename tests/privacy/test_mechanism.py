@@ -30,7 +30,7 @@ from fedjax_muon.simulation.batching import always, shuffled_epochs
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.participation import fixed_cohort
 from fedjax_muon.simulation.sweeps import Cell, run_cells
-from fedjax_muon.simulation.training import train
+from fedjax_muon.simulation.training import run
 from fedjax_muon.tasks import auc, classification
 
 KEY = jax.random.key(0)
@@ -285,7 +285,7 @@ def test_noise_of_two_runs_of_one_seed_differs(make):
 @pytest.mark.parametrize("make", [agents, clients])
 def test_training_metrics_are_not_published(make):
     simulation = usual(make)
-    _, history = train(simulation, simulation.init(KEY), rounds=2)
+    _, history = run(simulation, simulation.init(KEY), rounds=2)
     assert not any(name.startswith(("train", "client")) for name in history[-1])
     assert "test_loss" in history[-1]
     state, why = simulation.init(KEY), "has no cohorts|does not publish training losses"
@@ -293,7 +293,7 @@ def test_training_metrics_are_not_published(make):
         simulation.cohort_loss(state)
     privacy = simulation.settings.privacy
     loud = make(replace(privacy, publish_training_metrics=True))
-    _, history = train(loud, loud.init(KEY), rounds=2)
+    _, history = run(loud, loud.init(KEY), rounds=2)
     assert "train_loss" in history[-1]
     assert "the guarantee does not hold for them" in loud.guarantee.statement()
 

@@ -213,7 +213,7 @@ class Job:
         ignore = lambda _: None
         watching = tracking.Tracker("watching", ignore, self.see, ignore)
         try:
-            training.run(self.run, one, self.place, trackers=[watching])
+            training.train(self.run, one, self.place, trackers=[watching])
         finally:
             self.look()
 
