@@ -10,12 +10,14 @@ from fedjax_muon.core.algorithm import (
     ParamsMessage,
     Project,
     Round,
+    Wrapped,
     as_sent,
     broadcast_params,
     broadcast_state,
     map_exchanges,
     no_client_state,
     unconstrained,
+    wrapped,
 )
 from fedjax_muon.core.hyperparameters import (
     Hyper,
@@ -63,6 +65,7 @@ __all__ = [
     "Reconstructed",
     "Round",
     "Schedule",
+    "Wrapped",
     "after_change",
     "after_first",
     "as_sent",
@@ -90,4 +93,5 @@ __all__ = [
     "unconstrained",
     "value_at",
     "with_numbers",
+    "wrapped",
 ]

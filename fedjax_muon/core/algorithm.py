@@ -144,6 +144,30 @@ def map_exchanges(
     )
 
 
+class Wrapped(NamedTuple):
+    """State of a server with what a wrapper keeps there; see `wrapped`."""
+
+    params: Params
+    rest: Any  # the algorithm's state, without its parameters
+    kept: Any  # of the wrapper
+
+    @property
+    def inner(self) -> Any:
+        """The algorithm's state."""
+        return self.rest._replace(params=self.params)
+
+
+def wrapped(inner: Any, kept: Any) -> Wrapped:
+    """A server's state beside what a wrapper keeps; its parameters stay where they are.
+
+    Example:
+      >>> state = wrapped(ParamsMessage(1.0), {"clip": 0.1})
+      >>> state.params, state.inner
+      (1.0, ParamsMessage(params=1.0))
+    """
+    return Wrapped(inner.params, inner._replace(params=()), kept)
+
+
 class ParamsMessage(NamedTuple):
     """A broadcast or a message with nothing but parameters, or their change."""
 

@@ -28,6 +28,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Round,
+    Wrapped,
     check_count,
     check_range,
     map_exchanges,
@@ -35,6 +36,7 @@ from fedjax_muon.core import (
     recorded,
     streams,
     tree,
+    wrapped,
 )
 from fedjax_muon.privacy.clipping import clipped
 from fedjax_muon.privacy.correlated import Strategy
@@ -149,35 +151,18 @@ FixedNorm = float | Mapping[str, float]
 ClipNorm = FixedNorm | AdaptiveClip
 
 
-class PrivateServer(NamedTuple):
-    """State of a server that also keeps what the mechanism needs between rounds."""
+class MechanismState(NamedTuple):
+    """What the server keeps between rounds besides the algorithm's state."""
 
-    params: Any  # of the algorithm
-    inner: Any  # the rest of its state
-    clip: Any  # C, the clip norm of the next round
+    clip: Any  # C, the clip norm of the next round; () if it is fixed
     noise: Any  # memory of noise that is correlated between rounds; () without
 
 
-def _private_server(state: Any, clip: Any, noise: Any) -> PrivateServer:
-    return PrivateServer(state.params, state._replace(params=()), clip, noise)
+class _WithClip(NamedTuple):
+    """A broadcast or a message with C, since `decode` has nothing else."""
 
-
-def _inner(server: PrivateServer) -> Any:
-    return server.inner._replace(params=server.params)
-
-
-class _Shared(NamedTuple):
-    """What the server broadcasts, with the clip norm."""
-
-    inner: Any  # broadcast of the algorithm
-    clip: jax.Array
-
-
-class _Sent(NamedTuple):
-    """A message with the norm to clip it to, since `decode` has nothing else."""
-
-    inner: Any  # message of the algorithm
-    clip: jax.Array
+    inner: Any  # of the algorithm
+    clip: Any  # as in `MechanismState`
 
 
 @recorded
@@ -220,8 +205,7 @@ def private_clients(
       it raises `ValueError` if `clip_norm` names other parts than the messages have.
       What the server computes from the noisy mean has no further privacy cost, but it
       may leave the valid range: a second moment that clients send (FAFED, FedLADA) may
-      become negative. With an `AdaptiveClip` or a strategy, the server's state is a
-      `PrivateServer`.
+      become negative. The server's state is `core.Wrapped` around a `MechanismState`.
     """
     _check(clip_norm, noise_multiplier, prologue_noise_multiplier, clients, cohort)
     if any(e.attacks or e.stack for e in (*algorithm.prologue, *algorithm.exchanges)):
@@ -232,9 +216,7 @@ def private_clients(
     if strategy is not None:
         check_one_exchange(algorithm, "correlated noise", "leave out strategy")
     if isinstance(clip_norm, AdaptiveClip):
-        phase = _Phase(slice(None), cohort, cohort / clients, noise_multiplier)
-        adaptive = _adaptive(algorithm, phase, clip_norm, strategy)
-        return adaptive._replace(uniform_weights=True, cohort_spec=(clients, cohort))
+        check_adaptable(algorithm)
     if prologue_noise_multiplier is None:
         prologue_noise_multiplier = noise_multiplier
     first = len(algorithm.prologue)
@@ -243,17 +225,26 @@ def private_clients(
     before = _Phase(slice(first), clients, 1.0, prologue_noise_multiplier)
     rounds = _Phase(slice(first, None), cohort, fraction, noise_multiplier)
 
-    def init(params: Any) -> Any:
+    def bound_of(number: int, phase: _Phase) -> _Bound:
+        if isinstance(clip_norm, AdaptiveClip):
+            return _adaptive(clip_norm, phase)
+        return _fixed(clip_norm, phase, number)
+
+    def init(params: Any) -> Wrapped:
         sent = shapes(params)
-        _check_names(clip_norm, sent)
-        state = algorithm.init(params)
-        if strategy is None:
-            return state
-        return _private_server(state, (), strategy.start(_summed(sent[0])))
+        if not isinstance(clip_norm, AdaptiveClip):
+            _check_names(clip_norm, sent)
+        bound, noise = bound_of(first, rounds), ()
+        clip = bound.start()
+        if strategy is not None:
+            sums = jax.eval_shape(bound.added, clip, _summed(sent[first]))
+            noise = strategy.start(sums)
+        return wrapped(algorithm.init(params), MechanismState(clip, noise))
 
     def change(number: int, exchange: Exchange) -> Exchange:
         phase = before if number < first else rounds
-        return _private_exchange(exchange, number, phase, clip_norm, shapes, strategy)
+        bound = bound_of(number, phase)
+        return _private_exchange(exchange, number, phase, bound, shapes, strategy)
 
     return map_exchanges(change, algorithm)._replace(
         init=init, uniform_weights=True, cohort_spec=(clients, cohort)
@@ -273,103 +264,82 @@ class _Phase(NamedTuple):
         return round._replace(clients=self.size, fraction=self.fraction)
 
 
+class _Bound(NamedTuple):
+    """How the messages of an exchange are bounded by a clip norm C."""
+
+    start: Callable[[], Any]  # -> C of round 0
+    added: Callable[[Any, Any], Any]  # (C, message) -> what the server sums
+    sigma: Callable[[Any, list[Any]], Any]
+    # (C, shapes of all messages) -> standard deviations of the noise of the sums
+    mean: Callable[[Any, Any, Any], Any]  # (C, noisy sums, shapes) -> mean message
+    following: Callable[[Any, Any], Any]  # (C, noisy sums) -> C of the next round
+
+
+def _fixed(clip_norm: FixedNorm, phase: _Phase, number: int) -> _Bound:
+    """Messages are clipped to the same norms in all rounds."""
+
+    def added(clip, message):
+        whole = tree.where(tree.all_finite(message), message, tree.zeros_like(message))
+        return clipped(_norms(clip_norm, message), whole)
+
+    def sigma(clip, sent):
+        norms = [_norms(clip_norm, message) for message in sent]
+        parts = len(jax.tree.leaves(norms[phase.exchanges]))
+        factor = phase.noise_multiplier * math.sqrt(parts)
+        return tree.map(lambda norm: factor * norm, norms[number])
+
+    def mean(clip, noisy, sent):
+        return tree.map(lambda t, s: (t / phase.size).astype(s.dtype), noisy, sent)
+
+    return _Bound(tuple, added, sigma, mean, lambda clip, noisy: clip)
+
+
+def _adaptive(clip_norm: AdaptiveClip, phase: _Phase) -> _Bound:
+    """The sums are those of messages over C, and of a count, which moves C."""
+    noise = clip_norm.noise(phase.noise_multiplier, phase.size)
+
+    def mean(clip, noisy, sent):
+        scale = lambda t, like: (clip * t / phase.size).astype(like.dtype)
+        return tree.map(scale, noisy.message, sent)
+
+    def following(clip, noisy):
+        return clip_norm.following(clip, noisy.below, phase.size)
+
+    sigma = lambda clip, sent: noise
+    return _Bound(clip_norm.start, contribution, sigma, mean, following)
+
+
 def _private_exchange(
     exchange: Exchange,
     number: int,
     phase: _Phase,
-    clip_norm: FixedNorm,
+    bound: _Bound,
     shapes: Callable[[Any], list[Any]],
     strategy: Strategy | None,
 ) -> Exchange:
     """The exchange with clipped messages and a noisy sum."""
-    inner_of = lambda state: state if strategy is None else _inner(state)
 
     def broadcast(state, round):
-        return exchange.broadcast(inner_of(state), phase.public(round))
-
-    def client(objective, shared, before, batches, round):
-        message, after = exchange.client(
-            objective, shared, before, batches, phase.public(round)
-        )
-        return message, tree.where(tree.all_finite(after), after, before)
-
-    def decode(sent):
-        message = _received(exchange, sent)
-        whole = tree.where(tree.all_finite(message), message, tree.zeros_like(message))
-        return clipped(_norms(clip_norm, message), whole)
-
-    def server(state, total, round):
-        sent = shapes(state.params)
-        norms = [_norms(clip_norm, message) for message in sent]
-        parts = len(jax.tree.leaves(norms[phase.exchanges]))
-        factor = phase.noise_multiplier * math.sqrt(parts)
-        sigma = tree.map(lambda norm: factor * norm, norms[number])
-        past = () if strategy is None else state.noise
-        noisy, past = _noisy(strategy, round, sigma, total, past)
-        over = lambda t, like: (t / phase.size).astype(like.dtype)
-        mean = tree.map(over, noisy, sent[number])
-        inner = exchange.server(inner_of(state), mean, phase.public(round))
-        return inner if strategy is None else _private_server(inner, (), past)
-
-    return Exchange(broadcast, client, server, decode, reduce_sum=True)
-
-
-def _adaptive(
-    algorithm: Algorithm,
-    phase: _Phase,
-    clip_norm: AdaptiveClip,
-    strategy: Strategy | None,
-) -> Algorithm:
-    """The algorithm with messages clipped to a norm of the server's state."""
-    check_adaptable(algorithm)
-    noise = clip_norm.noise(phase.noise_multiplier, phase.size)
-    shapes = partial(_shapes, algorithm)
-
-    def init(params: Any) -> PrivateServer:
-        clip = clip_norm.start()
-        sums = Contribution(_summed(shapes(params)[0]), clip)
-        past = () if strategy is None else strategy.start(sums)
-        return _private_server(algorithm.init(params), clip, past)
-
-    def change(number: int, exchange: Exchange) -> Exchange:
-        del number  # there is one
-        return _adaptive_exchange(exchange, phase, clip_norm, noise, shapes, strategy)
-
-    return map_exchanges(change, algorithm)._replace(init=init)
-
-
-def _adaptive_exchange(
-    exchange: Exchange,
-    phase: _Phase,
-    clip_norm: AdaptiveClip,
-    noise: Contribution,
-    shapes: Callable[[Any], list[Any]],
-    strategy: Strategy | None,
-) -> Exchange:
-    """The exchange with a noisy sum of messages over C, and a noisy count."""
-
-    def broadcast(state, round):
-        inner = exchange.broadcast(_inner(state), phase.public(round))
-        return _Shared(inner, state.clip)
+        shared = exchange.broadcast(state.inner, phase.public(round))
+        return _WithClip(shared, state.kept.clip)
 
     def client(objective, shared, before, batches, round):
         message, after = exchange.client(
             objective, shared.inner, before, batches, phase.public(round)
         )
         after = tree.where(tree.all_finite(after), after, before)
-        return _Sent(message, shared.clip), after
+        return _WithClip(message, shared.clip), after
 
     def decode(sent):
-        return contribution(sent.clip, _received(exchange, sent.inner))
+        return bound.added(sent.clip, _received(exchange, sent.inner))
 
     def server(state, total, round):
-        (sent,) = shapes(state.params)
-        noisy, past = _noisy(strategy, round, noise, total, state.noise)
-        scale = lambda t, like: (state.clip * t / phase.size).astype(like.dtype)
-        mean = tree.map(scale, noisy.message, sent)
-        inner = exchange.server(_inner(state), mean, phase.public(round))
-        clip = clip_norm.following(state.clip, noisy.below, phase.size)
-        return _private_server(inner, clip, past)
+        clip, past = state.kept
+        sent = shapes(state.params)
+        noisy, past = _noisy(strategy, round, bound.sigma(clip, sent), total, past)
+        mean = bound.mean(clip, noisy, sent[number])
+        inner = exchange.server(state.inner, mean, phase.public(round))
+        return wrapped(inner, MechanismState(bound.following(clip, noisy), past))
 
     return Exchange(broadcast, client, server, decode, reduce_sum=True)
 

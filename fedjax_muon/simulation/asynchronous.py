@@ -10,29 +10,14 @@ from fedjax_muon.core import (
     Exchange,
     Objective,
     Round,
+    Wrapped,
     after_change,
     before_change,
     message_shapes,
     tree,
+    wrapped,
 )
 from fedjax_muon.simulation.arrivals import Arrivals
-
-
-class State(NamedTuple):
-    """An algorithm's state, and its last broadcasts."""
-
-    params: Any  # current parameters
-    rest: Any  # the algorithm's state, without its parameters
-    ring: Any  # broadcasts [depth, ...]; that of step v is at v % depth
-
-    @property
-    def inner(self) -> Any:
-        """The algorithm's state."""
-        return self.rest._replace(params=self.params)
-
-    def with_inner(self, inner: Any) -> "State":
-        """The same broadcasts with another state of the algorithm."""
-        return State(inner.params, inner._replace(params=()), self.ring)
 
 
 class Broadcast(NamedTuple):
@@ -55,18 +40,18 @@ def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
     depth = arrivals.depth
     at = lambda ring, index: jax.tree.map(lambda x: x[index % depth], ring)
 
-    def init(params: Any) -> State:
+    def init(params: Any) -> Wrapped:
         inner = algorithm.init(params)
         begin = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
         first = jax.eval_shape(main.broadcast, inner, begin)
         ring = jax.tree.map(lambda x: jnp.zeros((depth, *x.shape), x.dtype), first)
-        return State((), (), ring).with_inner(inner)
+        return wrapped(inner, ring)
 
-    def prepare(state: State, round: Round) -> State:
+    def prepare(state: Wrapped, round: Round) -> Wrapped:
         inner = main.prepare(state.inner, round)
         put = lambda ring, new: ring.at[round.index % depth].set(new)
-        ring = jax.tree.map(put, state.ring, main.broadcast(inner, round))
-        return state._replace(ring=ring).with_inner(inner)
+        ring = jax.tree.map(put, state.kept, main.broadcast(inner, round))
+        return wrapped(inner, ring)
 
     def client(
         objective: Objective, sent: Broadcast, before: Any, batches: Any, round: Round
@@ -88,16 +73,16 @@ def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
         scaled = jax.tree.map(lambda x: sent.factor.astype(x.dtype) * x, change)
         return message._replace(params=scaled)
 
-    def server(state: State, mean: Any, round: Round) -> State:
-        after = state.with_inner(main.server(state.inner, mean, round))
+    def server(state: Wrapped, mean: Any, round: Round) -> Wrapped:
+        after = wrapped(main.server(state.inner, mean, round), state.kept)
         if arrivals.damping is None:
             return after
         part = arrivals.damping(jnp.asarray(round.late))
         return after._replace(params=tree.mix(state.params, part, after.params))
 
-    wrapped = main._replace(
+    late = main._replace(
         prepare=prepare,
-        broadcast=lambda state, round: Broadcast(state.ring, round.index),
+        broadcast=lambda state, round: Broadcast(state.kept, round.index),
         client=client,
         server=server,
         decode=decode,
@@ -105,7 +90,7 @@ def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
     )
     return algorithm._replace(
         init=init,
-        exchanges=(wrapped,),
+        exchanges=(late,),
         prologue=tuple(map(_inside, algorithm.prologue)),
         recipe=None,
     )
@@ -114,12 +99,12 @@ def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
 def _inside(exchange: Exchange) -> Exchange:
     """An exchange of the algorithm as one of the whole state."""
     return exchange._replace(
-        prepare=lambda state, round: state.with_inner(
-            exchange.prepare(state.inner, round)
+        prepare=lambda state, round: wrapped(
+            exchange.prepare(state.inner, round), state.kept
         ),
         broadcast=lambda state, round: exchange.broadcast(state.inner, round),
-        server=lambda state, mean, round: state.with_inner(
-            exchange.server(state.inner, mean, round)
+        server=lambda state, mean, round: wrapped(
+            exchange.server(state.inner, mean, round), state.kept
         ),
     )
 

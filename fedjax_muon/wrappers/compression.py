@@ -31,6 +31,7 @@ from fedjax_muon.core import (
     streams,
     tree,
     unconstrained,
+    wrapped,
 )
 
 Rank = int | Callable[[int, int], int]  # (rows, columns) -> rank
@@ -437,14 +438,6 @@ def compress(
     return changed._replace(init=init, init_client=init_client)
 
 
-class ServerState(NamedTuple):
-    """State of a server that keeps what clients know of its broadcasts."""
-
-    params: Any  # of the algorithm
-    inner: Any  # the rest of its state
-    copies: dict[int, list[jax.Array]]  # by exchange, of its compressed arrays
-
-
 @recorded
 def compress_broadcasts(
     algorithm: Algorithm, compressor: Compressor, *, fields: Sequence[str] = ()
@@ -482,23 +475,20 @@ def compress_broadcasts(
         sent = [exchange.broadcast(state, start) for exchange in algorithm.exchanges]
         _check("broadcast", compressor, fields, sent)
         copies = dict(enumerate((_chosen(b, fields) for b in sent), first))
-        return ServerState(state.params, state._replace(params=()), copies)
-
-    def inner(state: ServerState) -> Any:
-        return state.inner._replace(params=state.params)
+        return wrapped(state, copies)
 
     def change(number: int, exchange: Exchange) -> Exchange:
         def changed(state, round):
             """The broadcast, what is sent of its arrays, and the clients' copies."""
-            whole = exchange.broadcast(inner(state), round)
-            copies = state.copies[number]
+            whole = exchange.broadcast(state.inner, round)
+            copies = state.kept[number]
             new = tree.sub(_chosen(whole, fields), copies)
             sent = _encode(compressor, owner, new, round.key)
             return whole, sent, tree.add(copies, _decode(compressor, owner, sent))
 
         def broadcast(state, round):
             if number < first:
-                return exchange.broadcast(inner(state), round)
+                return exchange.broadcast(state.inner, round)
             whole, sent, copies = changed(state, round)
             nbytes = sent_bytes(_replaced(whole, fields, sent))
             return Reconstructed(_replaced(whole, fields, copies), nbytes)
@@ -510,11 +500,10 @@ def compress_broadcasts(
             return exchange.client(objective, known, client_state, batches, round)
 
         def server(state, mean, round):
-            copies = state.copies
+            copies = state.kept
             if number >= first:  # the key is that of the broadcast
                 copies = {**copies, number: changed(state, round)[2]}
-            after = exchange.server(inner(state), mean, round)
-            return ServerState(after.params, after._replace(params=()), copies)
+            return wrapped(exchange.server(state.inner, mean, round), copies)
 
         return exchange._replace(
             broadcast=broadcast, client=client, server=server, local_params=None

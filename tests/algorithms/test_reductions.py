@@ -161,7 +161,7 @@ def test_ef21_muon_without_compression_steps_along_the_mean_momentum():
         for i, batches in zip(ids, data, strict=True):
             g = mean([FULL.grad(x, batch) for batch in batches])
             m[i] = add(times(0.9, m[i]), times(0.1, g))
-        for at in (seen[r].server.copies[1], [x["b"], x["w"]]):
+        for at in (seen[r].server.kept[1], [x["b"], x["w"]]):
             assert farthest([dict(zip("bw", at, strict=True))], [x]) <= 1e-12
         x = sub(x, times(COSINE(r), step(mean(m))))
         want.append(x)
@@ -185,7 +185,7 @@ def test_all_that_ef21_muon_keeps_follows_its_oracle():
     assert_follows([s.server.params for s in states], [x for x, *_ in want])
     for state, (_, w, g, g_i) in zip(states, want, strict=True):
         server, (m, errors) = state.server, state.client_states
-        assert farthest([dict(zip("bw", server.copies[1], strict=True))], [w]) <= 1e-12
+        assert farthest([dict(zip("bw", server.kept[1], strict=True))], [w]) <= 1e-12
         assert farthest([server.inner.momentum], [g]) <= 1e-12
         known = {k: m[k] - e for k, e in zip("bw", errors[1], strict=True)}
         for i in range(len(SIZES)):

@@ -221,15 +221,16 @@ def silent_prologue(patch) -> None:
 def clipped_after_the_mean(patch) -> None:
     plain = client_mechanism._private_exchange
 
-    def late(exchange, number, phase, clip_norm, *further):
-        made = plain(exchange, number, phase, clip_norm, *further)
+    def late(exchange, number, phase, bound, *further):
+        loose = bound._replace(added=lambda clip, message: message)
+        made = plain(exchange, number, phase, loose, *further)
 
         def server(state, total, round):
             mean = jax.tree.map(lambda x: x / phase.size, total)
-            whole = jax.tree.map(lambda x: x * phase.size, clipped(clip_norm, mean))
+            whole = jax.tree.map(lambda x: x * phase.size, bound.added((), mean))
             return made.server(state, whole, round)
 
-        return made._replace(decode=exchange.decode, server=server)
+        return made._replace(server=server)
 
     patch.setattr(client_mechanism, "_private_exchange", late)
 
@@ -253,29 +254,25 @@ def count_not_accounted(patch) -> None:
 
 def _in_the_mechanism(patch, noise) -> None:
     """Replaces the noise of an adaptive clip norm where it is drawn, not in a claim."""
-    plain = client_mechanism._adaptive_exchange
+    plain = client_mechanism._adaptive
 
-    def other(exchange, phase, clip_norm, _, shapes, strategy):
+    def other(clip_norm, phase):
         given = noise(clip_norm, phase.noise_multiplier, phase.size)
-        return plain(exchange, phase, clip_norm, given, shapes, strategy)
+        return plain(clip_norm, phase)._replace(sigma=lambda clip, sent: given)
 
-    patch.setattr(client_mechanism, "_adaptive_exchange", other)
+    patch.setattr(client_mechanism, "_adaptive", other)
 
 
 def noise_of_the_initial_norm(patch) -> None:
-    plain = client_mechanism._adaptive_exchange
+    plain = client_mechanism._adaptive
 
-    def initial(exchange, phase, clip_norm, noise, shapes, strategy):
-        def server(state, total, round):
-            sigma = noise.message * clip_norm.initial / state.clip
-            of_round = noise._replace(message=sigma)
-            made = plain(exchange, phase, clip_norm, of_round, shapes, strategy)
-            return made.server(state, total, round)
+    def initial(clip_norm, phase):
+        noise = clip_norm.noise(phase.noise_multiplier, phase.size)
+        relative = lambda clip: noise.message * clip_norm.initial / clip
+        sigma = lambda clip, sent: noise._replace(message=relative(clip))
+        return plain(clip_norm, phase)._replace(sigma=sigma)
 
-        made = plain(exchange, phase, clip_norm, noise, shapes, strategy)
-        return made._replace(server=server)
-
-    patch.setattr(client_mechanism, "_adaptive_exchange", initial)
+    patch.setattr(client_mechanism, "_adaptive", initial)
 
 
 def cohorts_of_all_groups(patch) -> None:

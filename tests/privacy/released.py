@@ -167,8 +167,8 @@ def client_worlds(simulation: Simulation) -> Worlds:
 
     def observe(state: Any) -> jax.Array:
         server = state.training.server
-        seen = flat(server.momentum if prologue else server.params, 0)
-        return jnp.append(seen, 1.0 if adapted is None else server.clip)
+        seen = flat(server.inner.momentum if prologue else server.params, 0)
+        return jnp.append(seen, 1.0 if adapted is None else server.kept.clip)
 
     def seen(observed: np.ndarray) -> Releases:
         values, norms = observed[..., :-1], observed[..., -1]

@@ -42,7 +42,7 @@ from fedjax_muon.privacy import (
 from fedjax_muon.privacy.client_mechanism import (
     LARGEST,
     SMALLEST,
-    PrivateServer,
+    MechanismState,
     contribution,
     private_clients,
 )
@@ -80,7 +80,7 @@ def test_by_hand_in_cohorts_of_any_size(noise):
             params, after, norms = one
             close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
             jax.tree.map(close, server.params, params)
-            close(server.clip, after)
+            close(server.kept.clip, after)
             shares |= {norm <= before for norm in norms}
             before = after
     assert shares == {True, False}  # messages on both sides of the norm
@@ -125,11 +125,11 @@ def test_the_noise_of_sum_and_count():
     )
     columns = []
     for before, after in itertools.pairwise(states):
-        norm = np.asarray(before.clip, np.float64)
+        norm = np.asarray(before.kept.clip, np.float64)
         z_sum = (z**-2 - (2 * count) ** -2) ** -0.5
         moves = (flat(after.params) - flat(before.params)) * cohort
         columns.append(moves / (z_sum * norm)[:, None])
-        b = 0.3 - np.log(np.asarray(after.clip, np.float64) / norm) / 0.2
+        b = 0.3 - np.log(np.asarray(after.kept.clip, np.float64) / norm) / 0.2
         columns.append((b[:, None] - 0.5) * cohort / count)
     assert sum(drawn.shape[1] for drawn in columns) == 2 * 11
     assert_standard_normal(columns)
@@ -183,7 +183,7 @@ def test_one_client_changes_the_sums_by_its_share():
     assert_same_bits(failed, without)
     move = tree.sub(enormous.params, without.params)
     np.testing.assert_allclose(np.linalg.norm(move["w"]), 0.25 / 2, rtol=1e-5)
-    ratio = float(enormous.clip / without.clip)
+    ratio = float(enormous.kept.clip / without.kept.clip)
     np.testing.assert_allclose(ratio, math.exp(0.2 * 0.5 / 2), rtol=1e-5)
 
 
@@ -193,7 +193,7 @@ def test_the_norm_stays_in_range():
     for size, end in ((0.0, SMALLEST), (1e38, LARGEST)):
         algorithm = alone(fedavg(lr=1.0), clip_norm=AdaptiveClip(lr=20.0))
         *_, last = rounds_of(algorithm, {"w": jnp.full((N, 1, 3), size)}, 12)
-        assert float(last.clip) == np.float32(end)
+        assert float(last.kept.clip) == np.float32(end)
         assert bool(tree.all_finite(last))
 
 
@@ -205,13 +205,13 @@ def test_states_keep_their_form(make, dtype):
     algorithm = private(make(), clip_norm=AdaptiveClip(), noise_multiplier=0.1)
     batches = {"w": jnp.ones((N, 1, 3), dtype)}
     start = algorithm.init({"w": jnp.zeros(3, dtype)})
-    assert isinstance(start, PrivateServer)
-    assert start.noise == ()
+    assert isinstance(start.kept, MechanismState)
+    assert start.kept.noise == ()
     *_, last = rounds_of(algorithm, batches, 2)
     assert jax.tree.structure(last) == jax.tree.structure(start)
     dtypes = lambda t: [x.dtype for x in jax.tree.leaves(t)]
     assert dtypes(last) == dtypes(start)
-    assert last.clip.dtype == jnp.float32
+    assert last.kept.clip.dtype == jnp.float32
 
 
 def test_parameters_are_projected():
@@ -221,7 +221,7 @@ def test_parameters_are_projected():
     step = jax.jit(engine.make_round(algorithm, box, N, plans.mapped))
     batches = {"w": jnp.zeros((N, 1, 40))}  # nothing but noise
     state, _ = step(state, jnp.arange(N), batches, jnp.ones(N), KEY)
-    assert isinstance(state.server, PrivateServer)
+    assert isinstance(state.server.kept, MechanismState)
     w = np.asarray(state.server.params["w"])
     assert w.max() == 1.0  # noise that left the set
     assert w.min() < 1.0

@@ -257,7 +257,7 @@ def test_fedavg_with_compressed_broadcasts_follows_its_oracle():
     want, copies = oracle.fedavg_from_copies(X, PARTIAL, 0.3, oracle.largest(0.4))
     seen = run(compress_broadcasts(fedavg(lr=0.3), top_k(0.4)), X, PARTIAL)
     assert farthest([s.server.params for s in seen], want) <= 1e-10
-    kept = [dict(zip(sorted(X), s.server.copies[0], strict=True)) for s in seen]
+    kept = [dict(zip(sorted(X), s.server.kept[0], strict=True)) for s in seen]
     assert farthest(kept, copies) <= 1e-10
     assert farthest(want[-1:], avg.fedavg(X, PARTIAL, 0.3)[-1:]) >= 1e-2
 
