@@ -29,6 +29,7 @@ from fedjax_muon.experiments.compared import Comparison, graph_of, rate_of
 from fedjax_muon.experiments.identity import words_of
 from fedjax_muon.experiments.prepared import (
     Method,
+    check_seeds,
     needs_all,
     of_seed,
     score_of,
@@ -36,7 +37,7 @@ from fedjax_muon.experiments.prepared import (
     simulate,
     title_of,
 )
-from fedjax_muon.experiments.sweeping import Grid, Swept, sweep
+from fedjax_muon.experiments.sweeping import Grid, Swept, check_sweep, sweep
 from fedjax_muon.experiments.training import (
     Job,
     begin,
@@ -203,8 +204,7 @@ def _check(
             'methods must be a dictionary by name, such as {"FedAvg": fm.fedavg()}, '
             f"got {methods!r:.60}"
         )
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise ValueError(f"seeds must name one or more, each once, got {seeds}")
+    check_seeds(seeds)
     if private and grids:
         raise ValueError(
             "grids choose among the results of many runs, which privacy does not "
@@ -216,6 +216,7 @@ def _check(
                 f"grids name {name!r}, which is not compared; the methods are "
                 f"{', '.join(methods)}"
             )
+        check_sweep(methods[name], grids[name], seeds, {})
     folders = {_folder(name): name for name in methods}
     if len(folders) < len(methods) or {"", TUNING} & folders.keys():
         raise ValueError(

@@ -110,7 +110,7 @@ def check_same(directory: Path, words: Mapping[str, str]) -> None:
     """Raises `ValueError` if a directory has another run, or something else."""
     path = directory / IDENTITY
     if not path.exists():
-        if directory.exists() and any(directory.glob("[!.]*")):
+        if directory.is_file() or any(directory.glob("[!.]*")):
             raise ValueError(
                 f"{directory} is already used, and not by a run of this function; "
                 "choose another directory"

@@ -2,16 +2,18 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from fedjax_muon.core import Algorithm, check_choice, streams
+from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.problems import Problem, key_of
-from fedjax_muon.simulation.arguments import on_device
+from fedjax_muon.simulation.arguments import check_algorithm, on_device
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.simulation import Simulation
 
@@ -34,8 +36,8 @@ def simulate(method: Method, problem: Problem, seed: int = 0, **how: Any) -> Sim
       >>> problem = fm.problems.classification(alpha=0.5)
       >>> simulation = simulate(fm.fedavg(lr=0.1), problem, batch_size=16)
     """
-    parts, settings = problem.parts(seed), settings_of(method, problem, how)
-    clock = settings.get("clock")
+    settings = settings_of(method, problem, how)
+    parts, clock = problem.parts(seed), settings.get("clock")
     if clock is not None and "key" in inspect.signature(clock).parameters:
         settings["clock"] = clock(key=key_of(seed, streams.CLOCK))
     task = problem.task
@@ -55,7 +57,21 @@ def settings_of(
     method: Method, problem: Problem, how: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The arguments of `federate` or `decentralize`: the problem's, and those given."""
-    make = made_by(method)
+    make, privacy = made_by(method), how.get("privacy")
+    if not isinstance(problem, Problem):
+        raise TypeError(
+            "problem must be a Problem, such as problems.classification(), got "
+            f"{type(problem).__name__}"
+        )
+    kind = ClientPrivacy if make is federate else AgentPrivacy
+    if privacy is not None and not isinstance(privacy, kind):
+        got = type(privacy).__name__
+        raise TypeError(f"{method!r}: privacy must be a {kind.__name__}, got {got}")
+    if not callable(how.get("clock") or callable):
+        clock = how["clock"]
+        raise TypeError(
+            f"clock must be a function, such as fm.clocks.constant(), got {clock!r}"
+        )
     known = [*inspect.signature(make).parameters]
     other = inspect.signature(federate if make is decentralize else decentralize)
     for name in how:
@@ -81,7 +97,9 @@ def needs_all(method: Method, problem: Problem, how: Mapping[str, Any]) -> bool:
 
 
 def made_by(method: Method) -> Callable[..., Simulation]:
-    """The function that prepares a method."""
+    """The function that prepares a method; raises `TypeError` if it is none."""
+    if not isinstance(method, Method):
+        check_algorithm(method, Algorithm, "decentralize")
     return federate if isinstance(method, Algorithm) else decentralize
 
 
@@ -148,3 +166,12 @@ def score_of(problem: Problem) -> str:
     names = {"auc": "AUC", "mcc": "MCC"}
     kinds = [words for name, words in names.items() if name in problem.task.metrics]
     return (*kinds, "accuracy")[0]
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Raises `ValueError` unless seeds are some, each once."""
+    several = isinstance(seeds, Sequence) and not isinstance(seeds, str)
+    if not several or not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(
+            f"seeds must be one or more numbers, each once, got {seeds!r:.60}"
+        )

@@ -32,6 +32,7 @@ from fedjax_muon.experiments.checked_rows import CheckedRows
 from fedjax_muon.experiments.identity import claimed, identity
 from fedjax_muon.experiments.prepared import (
     Method,
+    check_seeds,
     made_by,
     name_of,
     score_of,
@@ -159,7 +160,7 @@ def sweep(
       >>> best = result.best.hyper  # {'lr': 0.3}
     """
     check_one_process()
-    _check(method, grid, seeds, how)
+    check_sweep(method, grid, seeds, how)
     for name, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
         check_count(name, value)
     tuned = dataclasses.replace(problem.with_validation(validation), tested=None)
@@ -212,7 +213,7 @@ def sweep(
     return done
 
 
-def _check(
+def check_sweep(
     method: Method, grid: Grid, seeds: Sequence[int], how: Mapping[str, Any]
 ) -> None:
     """Raises `ValueError` for what cannot be swept."""
@@ -221,8 +222,8 @@ def _check(
             "a sweep chooses among the results of all its cells, but the privacy "
             "guarantee covers only one; use compare, which takes several privacies"
         )
-    if len(set(seeds)) != len(seeds) or not seeds:
-        raise ValueError(f"seeds must name one or more, each once, got {seeds}")
+    check_seeds(seeds)
+    made_by(method)  # may raise
     known, label = numbers_of(method), name_of(method)
     if not grid:
         raise ValueError("the grid must name a hyperparameter, such as lr, got none")
@@ -232,15 +233,16 @@ def _check(
                 f"the grid names {option!r}, which is not a number that {label} takes; "
                 f"it takes {', '.join(known) or 'none'}"
             )
-        if not values or len(set(values)) != len(values):
+        several = isinstance(values, Sequence) and not isinstance(values, str)
+        numbers = several and all(isinstance(x, int | float) for x in values)
+        if not numbers or not values or len(set(values)) != len(values):
             raise ValueError(
-                f"the grid of {option} must have one or more values, each once, got "
-                f"{values}"
+                f"the grid of {option} must have one or more numbers, each once, got "
+                f"{values!r:.60}"
             )
     with named(f"the grid of {label}"):
         for point in _points(grid):
             with_numbers(method, point)
-    made_by(method)
 
 
 def _points(grid: Grid) -> list[dict[str, float]]:

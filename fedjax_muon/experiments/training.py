@@ -318,6 +318,8 @@ def check_directory(
     log: Sequence[str],
 ) -> None:
     """Raises `ValueError` for what needs a directory, where there is none."""
+    if isinstance(log, str):
+        raise TypeError(f"log must be a list of names, got {log!r}")
     logs.check(log)
     needing = {"ledger": ledger, "budget": budget, "log": log or None}
     for name, value in needing.items() if directory is None else ():

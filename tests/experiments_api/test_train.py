@@ -314,12 +314,15 @@ WRONG = {  # what is said: the arguments of `train`
     "unknown tracker 'wand'": {"log": ("wand",)},
     "a seed must lie in": {"seed": -1},
     "cohort_size must be at least 1, got 0": {"cohort_size": 0},
+    "privacy must be a ClientPrivacy, got int": {"privacy": 3},
+    "clock must be a function, such as": {"clock": 3},
+    "problem must be a Problem, such as problems.classif": {"problem": fm.fedavg()},
 }
 
 
 @pytest.mark.parametrize("said", WRONG)
 def test_wrong_runs_are_refused_and_leave_nothing(said, tmp_path):
-    with pytest.raises(ValueError, match=r"^[^\n]*" + said) as refused:
+    with pytest.raises((ValueError, TypeError), match=r"^[^\n]*" + said) as refused:
         fedavg(tmp_path / "run", **WRONG[said])
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
