@@ -167,6 +167,11 @@ def _record(directory: Path) -> dict[str, str]:
         ) from error
 
 
+def is_charged(directory: Path) -> bool:
+    """Whether a private run has a name in a ledger."""
+    return bool(_record(directory))
+
+
 def state(
     runs: Mapping[Path, Private],
     dataset: Dataset,

@@ -156,6 +156,8 @@ def begin(
 def _check_same(jobs: Sequence[Job]) -> None:
     for job in jobs:
         check_same(_place(job), job.public)
+        if job.has_secrets and privacy.is_charged(_place(job)):
+            check_same(privacy.secret_in(_place(job)).folder, job.arrays)
 
 
 def _place(job: Job) -> Path:
@@ -210,8 +212,10 @@ def run(
     """Trains a job from its newest checkpoint, or from the start: state and records."""
     course, directory = job.course, job.directory
     if directory is not None:
-        alone = jax.process_count() == 1
-        if alone and is_complete(job.simulation, course, directory):
+        # of a private run, its secrets are removed; of several processes, all would
+        # write its files
+        plain = course.secret is None and jax.process_count() == 1
+        if plain and is_complete(job.simulation, course, directory):
             progress.skip(job.rounds)
         else:
             record(job.simulation, course, directory, progress, stop, trackers)

@@ -1,5 +1,6 @@
 """Training of a method on a problem, in a directory or without one."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -250,15 +251,15 @@ def test_other_code_of_a_users_function_is_another_run(tmp_path, monkeypatch):
     train_one("of_width", of_width)
 
 
-def test_other_data_are_another_run(whole):
-    problem = problem_of("fedavg")
+def with_other_data(problem):
     x = problem.dataset.x_train.copy()
     x[0] += 1
-    changed = problem.dataset._replace(x_train=x)
+    return dataclasses.replace(problem, dataset=problem.dataset._replace(x_train=x))
+
+
+def test_other_data_are_another_run(whole):
     with pytest.raises(ValueError, match="another run: its data differ; choose"):
-        fedavg(
-            whole, problem=problem.__class__(**{**vars(problem), "dataset": changed})
-        )
+        fedavg(whole, problem=with_other_data(problem_of("fedavg")))
 
 
 @problems.named
@@ -342,11 +343,11 @@ def test_methods_without_a_server_need_a_graph():
 SECRET = ClientPrivacy(clip_norm=0.5, cohort_size=3, rounds=4, delta=0.01, epsilon=8.0)
 
 
-def private(place, **how):
+def private(place, problem=None, **how):
     book = {"ledger": place.parent / "ledger.json", "directory": place}
     sizes = {"local_steps": 2, "batch_size": 8, "privacy": SECRET}
     options = {**EVERY, **book, **sizes, **how}
-    return train(fm.fedavg(lr=0.1), problem_of("fedavg"), **options)
+    return train(fm.fedavg(lr=0.1), problem or problem_of("fedavg"), **options)
 
 
 @pytest.mark.filterwarnings("ignore:messages have params")
@@ -370,6 +371,11 @@ def test_a_private_run_that_is_killed_is_charged_once_and_not_copied(tmp_path, d
     assert [row["round"] for row in private(place).records] == [0, 2, 4]
     with pytest.raises(ValueError, match="the noise is for 4 rounds"):
         private(place, rounds=5)
+    with pytest.raises(ValueError, match="another run: its data differ; choose"):
+        private(place, problem=with_other_data(problem_of("fedavg")), ledger=None)
+    assert [path.name for path in (tmp_path / "ledger.secret").glob("*/*")] == [
+        "identity.json"
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:messages have params")
