@@ -68,6 +68,7 @@ class Problem:
     # dataset -> the task of private runs and of agents, where that above has something
     # of each client that would tell of its examples
     public_task: Callable[[Dataset], Task] | None = None
+    model: nn.Module | None = None  # whose parameters are trained, for `model.apply`
     # the function that made it, and its arguments, see `named`
     call: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -398,7 +399,8 @@ def classification(
     """
     columns = _columns(label, owner, split, exclude, missing, image_size)
     data = open_dataset(dataset, data_dir, train_share=train_share, **columns)
-    task = tasks.classification(_module(model, data), data)
+    module = _module(model, data)
+    task = tasks.classification(module, data)
     if dataset == "cola":  # Matthews' correlation is what papers on GLUE give
         task = tasks.by_matthews(task)
     check_range("alpha", alpha, open_low=True, schedules=False)
@@ -410,6 +412,7 @@ def classification(
     by_alpha = functools.partial(partition.dirichlet, alpha=alpha)
     return _problem(
         _name(dataset),
+        module,
         _augmented(task, augment, data),
         data,
         {"cohort_size": 8, "local_steps": 5, "batch_size": 32},
@@ -474,8 +477,10 @@ def auc(
     data = open_dataset(dataset, data_dir, train_share=train_share, **columns)
     module = _module(model, data)
     task = _augmented(tasks.auc(module, data), augment, data)
+    shared = lambda data: tasks.auc(module, data, share=float(data.y_train.mean()))
     return _problem(
         _name(dataset),
+        module,
         task,
         data,
         {"cohort_size": 8, "local_steps": 4, "batch_size": 16},
@@ -484,12 +489,13 @@ def auc(
         positives=positives,
         graph=graph,
         own_tests=client_tests,
-        public_task=functools.partial(_of_public_share, module, augment),
+        public_task=lambda data: _augmented(shared(data), augment, data),
     )
 
 
 def _problem(
     name: str,
+    module: nn.Module,
     task: Task,
     dataset: Dataset,
     sizes: Mapping[str, Any],
@@ -530,6 +536,7 @@ def _problem(
         tested if own_tests else None,
         lambda agents, key: metropolis(graph_of(agents, key)),
         public_task=public_task,
+        model=module,
     )
 
 
@@ -583,13 +590,6 @@ def _augmented(task: Task, augment: Augmentation | None, dataset: Dataset) -> Ta
     with files.named(f"the augmentation {function_name(augment)} does not fit"):
         jax.eval_shape(augment, jax.random.key(0), dataset.x_train[:1])
     return augmented(task, augment)
-
-
-def _of_public_share(
-    module: nn.Module, augment: Augmentation | None, dataset: Dataset
-) -> Task:
-    share = float(dataset.y_train.mean())
-    return _augmented(tasks.auc(module, dataset, share=share), augment, dataset)
 
 
 def _check_function(name: str, value: Any, example: str) -> None:

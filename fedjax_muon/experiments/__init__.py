@@ -13,13 +13,14 @@ of its arrays, and of the code of your functions. Another run is refused there.
 from fedjax_muon.experiments.compared import Comparison
 from fedjax_muon.experiments.comparing import compare
 from fedjax_muon.experiments.prepared import simulate
-from fedjax_muon.experiments.sweeping import Swept, sweep
+from fedjax_muon.experiments.sweeping import Swept, around, sweep
 from fedjax_muon.experiments.training import Trained, train
 
 __all__ = [
     "Comparison",
     "Swept",
     "Trained",
+    "around",
     "compare",
     "simulate",
     "sweep",

@@ -87,8 +87,9 @@ def compare(
       drop_nonfinite: Whether messages with NaN or infinity are left out of the mean,
         instead of ending a run as diverged.
       grids: Values of numbers of methods, by their names, such as
-        `{"FedAvg": {"lr": (0.1, 0.3)}}`. `sweep` chooses the best by validation first,
-        on two more seeds, and goes on while the best rate is at the edge of its grid.
+        `{"FedAvg": {"lr": (0.1, 0.3)}}` or `{"FedAvg": around(fm.fedavg())}`. `sweep`
+        chooses the best by validation first, on two more seeds, and goes on while the
+        best rate is at the edge of its grid.
       directory: Where runs, tables and figures are kept; by default nowhere.
       ledger: File that records what private runs on the data cost together. By default,
         one file for all datasets in your user data directory.

@@ -51,6 +51,7 @@ from fedjax_muon.simulation.sweeps import Cell, Outcome, run_cells
 from fedjax_muon.terminal import Progress
 
 MOST_RATES = 8  # that are tried for a method
+SHARES = (0.1, 0.3, 1.0, 3.0)  # of a rate, to try first
 Grid = Mapping[str, Sequence[float]]
 Values = tuple[dict[str, float], int]  # hyperparameters and seed of a cell
 
@@ -106,6 +107,17 @@ class Swept(NamedTuple):
         grids = {name_of(self.method): self.points}
         place, (seeds, score) = Path(directory), (self.seeds, self.score)
         return sweep_reports.report(grids, place, self.title, seeds, score)
+
+
+def around(method: Method) -> Grid:
+    """A grid of four learning rates around a method's own, for `sweep` and `compare`.
+
+    Raises `ValueError` if its rate is not a number.
+    """
+    lr = numbers_of(method).get("lr")
+    if not isinstance(lr, int | float):
+        raise ValueError(f"{method!r} has no number as its learning rate, got {lr!r}")
+    return {"lr": tuple(float(f"{share * lr:.3g}") for share in SHARES)}
 
 
 def table_of(sweeps: Mapping[str, Swept]) -> tables.Cells:

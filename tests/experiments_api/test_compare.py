@@ -20,7 +20,7 @@ from fedjax_muon.experiments.comparing import compare
 from fedjax_muon.experiments.sweeping import sweep, table_of
 from fedjax_muon.experiments.training import train
 from fedjax_muon.privacy import ClientPrivacy
-from fedjax_muon.runs import compare as runs
+from fedjax_muon.runs import compare as runs, tuned
 from fedjax_muon.runs.config import Comparison, Config
 from fedjax_muon.runs.pretrained import dataset_of
 
@@ -168,11 +168,11 @@ def test_a_comparison_is_extended_and_others_are_refused(compared, tmp_path):
     np.testing.assert_array_equal(
         long.runs["fedmuon"][0]["test_loss"], known["test_loss"]
     )
-    tuned = {**how, "grids": {"fedmuon": {"lr": (0.01,)}}, "rounds": 2}
-    tuned["directory"] = tmp_path / "tuned"
+    rated = {**how, "grids": {"fedmuon": {"lr": (0.01,)}}, "rounds": 2}
+    rated["directory"] = tmp_path / "tuned"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sweeping, "MOST_RATES", 1)
-        chosen = [compare(methods, PROBLEM, **{**tuned, "rounds": n}) for n in (1, 2)]
+        chosen = [compare(methods, PROBLEM, **{**rated, "rounds": n}) for n in (1, 2)]
     first, second = (each.sweeps["fedmuon"].points[0].runs[0] for each in chosen)
     np.testing.assert_array_equal(first["round"], second["round"])
     with pytest.raises(ValueError, match="has a single run or a sweep; choose another"):
@@ -232,6 +232,18 @@ def test_learning_rates_are_told_in_words():
     assert {words: compared_.rate_of(method) for words, method in told.items()} == {
         words: words for words in told
     }
+
+
+def test_grids_lie_around_the_rate_of_a_method():
+    for name, method in (
+        ("fedavg", fm.fedavg(lr=0.3)),
+        ("fedmuon", fm.fedmuon(lr=0.03)),
+    ):
+        assert sweeping.around(method)["lr"] == tuned.rates_to_try(
+            name, "classification"
+        )
+    with pytest.raises(ValueError, match="has no number as its learning rate"):
+        sweeping.around(fm.fedavg(lr=lambda index: 0.1))
 
 
 def test_methods_that_need_all_clients_have_them_and_say_so():

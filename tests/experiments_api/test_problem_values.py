@@ -130,7 +130,10 @@ def test_a_problem_of_a_users_own_is_one_function():
     assert problem.words["problem"].endswith("hospital")
     assert problem.name == "your data, 4 clients by iid"
     assert len(problem.parts(0)) == 4
-    assert problem.task.init(jax.random.key(0))["Dense_0"]["bias"].shape == (5,)
+    params = problem.task.init(jax.random.key(0))
+    assert params["Dense_0"]["bias"].shape == (5,)
+    logits = problem.model.apply({"params": params}, problem.dataset.x_test)
+    assert logits.shape == (len(problem.dataset.y_test), 2)
     graph = problems.classification(graph=lambda agents, key: nx.path_graph(agents))
     assert np.count_nonzero(graph.mixing(0, 4)) == 10
 
