@@ -76,6 +76,7 @@ def test_a_comparison_has_the_numbers_of_the_command_line(compared):
     assert result.rates == {"fedavg": "0.03 (edge)", "fedmuon": "0.01"}
     ours = result.table()
     assert (ours.title, ours.caption, ours.columns) == table[:3]
+    assert str(ours).startswith(f"# {ours.title}\n\n| algorithm | lr |")
     rows = [tuple(row[1:-1]) for row in table.rows]
     assert [tuple(row[1:-1]) for row in ours.rows] == rows
     names = "summary.csv summary.tex comparison.png versions.json fedavg fedmuon tuning"
