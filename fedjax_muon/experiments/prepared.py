@@ -79,7 +79,7 @@ def settings_of(
             raise ValueError(f"the problem decides {name}; leave it out")
         if name not in known and name in other.parameters:
             lacks = "a server" if make is decentralize else "a graph of agents"
-            raise ValueError(f"{name} needs {lacks}, which {method!r} has not")
+            raise ValueError(f"{name} needs {lacks}, and {name_of(method)} has none")
         check_choice("option", name, [x for x in known if x not in OF_PROBLEM])
     sizes = {name: size for name, size in problem.sizes.items() if name in known}
     decided = {"local_epochs": "local_steps", "arrivals": "cohort_size"}
@@ -98,6 +98,11 @@ def needs_all(method: Method, problem: Problem, how: Mapping[str, Any]) -> bool:
 
 def made_by(method: Method) -> Callable[..., Simulation]:
     """The function that prepares a method; raises `TypeError` if it is none."""
+    if isinstance(method, Simulation):
+        raise TypeError(
+            "a simulation is trained by fm.run(simulation, state, rounds=100); give a "
+            "method, such as fm.fedmuon()"
+        )
     if not isinstance(method, Method):
         check_algorithm(method, Algorithm, "decentralize")
     return federate if isinstance(method, Algorithm) else decentralize

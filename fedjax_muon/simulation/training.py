@@ -182,6 +182,11 @@ def run(
     Raises:
       NonFiniteError: If a message or the training loss is not finite.
     """
+    if not isinstance(simulation, Simulation):
+        raise TypeError(
+            "run takes a simulation, from federate or decentralize, got "
+            f"{type(simulation).__name__}; fm.train(method, problem) trains a method"
+        )
     check_count("rounds", rounds)
     records: list[Record] = []
     course = steps(

@@ -120,6 +120,10 @@ MISTAKES = {
     "rounds must be a whole number, got '30'": (
         lambda: fm.run(SIMULATION, start(SIMULATION), rounds="30")
     ),
+    "fm.train(method, problem) trains a method": (
+        lambda: fm.run(fm.fedavg(), None, rounds=3)
+    ),
+    "a simulation is trained by fm.run": lambda: fm.train(SIMULATION, None, rounds=3),
     "count must be at least 0, got -1": (
         lambda: SIMULATION.train_rounds(start(SIMULATION), -1)
     ),
