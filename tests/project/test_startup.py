@@ -88,3 +88,46 @@ def test_without_a_place_there_is_a_warning_and_no_cache(tmp_path):
     with pytest.warns(UserWarning, match="compiled programs are not kept"):
         fm.cache_programs(tmp_path / "file" / "programs")
     assert getattr(jax.config, NAME) is None
+
+
+AGAIN = """
+import pathlib, sys, jax, optax
+import numpy as np
+import fedjax_muon as fm
+
+place = pathlib.Path(sys.argv[1])
+fm.cache_programs(place)
+power = 1.0
+x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+data = fm.data.Dataset(x, np.arange(40) % 2, x[:8], np.arange(8) % 2, ("a", "b"))
+parts = np.split(np.arange(40), [5, 20])
+
+
+def trained():
+    rule = optax.chain(optax.trace(0.9), optax.scale(0.5))
+    method = fm.fedavg(lr=optax.linear_schedule(0.3, 0.0, 10), rule=rule)
+    task = fm.tasks.classification(fm.models.MLP(2, ()), data)
+    sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
+    weighting = lambda sizes: sizes**power
+    made = fm.federate(method, task, data, parts, weighting=weighting, **sizes)
+    state, _ = made.train_rounds(made.init(jax.random.key(0)), 2)
+    float(made.evaluate(state)["test_loss"])
+    kernel = np.asarray(state.params["Dense_0"]["kernel"])
+    return kernel.tobytes(), len(list(place.glob("*-cache")))
+
+
+first, again = trained(), trained()
+assert first == again and first[1] > 5, (first[1], again[1])
+power = 2.0
+other = trained()
+assert other[0] != first[0] and other[1] > first[1]
+"""
+
+
+@pytest.mark.slow
+def test_what_is_made_again_is_compiled_once_and_a_changed_global_anew(tmp_path):
+    """Rules, schedules and lambdas of the second simulation are other objects."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    command = [sys.executable, "-c", AGAIN, tmp_path / "programs"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
