@@ -255,6 +255,15 @@ def _in_words(value: Any, words: Callable[[Any], str]) -> str:
         values = [*map(words, value.args)]
         values += [f"{k}={words(v)}" for k, v in sorted(value.keywords.items())]
         return f"{words(value.func)}({', '.join(values)})"
+    if isinstance(value, inspect.Signature):  # in the closure of `recorded`
+        return f"({', '.join(value.parameters)})"
+    is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if is_object and callable(value):  # such as a Flax module
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        given = [f"{k}={words(v)}" for k, v in fields.items() if v is not None]
+        return f"{_name(value)}({', '.join(given)})"
+    if callable(getattr(value, "fun", None)):  # in a `jax.tree_util.Partial`
+        return words(value.fun)
     if callable(value):
         cells = getattr(value, "__closure__", None)
         inner = [_of_cell(cell, words) for cell in cells or ()]

@@ -5,7 +5,6 @@ the code of users' functions. The number of rounds is not among them: more round
 a run.
 """
 
-import dataclasses
 import functools
 import hashlib
 import inspect
@@ -33,6 +32,7 @@ EXECUTION = ("plan", "devices", "split_examples")
 CODE = "code of "
 ARRAYS = ("data", "clients", "client_tests", "weights")  # by their digests
 LIBRARY = str(Path(__file__).parents[1])
+MOST_SHOWN = 60  # letters of what differs
 MADE = "<string>"  # the file of code that `dataclasses` writes
 INSTALLED = {"site-packages", "dist-packages"}
 
@@ -54,7 +54,7 @@ def identity(
         given.pop(name, None)
     words |= {name: in_words(value) for name, value in given.items()}
     words |= {name: in_words(value) for name, value in others.items()}
-    words |= {"task": in_words(problem.task), "seed": str(seed)}
+    words["seed"] = str(seed)
     code: list[Any] = [
         method,
         problem.call,
@@ -63,7 +63,7 @@ def identity(
         problem.divided,
     ]
     code += [problem.tested, problem.weights, given]
-    return words | code_of(code)
+    return words | code_of(code) | {"task": in_words(problem.task)}
 
 
 def arrays_of(simulation: Simulation, data: str) -> dict[str, str]:
@@ -122,7 +122,11 @@ def check_same(directory: Path, words: Mapping[str, str]) -> None:
         was, now = (str(each.get(name, "absent")) for each in (known, words))
         if was == now:
             continue
-        differs = f"its {name} is {was[:60]}, not {now[:60]}"
+        pairs = enumerate(zip(was, now, strict=False))
+        first = next((i for i, (a, b) in pairs if a != b), min(len(was), len(now)))
+        same = max(0, first - MOST_SHOWN // 2)
+        was, now = (each[same : same + MOST_SHOWN] for each in (was, now))
+        differs = f"its {name} is {was}, not {now}"
         if name.startswith(CODE) or name in ARRAYS:
             differs = f"its {name} differ" if name in ARRAYS else f"the {name} differs"
         raise ValueError(
@@ -179,7 +183,7 @@ def _inside(value: Any) -> Iterator[Any]:
             yield from vars(value).values()
     elif isinstance(value, property | staticmethod | classmethod):
         yield from (getattr(value, "fget", None), getattr(value, "__func__", None))
-    elif dataclasses.is_dataclass(value) or _is_users(_file_of(type(value))):
+    elif callable(value) or _is_users(_file_of(type(value))):  # such as a model
         yield type(value)
         yield from getattr(value, "__dict__", {}).values()
 

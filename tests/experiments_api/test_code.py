@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import fedjax_muon as fm
+from fedjax_muon import tasks
+from fedjax_muon.core.recipe import in_words
 from fedjax_muon.experiments.identity import code_of
+from fedjax_muon.tasks import as_partial
 
 TEMPLATE = """
 import numpy as np
@@ -61,6 +64,7 @@ VALUES = {
     "a model": lambda m: m.Net(),
     "an algorithm": lambda m: m.fedfoo(),
     "one inside": lambda m: fm.compress(m.fedfoo(), fm.top_k(0.1)),
+    "a loss": lambda m: tasks.from_logits(m.helper, as_partial(m.plain)),
     "an attribute": lambda m: reads(m),
 }
 
@@ -72,10 +76,15 @@ def reads(mine):
     return found["read"]
 
 
+PLAIN = {"a function", "a partial", "a loss"}
 EDITS = {  # what is edited: the old text, the new one, and the values that change
-    "a helper": ("3 * x", "4 * x", {"a function", "a partial", "an attribute"}),
-    "a number": ("SCALE = 2.0", "SCALE = 3.0", {"a function", "a partial"}),
-    "an array": ("arange(3)", "arange(4)", {"a function", "a partial"}),
+    "a helper": (
+        "3 * x",
+        "4 * x",
+        {"a function", "a partial", "an attribute", "a loss"},
+    ),
+    "a number": ("SCALE = 2.0", "SCALE = 3.0", {"a function", "a partial", "a loss"}),
+    "an array": ("arange(3)", "arange(4)", {"a function", "a partial", "a loss"}),
     "an inner function": ("x + y", "x - y", {"a closure"}),
     "a default": ("factor=4", "factor=5", {"a default"}),
     "a layer": (" + 5", " + 6", {"a model"}),
@@ -105,3 +114,13 @@ def test_installed_code_is_not_the_users():
         functools.partial(np.mean, axis=0),
     ]
     assert code_of(values) == {}
+
+
+def test_tasks_are_known_by_the_fields_of_their_models():
+    words = lambda width: in_words(
+        tasks.classification(fm.models.MLP(2, (width,)), (3,))
+    )
+    assert words(4) == words(4) != words(5)
+    assert "features=(4)" in words(4)
+    loss = lambda scale: in_words(as_partial(functools.partial(np.multiply, scale)))
+    assert loss(2) != loss(3)
