@@ -84,8 +84,9 @@ class Compiled(NamedTuple):
 
 def compiled(program: Program) -> Compiled:
     """Compiles a program. States that are trained are donated."""
-    results: Any = None  # as JAX finds them
-    if program.shardings is not None:
+    # of a server's program, `across` says it; agents are divided by the compiler
+    results: Any = None
+    if program.shardings is not None and not program.donates:
         _, everywhere, states = program.shardings
         results = states, everywhere
     given = (2,) if program.donates else ()

@@ -163,7 +163,8 @@ def test_devices_share_the_agents_in_one_program(caplog):
         varied = trained(there.at(parts=parts[::-1]), 3)
     # not the size of a cache, which also grows without compiling
     messages = [record.getMessage() for record in caplog.records]
-    compiled = [text for text in messages if text.startswith("Compiling jit(rounds)")]
+    rounds = "Compiling jit(run_rounds)"
+    compiled = [text for text in messages if text.startswith(rounds)]
     assert len(compiled) == 1
     for leaf in jax.tree.leaves(state.training.agents):
         assert len(leaf.sharding.device_set) == 4

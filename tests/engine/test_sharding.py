@@ -133,8 +133,7 @@ def test_rounds_are_compiled_once_and_resume_to_the_bit(caplog):
 def lowered(algorithm, **changes):
     shared = federation.federation(algorithm, devices=EIGHT, **changes)
     state = shared.init(jax.random.key(0))
-    given = shared.inputs, state, shared.clients, 1
-    return shared.programs.rounds.trace(*given)
+    return shared.compiled.rounds.trace(shared.data, shared.run, state, 1)
 
 
 def operations(text: str) -> dict[str, int]:

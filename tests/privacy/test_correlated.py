@@ -326,10 +326,10 @@ def test_an_adaptive_norm_scales_correlated_noise():
         state, found = simulation.init(jax.random.key(0)), []
         for _ in range(3):
             x = np.concatenate(jax.tree.leaves(state.params))
-            norm = float(state.training.server.clip)
+            norm = float(state.training.server.kept.clip)
             state, _ = training.run(simulation, state, rounds=1)
             norm = float(state.training.server.kept.clip)
-            state, _ = training.train(simulation, state, rounds=1)
+            state, _ = training.run(simulation, state, rounds=1)
             move = np.concatenate(jax.tree.leaves(state.params)) - x
             rate = np.log(float(state.training.server.kept.clip) / norm)
             found.append([*(move / norm), rate / -clip.lr])
