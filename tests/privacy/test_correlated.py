@@ -328,8 +328,6 @@ def test_an_adaptive_norm_scales_correlated_noise():
             x = np.concatenate(jax.tree.leaves(state.params))
             norm = float(state.training.server.kept.clip)
             state, _ = training.run(simulation, state, rounds=1)
-            norm = float(state.training.server.kept.clip)
-            state, _ = training.run(simulation, state, rounds=1)
             move = np.concatenate(jax.tree.leaves(state.params)) - x
             rate = np.log(float(state.training.server.kept.clip) / norm)
             found.append([*(move / norm), rate / -clip.lr])
