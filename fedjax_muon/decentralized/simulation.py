@@ -296,7 +296,9 @@ def decentralize(
     keys = created(data, run, jax.random.key(0))
     jax.eval_shape(program.begin, data, run, keys)
     check_rules(algorithm, jax.eval_shape(task.init, jax.random.key(0)))
-    data, run = program.placed(data, run)
+    if program.shardings is not None:
+        data = jax.device_put(data, program.shardings[0])
+    run = program.placed(run)
     return Simulation(program, compiled(program), data, run, links, guarantee)
 
 

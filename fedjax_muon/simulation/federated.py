@@ -212,12 +212,11 @@ def federate(
     if test_parts is not None:
         tests = own_tests_of(test_parts, len(parts), len(dataset.x_test))
         run = run._replace(own_tests=tests)
-    program = program_of(setup)
     if devices:
         data = _divided(setup, data)
         setup = setup._replace(task=data.task)
-        program = program_of(setup)
-        _, run = program.placed(data, run)
+    program = program_of(setup)
+    run = program.placed(run)
     simulation = Simulation(program, compiled(program), data, run, guarantee=guarantee)
     if clock is not None:
         on_time(setup, simulation.durations)  # these may raise

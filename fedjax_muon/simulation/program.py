@@ -66,11 +66,9 @@ class Program(NamedTuple):
     loss: Callable[[Data, Run, Any], jax.Array] | None = None
     draw: Any = None  # its `drawn_cohort`
 
-    def placed(self, data: Data, run: Run) -> tuple[Data, Run]:
-        """Puts arrays on the program's devices."""
-        if self.shardings is None:
-            return data, run
-        return jax.device_put((data, run), self.shardings[:2])
+    def placed(self, run: Run) -> Run:
+        """Puts the arrays of a run on the program's devices."""
+        return run if self.shardings is None else jax.device_put(run, self.shardings[1])
 
 
 class Compiled(NamedTuple):
@@ -84,7 +82,7 @@ class Compiled(NamedTuple):
 
 def compiled(program: Program) -> Compiled:
     """Compiles a program. States that are trained are donated."""
-    # of a server's program, `across` says it; agents are divided by the compiler
+    # `across` fixes the shardings of a server's results; those of agents are given here
     results: Any = None
     if program.shardings is not None and not program.donates:
         _, everywhere, states = program.shardings

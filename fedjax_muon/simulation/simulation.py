@@ -62,7 +62,7 @@ class NonFiniteLossError(NonFiniteError):
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """A prepared simulation: a program, its data, and what is special of one run."""
+    """A prepared simulation: a program, its data, and the arrays of one run."""
 
     program: Program
     compiled: Compiled
@@ -454,7 +454,7 @@ class Simulation:
                 raise ValueError("a simulation with a server has no mixing weights")
             mixer, links = self.program.mix(weights)
             run = run._replace(mixer=mixer)
-        _, run = self.program.placed(self.data, run)
+        run = self.program.placed(run)
         return dataclasses.replace(self, run=run, links=links)
 
 
