@@ -222,6 +222,19 @@ def test_bytes_by_hand():
             assert prepared.bytes_after(rounds) == (total, total)
 
 
+def test_validation_examples_are_scored_apart(plain):
+    x, y = held = DATA.x_train[:30], DATA.y_train[:30]
+    watched = dataclasses.replace(plain, data=plain.data._replace(validation=held))
+    state = trained(plain, 3, 2)
+    w, b = federation.as_float64(state.params)
+    found, without = watched.evaluate(state), plain.evaluate(state)
+    right = np.mean((x @ w + b).argmax(1) == y)
+    np.testing.assert_allclose(found["validation_accuracy"], right, rtol=1e-6)
+    assert right != pytest.approx(float(found["test_accuracy"]), abs=1e-3)
+    apart = found.keys() - without.keys()
+    assert apart == {"validation_accuracy", "validation_loss"}
+
+
 # --- training: when it evaluates, what the rows say, going on, messages that overflow
 def ran(prepared, state, **how):
     """The last state and all rows of `evaluations`, up to a total of rounds."""
