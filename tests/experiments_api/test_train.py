@@ -310,7 +310,7 @@ WRONG = {  # what is said: the arguments of `train`
     "rounds must be at least 1, got 0": {"rounds": 0},
     "unknown option 'batchsize'; did you mean batch_size?": {"batchsize": 3},
     "the problem decides weights; leave it out": {"weights": 1},
-    "mixer needs a graph of agents, which fedavg": {"mixer": 1},
+    "mixer needs a graph of agents, and fedavg": {"mixer": 1},
     "a ledger and a budget are for private runs": {"budget": 1.0},
     "unknown tracker 'wand'": {"log": ("wand",)},
     "a seed must lie in": {"seed": -1},
@@ -334,7 +334,7 @@ def test_methods_without_a_server_need_a_graph():
     alone = problem.__class__(**{**vars(problem), "weights": None})
     with pytest.raises(ValueError, match="has no graph for agents"):
         train(dsgd(lr=0.1), alone)
-    with pytest.raises(ValueError, match="cohort_size needs a server, which dsgd"):
+    with pytest.raises(ValueError, match="cohort_size needs a server, and dsgd has none"):
         train(dsgd(lr=0.1), problem, cohort_size=3)
 
 
