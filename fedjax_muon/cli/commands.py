@@ -194,7 +194,7 @@ def compare(args: arguments.Compare) -> None:
         lr = {name: best.lr for name, best in tuned.items()} | args.lr
         for_all = args.config.lr_schedule is not None
         home = at_home and not for_all
-        schedules = {n: best.lr_schedule for n, best in tuned.items() if home}
+        schedules = {n: best.schedule for n, best in tuned.items() if home}
         schedules |= args.lr_schedules
         job = Comparison(args.algorithms, lr, schedules, args.seeds, args.config)
         given = [name for name in args.algorithms if name not in args.lr]

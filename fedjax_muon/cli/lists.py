@@ -14,7 +14,7 @@ from fedjax_muon.cli import arguments
 from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.loading import TFDS, place_of, source_of
 from fedjax_muon.data.source import Source
-from fedjax_muon.runs import private_agents
+from fedjax_muon.decentralized import private_methods as private_agents
 from fedjax_muon.runs.config import METHODS, hyper_parameters
 from fedjax_muon.terminal import plain_console
 from fedjax_muon.versions import install_command

@@ -1,8 +1,8 @@
 """Decentralized methods; `ALL` has each with its paper and its published grid.
 
 All names in `ALL` are functions of this module, presets too. None of them guarantees
-privacy. Those in `PRIVATE`, such as `decentralized.dpmixsgd`, do: they are part of an
-`AgentPrivacy`, which is an argument of `decentralize`.
+privacy. Those in `PRIVATE`, such as `decentralized.dpmixsgd`, do, with the
+`ExamplePrivacy` of an experiment. `AgentPrivacy` is the same for `decentralize`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,10 @@ from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.gossip import Estimator, Gossip, Iteration
 from fedjax_muon.decentralized.methods import ALL
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.private_methods import (
+    ALL as PRIVATE_METHODS,
+    ExamplePrivacy,
+)
 from fedjax_muon.decentralized.suda import suda
 from fedjax_muon.decentralized.tracking import gradient_tracking
 
@@ -33,8 +37,10 @@ _lazy, _, _ = lazy_loader.attach(
 __all__ = [
     "ALL",
     "PRIVATE",
+    "PRIVATE_METHODS",
     "AgentPrivacy",
     "Estimator",
+    "ExamplePrivacy",
     "Gossip",
     "Iteration",
     "Mechanism",
@@ -50,9 +56,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in PRIVATE:
-        return PRIVATE[name]
-    return _lazy(name) if name in __all__ else attribute_of(ALL, __name__, name)
+    if name in __all__:
+        return _lazy(name)
+    return attribute_of({**ALL, **PRIVATE_METHODS}, __name__, name)
 
 
 def __dir__() -> list[str]:

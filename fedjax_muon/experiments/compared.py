@@ -91,10 +91,14 @@ def rate_of(method: Any) -> str:
     lr, inner = recipe.arguments.get("lr"), recipe.arguments.get("algorithm")
     if lr is None:
         return rate_of(inner)
-    rate = f"{lr:g}" if isinstance(lr, int | float) else "schedule"
-    if inner is not None:  # this is a schedule of its rate, such as cosine_decay
-        rate += f" {recipe.function.__name__.partition('_')[0]}"
-    return rate
+    if isinstance(lr, int | float):
+        rate = f"{lr:g}"
+        if inner is not None:  # this is a schedule of its rate, such as cosine_decay
+            rate += f" {recipe.function.__name__.partition('_')[0]}"
+        return rate
+    made, _, kind = getattr(lr, "__qualname__", "").partition("_")
+    # a schedule of optax, such as cosine_decay_schedule.<locals>.schedule
+    return f"{float(lr(0)):.3g} {made}" if "_schedule." in kind else "schedule"
 
 
 def graph_of(

@@ -16,7 +16,7 @@ summary.csv      and .tex: the scores after the last round
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from fedjax_muon.experiments.training import (
     check_directory,
     check_one_process,
     followed,
+    ignore,
     job_of,
     resumable,
     run,
@@ -74,6 +75,8 @@ def compare(
     budget: float | None = None,
     log: Sequence[str] = (),
     progress: bool | Progress = True,
+    check: Callable[[Simulation], None] = ignore,
+    begun: Callable[[], None] = ignore,
     **how: Any,
 ) -> Comparison:
     """Trains several methods on several seeds.
@@ -96,6 +99,8 @@ def compare(
       budget: Largest total epsilon of all runs in the ledger.
       log: Trackers that get the records: tensorboard, wandb or trackio.
       progress: Whether the rounds are shown on standard error; or what counts them.
+      check: Called with the simulation of every method before anything is written.
+      begun: Called before the first round.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes.
         `privacy` may be a list: every method is then trained with each of them, and all
         runs are charged together before the first one starts.
@@ -123,6 +128,10 @@ def compare(
     for label, (method, given) in rows.items():
         with named(label):
             firsts[label] = simulate(method, problem, seeds[0], **given)
+    for first in firsts.values():  # last, since it may compile
+        check(first)
+    if grids:
+        begun()
     sweeps: dict[str, Swept] = {}
     for name, grid in (grids or {}).items():
         folder = place and place / TUNING / _folder(name)
@@ -135,6 +144,8 @@ def compare(
         book = None if ledger is None else Path(ledger).expanduser().resolve()
         for statement in begin(jobs, problem.dataset, place, book, budget):
             say(statement, progress)
+    if not grids:
+        begun()
     records, diverged = _run(jobs, place, log, progress)
     ended = {k: v for k, v in records.items() if k not in diverged}
     result = Comparison(

@@ -10,6 +10,7 @@ import jax
 from fedjax_muon.core import Algorithm, check_choice, streams
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Gossip
+from fedjax_muon.decentralized.private_methods import ExamplePrivacy, PrivateAgents
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.problems import Problem, key_of
@@ -17,7 +18,7 @@ from fedjax_muon.simulation.arguments import check_algorithm, on_device
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.simulation import Simulation
 
-Method = Algorithm | Gossip  # with a server, or without one
+Method = Algorithm | Gossip | PrivateAgents  # with a server, or without one
 # arguments that a problem decides, or that come first
 OF_PROBLEM = ("algorithm", "task", "dataset", "parts", "test_parts", "weights")
 
@@ -50,7 +51,31 @@ def simulate(method: Method, problem: Problem, seed: int = 0, **how: Any) -> Sim
         settings["test_parts"] = problem.tests(seed, parts)
     else:
         settings["weights"] = problem.mixing(seed, len(parts))
+    if isinstance(method, PrivateAgents):
+        method = _with_noise(method, settings, min(map(len, parts)))
     return made_by(method)(method, task, problem.dataset, parts, **settings)
+
+
+def _with_noise(
+    agents: PrivateAgents, settings: dict[str, Any], smallest: int
+) -> Gossip:
+    """The algorithm of private agents, whose promise becomes that of `decentralize`."""
+    promise = settings.get("privacy")
+    if promise is None:
+        raise ValueError(
+            f"{agents!r} is a private method; give it privacy, an ExamplePrivacy"
+        )
+    batch_size = settings.pop("batch_size")
+    settings["privacy"] = AgentPrivacy(
+        agents.method,
+        promise.mechanism(agents, batch_size, smallest),
+        rounds=promise.rounds,
+        delta=promise.delta,
+        epsilon=promise.epsilon,
+        insecure_fixed_noise=promise.insecure_fixed_noise,
+        publish_training_metrics=promise.publish_training_metrics,
+    )
+    return agents.algorithm
 
 
 def settings_of(
@@ -63,7 +88,9 @@ def settings_of(
             "problem must be a Problem, such as problems.classification(), got "
             f"{type(problem).__name__}"
         )
-    kind = ClientPrivacy if make is federate else AgentPrivacy
+    kind: type = ClientPrivacy if make is federate else AgentPrivacy
+    if isinstance(method, PrivateAgents):
+        kind = ExamplePrivacy
     if privacy is not None and not isinstance(privacy, kind):
         got = type(privacy).__name__
         raise TypeError(f"{method!r}: privacy must be a {kind.__name__}, got {got}")
@@ -83,7 +110,8 @@ def settings_of(
         check_choice("option", name, [x for x in known if x not in OF_PROBLEM])
     sizes = {name: size for name, size in problem.sizes.items() if name in known}
     decided = {"local_epochs": "local_steps", "arrivals": "cohort_size"}
-    decided["privacy"] = "cohort_size" if make is federate else "batch_size"
+    if not isinstance(method, PrivateAgents):
+        decided["privacy"] = "cohort_size" if make is federate else "batch_size"
     for name, size in decided.items():
         if how.get(name) is not None:
             sizes.pop(size, None)
@@ -143,9 +171,13 @@ def shared(problem: Problem, how: Mapping[str, Any]) -> Problem:
 
 
 def name_of(method: Method) -> str:
-    """The name of the function that made a method."""
+    """The name of the function that made a method, inside of what wraps it."""
     recipe = getattr(method, "recipe", None)
-    return type(method).__name__ if recipe is None else recipe.function.__name__
+    if recipe is None:
+        return type(method).__name__
+    inner = recipe.arguments.get("algorithm")
+    wraps = isinstance(inner, Method)
+    return name_of(inner) if wraps else recipe.function.__name__
 
 
 def title_of(method: Method, problem: Problem, how: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ suspended/         the group of cells that an interrupt left unfinished
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,12 @@ from fedjax_muon.experiments.prepared import (
     title_of,
 )
 from fedjax_muon.experiments.suspended import Suspended, clear
-from fedjax_muon.experiments.training import check_one_process, followed, resumable
+from fedjax_muon.experiments.training import (
+    check_one_process,
+    followed,
+    ignore,
+    resumable,
+)
 from fedjax_muon.files import claim, named
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import comparison, metrics_csv, tables
@@ -50,6 +55,7 @@ from fedjax_muon.reporting.comparison import History, Point
 from fedjax_muon.simulation.sweeps import Cell, Outcome, run_cells
 from fedjax_muon.terminal import Progress
 
+CELLS = "cells.csv"
 MOST_RATES = 8  # that are tried for a method
 SHARES = (0.1, 0.3, 1.0, 3.0)  # of a rate, to try first
 Grid = Mapping[str, Sequence[float]]
@@ -127,6 +133,13 @@ def table_of(sweeps: Mapping[str, Swept]) -> tables.Cells:
     return sweep_reports.table_of(grids, first.title, first.seeds, first.score)
 
 
+def report_of(sweeps: Mapping[str, Swept], directory: Path) -> tables.Cells:
+    """Writes tables and figures of several sweeps; returns the table."""
+    first = next(iter(sweeps.values()))
+    grids = {label: each.points for label, each in sweeps.items()}
+    return sweep_reports.report(grids, directory, first.title, first.seeds, first.score)
+
+
 def sweep(
     method: Method,
     problem: Problem,
@@ -142,6 +155,7 @@ def sweep(
     devices: Sequence[jax.Device] = (),
     directory: str | Path | None = None,
     progress: bool | Progress = True,
+    begun: Callable[[], None] = ignore,
     **how: Any,
 ) -> Swept:
     """Trains a method at every point of a grid, on every seed.
@@ -165,6 +179,7 @@ def sweep(
       devices: Devices that divide the cells of every group.
       directory: Where finished cells, tables and figures are kept; by default nowhere.
       progress: Whether the rounds are shown on standard error; or what counts them.
+      begun: Called before the first round.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes.
 
     Example:
@@ -200,6 +215,7 @@ def sweep(
         for name in ("seed", *(f"method.{option}" for option in grid)):
             del words[name]
         search.begin(words)
+    begun()
     heading = f"{title_of(method, problem, how)}, {rounds} rounds"
     score = score_of(problem)
     grid = {name: tuple(values) for name, values in grid.items()}
@@ -281,7 +297,7 @@ class _Search:
         claimed(self.place, words)
         about = json.dumps(directories.versions(), indent=2) + "\n"
         claim(self.place / directories.VERSIONS, about)
-        self.rows = CheckedRows(self.place / "cells.csv", words)
+        self.rows = CheckedRows(self.place / CELLS, words)
 
     def run(
         self, grid: Grid, seeds: Sequence[int], progress: Progress, stop: Any
@@ -303,12 +319,10 @@ class _Search:
                 name: np.array([row[name] for row in table]) for name in table[0]
             }
             self.finished |= dict(_by_cell(columns, names))
-        points = []
-        for hyper in _points(grid):
-            runs = [self.finished[_key(hyper, seed)] for seed in seeds]
-            ended = [run for run in runs if run["diverged"][0] < 0]
-            points.append(Point(hyper, ended, len(runs) - len(ended)))
-        return points
+        return [
+            _point(hyper, [self.finished[_key(hyper, seed)] for seed in seeds])
+            for hyper in _points(grid)
+        ]
 
     def _groups(
         self, todo: Sequence[Values], progress: Progress, stop: Any
@@ -324,6 +338,20 @@ class _Search:
             cells.append(Cell(hyper, start_key(seed), parts, weights))
         how = {**self.settings, "tick": progress.advance, "pause": pause}
         return run_cells(self.simulation, cells, **how)
+
+
+def read_points(directory: Path) -> list[Point]:
+    """The points of a sweep's directory, with all runs that are finished."""
+    columns, runs = metrics_csv.read(directory / CELLS), dict[tuple, list[History]]()
+    names = [*itertools.takewhile(lambda name: name != "seed", columns)]
+    for (*hyper, _), run in _by_cell(columns, names):
+        runs.setdefault(tuple(hyper), []).append(run)
+    return [_point(dict(zip(names, k, strict=True)), each) for k, each in runs.items()]
+
+
+def _point(hyper: dict[str, float], runs: Sequence[History]) -> Point:
+    ended = [run for run in runs if run["diverged"][0] < 0]
+    return Point(hyper, ended, len(runs) - len(ended))
 
 
 def _key(hyper: Mapping[str, float], seed: int) -> tuple:

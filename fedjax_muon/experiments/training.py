@@ -7,7 +7,7 @@ The same call with the same directory goes on where it was interrupted.
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -236,6 +236,10 @@ def run(
     return state, rows
 
 
+def ignore(*_: Any) -> None:
+    """Does nothing: nobody wants to know."""
+
+
 def train(
     method: Method,
     problem: Problem,
@@ -249,6 +253,8 @@ def train(
     budget: float | None = None,
     log: Sequence[str] = (),
     progress: bool | Progress = True,
+    check: Callable[[Simulation], None] = ignore,
+    begun: Callable[[], None] = ignore,
     **how: Any,
 ) -> Trained:
     """Trains a method on a problem.
@@ -271,6 +277,9 @@ def train(
       budget: Largest total epsilon of all runs in the ledger.
       log: Trackers that get the records: tensorboard, wandb or trackio.
       progress: Whether the rounds are shown on standard error; or what counts them.
+      check: Called with the simulation before anything is written, such as
+        `simulation.check_memory`.
+      begun: Called before the first round, when the directory is this run's.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes,
         such as `batch_size=16` or `privacy=fm.privacy.ClientPrivacy(...)`.
 
@@ -288,6 +297,7 @@ def train(
     place = None if directory is None else Path(directory).expanduser()
     check_directory(place, ledger, budget, log)
     simulation = simulate(method, problem, seed, **how)
+    check(simulation)
     data = "" if place is None else digest(problem.dataset)
     job = job_of(
         name_of(method),
@@ -308,6 +318,7 @@ def train(
         for statement in begin([job], problem.dataset, place, book, budget):
             say(statement, progress)
         trackers = logs.again(place, log or logs.NONE).of_run(place)
+    begun()
     with resumable(place) as stop, followed(progress, rounds, job.name) as shown_rounds:
         state, records = run(job, shown_rounds, stop, trackers)
     if place is not None:

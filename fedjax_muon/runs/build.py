@@ -23,10 +23,11 @@ from fedjax_muon.core import Algorithm, streams
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.data import Dataset, client_tests, imbalance, partition
 from fedjax_muon.data.dataset import summary
-from fedjax_muon.decentralized import topology
+from fedjax_muon.decentralized import private_methods as private_agents, topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.private_methods import PrivateAgents
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine import plans
 from fedjax_muon.files import named
@@ -34,7 +35,7 @@ from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.models.convolution import by_patches
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.correlated import Strategy, banded, buffered_toeplitz
-from fedjax_muon.runs import launch, own_code, pretrained, private_agents
+from fedjax_muon.runs import launch, own_code, pretrained
 from fedjax_muon.runs.config import (
     DEFAULTS,
     OF_AGENTS,
@@ -44,7 +45,6 @@ from fedjax_muon.runs.config import (
     hyper_parameters,
     method_of,
 )
-from fedjax_muon.runs.private_agents import PrivateAgents
 from fedjax_muon.simulation import arrivals, batching, clocks, staleness
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip

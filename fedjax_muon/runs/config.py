@@ -17,7 +17,8 @@ from fedjax_muon.algorithms.registry import Method, find
 from fedjax_muon.core import check_count, check_range, recipe
 from fedjax_muon.data.cleaning import MISSING
 from fedjax_muon.data.loading import is_of_user
-from fedjax_muon.runs import own_code, private_agents
+from fedjax_muon.decentralized import private_methods as private_agents
+from fedjax_muon.runs import own_code
 from fedjax_muon.runs.lists import Epsilons, NameOrFunction, check_name
 
 MOST_STEPS = 100  # of Newton-Schulz; each is compiled, and ten are exact

@@ -18,8 +18,8 @@ import numpy as np
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.core import Algorithm
 from fedjax_muon.decentralized.gossip import Gossip
+from fedjax_muon.decentralized.private_methods import PrivateAgents
 from fedjax_muon.runs.errors import is_refusal
-from fedjax_muon.runs.private_agents import PrivateAgents
 
 if TYPE_CHECKING:
     import flax.linen as nn

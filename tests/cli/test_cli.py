@@ -345,7 +345,7 @@ def test_a_schedule_for_all_replaces_the_tuned_ones(planned):
     tuned = planned(*words)
     schedule = lambda what, name: what.cell(name, 0).config.lr_schedule
     for name in names:
-        assert schedule(tuned, name) == TUNED["classification"][name].lr_schedule
+        assert schedule(tuned, name) == TUNED["classification"][name].schedule
     assert schedule(tuned, "fedcm") is None
     for given in ("constant", "cosine"):
         what = planned(*words, "--lr-schedule", given)

@@ -11,10 +11,10 @@ from fedjax_muon import decentralized, engine, minimax
 from fedjax_muon.algorithms import ALL, fedmuon_align
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized import private_methods as private_agents
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg.newton_schulz import orthogonalize, polar
-from fedjax_muon.runs import private_agents
 from fedjax_muon.runs.build import algorithm_of
 from fedjax_muon.runs.config import METHODS, Config, Run
 from fedjax_muon.transforms import (

@@ -17,6 +17,7 @@ LAYERS = (
     {"reporting", "deploy", "ahead_of_time"},
     {"experiments"},
     {"runs"},
+    {"shell"},
     {"cli"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

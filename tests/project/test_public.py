@@ -95,8 +95,8 @@ def test_methods_have_their_names_on_the_command_line_in_python_too(module):
     for name, method in methods.items():
         assert getattr(module, name) is method.function
         assert name in dir(module)
-    for name, row in fm.decentralized.PRIVATE.items():
-        assert getattr(fm.decentralized, name) is row
+    for name, method in fm.decentralized.PRIVATE_METHODS.items():
+        assert getattr(fm.decentralized, name) is method.function
     assert not {"jax", "Any", "annotations", "optax"} & set(dir(module))
 
 

@@ -1,0 +1,487 @@
+"""What a command is about: methods, a problem, and the arguments of what trains them.
+
+    COMMAND METHODS... [--option value]
+
+An option is an argument of a function that the command names: of the command, of
+`federate` or `decentralize`, of the guarantee, the problem, the wrappers or the
+methods, and of any function that a value names, such as `--model mlp --hidden 32`. One
+that several of them have belongs to the first of these. NAME:key=value gives it to one.
+"""
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from fedjax_muon.algorithms import minimax
+from fedjax_muon.core import Algorithm
+from fedjax_muon.core.recipe import hyper_parameters
+from fedjax_muon.core.schedules import cosine_decay
+from fedjax_muon.decentralized import ALL as OF_AGENTS, PRIVATE_METHODS
+from fedjax_muon.decentralized.private_methods import ExamplePrivacy, PrivateAgents
+from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.experiments.prepared import Method
+from fedjax_muon.privacy.client_privacy import ClientPrivacy
+from fedjax_muon.problems import Problem
+from fedjax_muon.runs import launch as launching
+from fedjax_muon.shell import names
+from fedjax_muon.shell.names import METHODS, Call, called, made, near, value_of
+from fedjax_muon.simulation.federated import federate
+
+# methods of agents that minimize; the others are for the AUC
+MINIMIZING = (
+    *("dsgd", "dsgd_muon", "gradient_tracking", "gradient_tracking_muon", "demuon"),
+    *("suda", "suda_muon", "suda_muon_extra", "suda_muon_gt"),
+)
+# options of agents, unless others are given
+OF_AUC_AGENTS = {
+    "problem": "auc",
+    "clients": "5",
+    "positives": "none",
+    "model": "mlp:hidden=()",
+    "rounds": "200",
+    "evaluate_every": "20",
+}
+OF_MINIMIZING_AGENTS = {
+    "problem": "classification",
+    "clients": "8",
+    "divide": "iid",
+    "rounds": "200",
+    "evaluate_every": "20",
+}
+# arguments that no option gives, since the command has them from elsewhere
+OF_COMMAND = {
+    *("method", "methods", "problem", "progress", "how", "grid", "grids", "check"),
+    *("begun", "devices"),
+}
+OF_ENGINE = {
+    *("algorithm", "task", "dataset", "parts", "test_parts", "weights", "privacy"),
+    "devices",
+}
+
+
+class Words:
+    """The words of a command: those that come first, and options by name."""
+
+    def __init__(self, words: Sequence[str]):
+        at = next((i for i, w in enumerate(words) if w.startswith("-")), len(words))
+        self.first, rest = [*words[:at]], [*words[at:]]
+        self.options: dict[str, str] = {}
+        self.wrappers: list[str] = []
+        while rest:
+            word, equals, text = rest.pop(0).partition("=")
+            if not word.startswith("--"):
+                raise ValueError(
+                    f"unexpected argument {word!r}; methods come before options, and "
+                    "several values of an option are separated by commas"
+                )
+            name = word[2:].replace("-", "_")
+            if not equals:
+                alone = not rest or rest[0].startswith("--")
+                text = "true" if alone else rest.pop(0)
+                if alone and name.startswith("no_"):
+                    name, text = name[3:], "false"
+            if name == "with":
+                self.wrappers.append(text)
+            else:
+                self.options[name] = text
+
+    def usually(self, options: Mapping[str, str]) -> None:
+        """Sets options that are not given."""
+        self.options = {**options, **self.options}
+
+
+def dashed(name: str) -> str:
+    """The option of an argument."""
+    return "--" + name.replace("_", "-")
+
+
+class Section(NamedTuple):
+    """A function whose arguments are options."""
+
+    title: str
+    function: Callable[..., Any]
+    parameters: Mapping[str, inspect.Parameter]
+
+
+class Taken:
+    """The options of a command, of which functions take those that are theirs."""
+
+    def __init__(self, words: Words):
+        self.options, self.sections = dict(words.options), list[Section]()
+
+    def take(
+        self, title: str, function: Callable[..., Any], hidden: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """The values of the options that are arguments of a function.
+
+        Args:
+          hidden: Arguments that are no options.
+        """
+        signature = inspect.signature(function).parameters
+        known = {name: p for name, p in signature.items() if name not in hidden}
+        self.sections.append(Section(title, function, known))
+        values = {}
+        for name, parameter in known.items():
+            if name in self.options:
+                text = self.options.pop(name)
+                values[name] = value_of(name, text, parameter, dashed(name))
+        for value in values.values():
+            self.fill(value)
+        return values
+
+    def fill(self, value: Any) -> None:
+        """Gives a function that a value names the options that it has."""
+        if not isinstance(value, Call):
+            return
+        for each in value.keywords.values():
+            self.fill(each)
+        known = {k: p for k, p in value.parameters.items() if k not in value.keywords}
+        self.sections.append(Section(f"{value.name}", value.function, known))
+        for name in known.keys() & self.options.keys():
+            text = self.options.pop(name)
+            value.keywords[name] = value_of(name, text, known[name], dashed(name))
+            self.fill(value.keywords[name])
+
+    def check(self) -> None:
+        """Raises `ValueError` if an option is left."""
+        known = [dashed(name) for each in self.sections for name in each.parameters]
+        for name in self.options:
+            raise ValueError(
+                f"unknown option {dashed(name)}; {near(dashed(name), known)}--help "
+                "shows all"
+            )
+
+
+# ------------------------------------------------------ options that only commands have
+def launch(
+    *,
+    devices: int = 1,
+    distributed: bool = False,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> int:
+    """Joins other processes, and returns the number of devices of each.
+
+    Args:
+      devices: Number of devices per host that share a cohort. On a CPU, at most its
+        number of cores.
+      distributed: Join the other processes started by SLURM, Open MPI, Kubernetes or
+        Cloud TPU. All must see the directory.
+      coordinator: HOST:PORT of process 0, if you started the processes yourself.
+      num_processes: Number of processes, with --coordinator.
+      process_id: Number of this process, from 0, with --coordinator.
+    """
+    how = launching.Launch(distributed, coordinator, num_processes, process_id)
+    launching.begin(how, devices)
+    return devices
+
+
+def training(*, tune: bool = False, compile_for: str | None = None) -> None:
+    """How a run is executed.
+
+    Args:
+      tune: Time all plans first and use the fastest. Always on for accelerators, unless
+        you name a plan.
+      compile_for: Compile one round for a TPU topology, such as v5e:4x4, and print its
+        memory and communication instead of training. No TPU is needed.
+    """
+
+
+def comparing(*, quick: bool = False) -> None:
+    """How learning rates are chosen.
+
+    Args:
+      quick: Use the rates tuned for the default data and model, whatever the data and
+        model.
+    """
+
+
+def sweeping(*, grid: Literal["paper"] | None = None) -> None:
+    """Where values of hyperparameters come from.
+
+    Args:
+      grid: Each method's published grid (paper). Options with several values, such as
+        --lr 0.01,0.03,0.1, replace its values.
+    """
+
+
+def client_privacy(
+    *,
+    epsilon: tuple[float, ...] = (),
+    delta: float = 1e-5,
+    clip_norm: float = 0.5,
+    insecure_fixed_noise: bool = False,
+    publish_training_metrics: bool = False,
+) -> None:
+    """Differential privacy for each client.
+
+    Args:
+      epsilon: Of a whole run. `compare` takes several.
+      delta: Below one over the number of clients.
+      clip_norm: Largest norm of a client's message.
+      insecure_fixed_noise: Draw the noise from the seed, so that you can reproduce it.
+        This gives no privacy.
+      publish_training_metrics: Record training metrics too. The guarantee does not
+        cover them.
+    """
+
+
+def example_privacy(
+    *,
+    epsilon: tuple[float, ...] = (),
+    delta: float = 1e-5,
+    clip_norm: float = 0.2,
+    change_clip_norm: float | None = None,
+    bands: int = 4,
+    insecure_fixed_noise: bool = False,
+    publish_training_metrics: bool = False,
+) -> None:
+    """Differential privacy for each example of an agent.
+
+    Args:
+      epsilon: Of a whole run. `compare` takes several.
+      delta: Below one over the number of examples of each agent.
+      clip_norm: Largest norm of the gradient of an example.
+      change_clip_norm: For private_storm: largest norm of the change of an example's
+        gradient between two iterations. By default a tenth of clip_norm.
+      bands: Number of bands of the noise of dp_ftrl, and of the groups of an agent's
+        examples that take turns.
+      insecure_fixed_noise: Draw the noise from the seed, so that you can reproduce it.
+        This gives no privacy.
+      publish_training_metrics: Record training metrics too. The guarantee does not
+        cover them.
+    """
+
+
+# ------------------------------------------------------------------------------- jobs
+class Job:
+    """What a command is about, before anything is loaded or compiled."""
+
+    def __init__(
+        self,
+        words: Words,
+        command: Callable[..., Any],
+        extra: Callable[..., Any],
+        methods: Sequence[str] = (),
+    ):
+        """
+        Args:
+          command: Function of `experiments` that the command calls.
+          extra: Function of the options that only the command has.
+          methods: Names of the methods if the words have none.
+        """
+        self.words = words
+        # before anything is computed, since a CPU is divided into devices then
+        self.devices = launch(**Taken(words).take("Devices", launch))
+        first = _all(words) if words.first == ["all"] else words.first or [*methods]
+        self.calls = [called("method", text, "method") for text in first]
+        kinds = {call.name: _made(call) for call in self.calls}
+        words.usually(_usual(self.calls, words.options.get("problem")))
+        self.taken = taken = Taken(words)
+        self.given = taken.take("Command", command, OF_COMMAND)
+        taken.take("Devices", launch)
+        self.extra = taken.take("Execution", extra)
+        self.problem_call = called(
+            "problem", taken.options.pop("problem", ""), "problem"
+        )
+        served = {name: isinstance(each, Algorithm) for name, each in kinds.items()}
+        self.rounds: int = self.given.get("rounds", 100)
+        if len(set(served.values())) > 1:
+            one = {value: name for name, value in served.items()}
+            raise ValueError(
+                f"{one[True]} has a server and {one[False]} has none; compare them "
+                "separately"
+            )
+        self.federated = all(served.values())
+        engine = federate if self.federated else decentralize
+        self.how = taken.take("Rounds", engine, OF_ENGINE)
+        private = any(isinstance(each, PrivateAgents) for each in kinds.values())
+        if self.federated or private:
+            promise = client_privacy if self.federated else example_privacy
+            self.promise = taken.take("Privacy", promise)
+        else:
+            self.promise = {}
+            if "epsilon" in taken.options:
+                raise ValueError(
+                    f"{next(iter(kinds))} has no private version; leave out --epsilon, "
+                    f"or choose one of {', '.join(PRIVATE_METHODS)}"
+                )
+        values = taken.take("Problem", self.problem_call.function)
+        self.problem_call.keywords |= values
+        self._check_server(next(iter(kinds)))
+        self.wrappers = [called("with", text, "wrapper") for text in words.wrappers]
+        for wrapper in self.wrappers:
+            taken.fill(wrapper)
+        self._take_hyper()
+
+    def _check_server(self, name: str) -> None:
+        """Raises `ValueError` for options of methods with or without a server."""
+        other = decentralize if self.federated else federate
+        options = {**self.problem_call.keywords, **self.taken.options}
+        ours = inspect.signature(federate if self.federated else decentralize)
+        lacks = {"graph"} if self.federated else {"client_tests"}
+        lacks |= inspect.signature(other).parameters.keys() - ours.parameters.keys()
+        for option in options.keys() & (lacks - OF_ENGINE):
+            what = (
+                "is for agents without a server" if self.federated else "needs a server"
+            )
+            has = "has one" if self.federated else "has none"
+            raise ValueError(f"{dashed(option)} {what}, and {name} {has}; leave it out")
+
+    def _take_hyper(self) -> None:
+        """Gives every method the options that it has; several values are a grid."""
+        options, used = self.taken.options, set[str]()
+        self.grids: dict[str, dict[str, tuple[float, ...]]] = {}
+        self.fixed: dict[str, set[str]] = {}  # what the user says of every method
+        for number, call in enumerate(self.calls):
+            self.taken.sections.append(
+                Section(call.name, call.function, call.parameters)
+            )
+            grid, numbers = {}, hyper_parameters(call.function)
+            for name in call.parameters.keys() & options.keys():
+                used.add(name)
+                if name in call.keywords:
+                    continue
+                text, parameter = options[name], call.parameters[name]
+                if name in numbers and "," in text:
+                    grid[name] = _grid(name, text)
+                else:
+                    value = value_of(name, text, parameter, dashed(name))
+                    call.keywords[name] = value
+            self.grids[str(number)] = grid
+            self.fixed[str(number)] = {*call.keywords, *grid}
+        for name in used:
+            del options[name]
+        for call in self.calls:
+            for value in [*call.keywords.values()]:
+                self.taken.fill(value)
+
+    @property
+    def sections(self) -> list[Section]:
+        """The functions that options are arguments of, each once."""
+        found = {(each.title, *each.parameters): each for each in self.taken.sections}
+        return [each for each in found.values() if each.parameters]
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules of users' own functions, which training imports."""
+        found, waiting = set[str](), [*self.calls, *self.wrappers, self.problem_call]
+        waiting += [*self.how.values()]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, Call):
+                waiting += each.keywords.values()
+                found |= {each.name.partition(":")[0]} if each.own else set()
+        return sorted(found)
+
+    def problem(self) -> Problem:
+        """Loads the data. Raises `ValueError` for what does not go together."""
+        self.taken.check()
+        problem = self.problem_call.made(self.rounds)
+        if not isinstance(problem, Problem):
+            kind = type(problem).__name__
+            raise ValueError(
+                f"{self.problem_call.name} must return a Problem, got {kind}"
+            )
+        if problem.public_task is None and self.problem_call.name == "classification":
+            for call in self.calls:
+                if call.name in minimax.ALL:
+                    raise ValueError(
+                        f"{call.name} is a method for minimax problems; add "
+                        "--problem auc"
+                    )
+        return problem
+
+    def methods(self) -> dict[str, Method]:
+        """The methods by the names that tables have."""
+        labels = [self.label(call) for call in self.calls]
+        found = {}
+        for call, label in zip(self.calls, labels, strict=True):
+            if labels.count(label) > 1:
+                words = ", ".join(f"{k}={v}" for k, v in call.keywords.items())
+                label = f"{label}, {words}" if words else label
+            if label in found:
+                raise ValueError(f"{call.name} is named twice; name each method once")
+            found[label] = self._wrapped(_made(call, self.rounds))
+        return found
+
+    def label(self, call: Call) -> str:
+        """What tables and figures call a method."""
+        return METHODS[call.name].label if call.name in METHODS else call.name
+
+    def _wrapped(self, method: Any) -> Any:
+        for wrapper in self.wrappers:
+            if not isinstance(method, Algorithm):
+                raise ValueError(f"{wrapper.name} needs a method with a server")
+            method = wrapper.made(self.rounds, method)
+        return method
+
+    def settings(self, problem: Problem) -> dict[str, Any]:
+        """The arguments of `federate` or `decentralize`, with privacy if any."""
+        how = {name: made(value, self.rounds) for name, value in self.how.items()}
+        how["devices"] = launching.devices_of(self.devices)
+        promise = dict(self.promise)
+        epsilons = promise.pop("epsilon", ())
+        if not epsilons:
+            for name in self.promise:
+                raise ValueError(f"{name} is an option of private runs; add --epsilon")
+            for call in self.calls:
+                if call.name in PRIVATE_METHODS:
+                    raise ValueError(f"{call.name} is a private method; add --epsilon")
+            return how
+        kind: Any = ExamplePrivacy
+        if self.federated:
+            kind = ClientPrivacy
+            size = how.pop("cohort_size", problem.sizes.get("cohort_size"))
+            usual = {"delta": 1e-5, "clip_norm": 0.5, "cohort_size": size}
+            promise = {**usual, **promise}
+        several = [kind(epsilon=e, rounds=self.rounds, **promise) for e in epsilons]
+        how["privacy"] = several[0] if len(several) == 1 else several
+        return how
+
+
+def _grid(name: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise ValueError(f"{dashed(name)} must be numbers, got {text!r}") from None
+
+
+def _made(call: Call, rounds: int = 1) -> Any:
+    """The method of a call; a schedule of its rate is a function of the method."""
+    rate = call.keywords.get("lr")
+    if isinstance(rate, Call) and rate.function is cosine_decay:
+        rest = {**call.keywords, "lr": rate.keywords["lr"]}
+        return rate.made(rounds, _made(call.given(rest), rounds))
+    method = call.made(rounds)
+    if not isinstance(method, Method):
+        kind = type(method).__name__
+        if kind in ("function", "partial"):
+            raise ValueError(f"all arguments of {call.name} must have defaults")
+        raise ValueError(
+            f"{call.name} must return an Algorithm or a Gossip, got {kind}"
+        )
+    return method
+
+
+def _all(words: Words) -> list[str]:
+    """The methods of a problem, for the word `all`."""
+    if words.options.get("problem") == "auc":
+        return [*minimax.ALL]
+    return [name for name in METHODS if name in names.algorithms.ALL]
+
+
+def _usual(calls: Sequence[Call], problem: str | None) -> dict[str, str]:
+    """The options of methods that are not given: those of agents differ.
+
+    Args:
+      problem: The problem that is given, if one is.
+    """
+    named = {call.name for call in calls}
+    if named and named <= OF_AGENTS.keys() | PRIVATE_METHODS.keys():
+        usual = "classification" if named <= {*MINIMIZING} else "auc"
+        of_auc = (problem or usual) == "auc"
+        return OF_AUC_AGENTS if of_auc else OF_MINIMIZING_AGENTS
+    is_minimax = bool(named) and named <= minimax.ALL.keys()
+    return {"problem": "auc" if is_minimax else "classification"}
