@@ -134,7 +134,7 @@ def compare(
         begun()
     sweeps: dict[str, Swept] = {}
     for name, grid in (grids or {}).items():
-        folder = place and place / TUNING / _folder(name)
+        folder = place and place / TUNING / folder_of(name)
         again = {**how, **options, "progress": progress}
         sweeps[name] = _tuned(methods[name], problem, grid, seeds, folder, **again)
         rows[name] = sweeps[name].best_method, rows[name][1]
@@ -198,7 +198,7 @@ def _jobs(
         one = firsts[label]
         if seed != seeds[0]:
             one = of_seed(one, method, problem, seed, how)
-        cell = place and place / _folder(label) / f"seed{seed}"
+        cell = place and place / folder_of(label) / f"seed{seed}"
         made = label, method, problem, seed, how, one, data, cell
         jobs.append(job_of(*made, **options))
     return jobs
@@ -229,7 +229,7 @@ def _check(
                 f"{', '.join(methods)}"
             )
         check_sweep(methods[name], grids[name], seeds, {})
-    folders = {_folder(name): name for name in methods}
+    folders = {folder_of(name): name for name in methods}
     if len(folders) < len(methods) or {"", TUNING} & folders.keys():
         raise ValueError(
             "names of methods must differ in letters and numbers, since they are "
@@ -276,8 +276,8 @@ def _epsilons(rows: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[str, float
     return found
 
 
-def _folder(label: str) -> str:
-    """The place of a row, such as `FedAvg/epsilon8`."""
+def folder_of(label: str) -> str:
+    """The place of a row in the directory, such as `FedAvg/epsilon8`."""
     name, private, epsilon = label.partition(", epsilon ")
     plain = re.sub(r"[^\w.=+-]+", "-", name).strip("-.")
     return f"{plain}/epsilon{epsilon}" if private else plain

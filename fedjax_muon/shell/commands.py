@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fedjax_muon.runs import launch as launching
 from fedjax_muon.runs.errors import logged, refusing
 from fedjax_muon.shell import jobs
 from fedjax_muon.shell.jobs import Job, Words
+from fedjax_muon.shell.names import near
 from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.simulation.tuning import tune
@@ -227,7 +228,7 @@ def compare(argv: Sequence[str]) -> None:
     """Trains several methods on several seeds; shows a table and draws curves."""
     with refusing():
         job = parsed_compare(argv)
-        words = _take_rates(job)
+        words = take_rates(job)
         problem, methods = job.problem(), job.methods()
         how = job.settings(problem)
         for grid in job.grids.values():
@@ -281,7 +282,7 @@ def _advice(sweeps: Mapping[str, Swept]) -> str:
     )
 
 
-def _take_rates(job: Job) -> str:
+def take_rates(job: Job) -> str:
     """Gives methods without a rate the one that was tuned for the default problem, or
     with another problem a grid around it. Returns what should be said of it."""
     problem = job.problem_call
@@ -367,6 +368,11 @@ def sweep(argv: Sequence[str]) -> None:
 
 
 COMMANDS = {"train": train, "compare": compare, "sweep": sweep}
+PARSERS: Mapping[str, Callable[[Sequence[str]], Job]] = {
+    "train": parsed_train,
+    "compare": parsed_compare,
+    "sweep": parsed_sweep,
+}
 
 
 def resume(argv: Sequence[str]) -> None:
@@ -378,11 +384,7 @@ def resume(argv: Sequence[str]) -> None:
         directory = Path(words.first[0]).expanduser().absolute()
         trusted = words.options.pop("trust", "").split(",")
         about = command_of(directory)
-        if unnamed := sorted({*about["modules"]} - {*trusted}):
-            raise ValueError(
-                f"{directory} runs your own code, {', '.join(unnamed)}; if you trust "
-                f"it, add --trust {','.join(about['modules'])}"
-            )
+        check_trusted(directory, about, trusted)
         if Path(about["directory"]).is_dir():  # where relative paths are of
             os.chdir(about["directory"])
         name, *given = about["argv"]
@@ -390,6 +392,32 @@ def resume(argv: Sequence[str]) -> None:
         if name not in COMMANDS:
             raise ValueError(f"{directory} was made by {name}, which does not resume")
     COMMANDS[name]([*given, *more, f"--directory={directory}"])
+
+
+def check_trusted(
+    directory: Path, about: Mapping[str, Any], trusted: Collection[str]
+) -> None:
+    """Raises `ValueError` unless all modules that a command imports are named.
+
+    Who reads a directory may not have written it.
+    """
+    if unnamed := sorted({*about["modules"]} - {*trusted}):
+        raise ValueError(
+            f"{directory} runs your own code, {', '.join(unnamed)}; if you trust it, "
+            f"add --trust {','.join(about['modules'])}"
+        )
+
+
+def only(words: Words, *names: str) -> dict[str, str]:
+    """The options of a command that has only these."""
+    for name in words.options:
+        if name not in names:
+            known = list(map(jobs.dashed, names))
+            raise ValueError(
+                f"unknown option {jobs.dashed(name)}; "
+                f"{near(jobs.dashed(name), known)}it has {', '.join(known) or 'none'}"
+            )
+    return words.options
 
 
 def command_of(directory: Path) -> dict[str, Any]:

@@ -38,11 +38,6 @@ HELP: Mapping[str, str] = {
     " options of train.",
 }
 SIZES = ("cohort_size", "local_steps", "batch_size")  # that a problem has
-PARSERS: Mapping[str, Callable[[Sequence[str]], Any]] = {
-    "train": commands.parsed_train,
-    "compare": commands.parsed_compare,
-    "sweep": commands.parsed_sweep,
-}
 
 
 def help_of(argv: Sequence[str]) -> str:
@@ -52,11 +47,11 @@ def help_of(argv: Sequence[str]) -> str:
         lines = [f"  {name:10} {_filled(text, 13)}" for name, text in HELP.items()]
         return "\n".join([USAGE, *lines, "", "--version prints the version."])
     name, *rest = words
-    if name not in PARSERS:
+    if name not in commands.PARSERS:
         return f"fedjax-muon {name}: {HELP[name]}"
     if name == "sweep" and not Words(rest).first:
         rest = ["fedavg", *rest]
-    job = PARSERS[name](rest)
+    job = commands.PARSERS[name](rest)
     return "\n".join(
         [f"fedjax-muon {name}: {HELP[name]}", *map(_section, job.sections)]
     )

@@ -280,6 +280,7 @@ class Job:
         words.usually(_usual(self.calls, words.options.get("problem")))
         self.taken = taken = Taken(words)
         self.given = taken.take("Command", command, OF_COMMAND)
+        self.compares = extra is comparing
         taken.take("Devices", launch)
         self.extra = taken.take("Execution", extra)
         self.problem_call = called(

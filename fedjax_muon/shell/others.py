@@ -24,8 +24,9 @@ from fedjax_muon.experiments.identity import ARRAYS, CODE, words_of
 from fedjax_muon.experiments.sweeping import CELLS, read_points
 from fedjax_muon.reporting import comparison, metrics_csv, plots
 from fedjax_muon.runs.errors import refusing
+from fedjax_muon.shell.commands import only
 from fedjax_muon.shell.jobs import Taken, Words, dashed
-from fedjax_muon.shell.names import METHODS, TABLES, called, near
+from fedjax_muon.shell.names import METHODS, TABLES, called
 from fedjax_muon.terminal import plain_console
 from fedjax_muon.versions import install_command
 
@@ -43,18 +44,6 @@ LEAST = 80  # characters that the tables need
 SAME = ("seed", "task", "evaluate_every", "drop_nonfinite", *ARRAYS)
 
 
-def _taken(words: Words, *names: str) -> dict[str, str]:
-    """The options of a command that has only these."""
-    for name in words.options:
-        if name not in names:
-            known = list(map(dashed, names))
-            raise ValueError(
-                f"unknown option {dashed(name)}; {near(dashed(name), known)}"
-                f"it has {', '.join(known) or 'none'}"
-            )
-    return words.options
-
-
 def _figure(text: str) -> Path:
     path = Path(text).expanduser()
     if path.suffix.lower() not in FORMATS:
@@ -68,7 +57,7 @@ def plot(argv: Sequence[str]) -> None:
     """Plots several runs, comparisons and sweeps in one figure."""
     with refusing():
         words = Words(argv)
-        output = _figure(_taken(words, "output").get("output", "curves.png"))
+        output = _figure(only(words, "output").get("output", "curves.png"))
         if not words.first:
             raise ValueError("plot needs at least one directory, such as: plot runs/a")
         runs: dict[str, list[Any]] = {}
@@ -175,7 +164,7 @@ def prepare(argv: Sequence[str]) -> None:
         words = Words(argv)
         if len(words.first) != 1:
             raise ValueError("prepare takes the name of one dataset")
-        place = _taken(words, "data_dir").get("data_dir")
+        place = only(words, "data_dir").get("data_dir")
         print(data.prepare(words.first[0], None if place is None else Path(place)))
 
 
@@ -184,7 +173,7 @@ def show(argv: Sequence[str]) -> None:
     """Shows every method with its options, every dataset, and other names."""
     with refusing():
         words = Words(argv)
-        place = _taken(words, "data_dir").get("data_dir")
+        place = only(words, "data_dir").get("data_dir")
         if words.first:
             raise ValueError(
                 f"list takes no names; see fedjax-muon train {words.first[0]} --help"
