@@ -9,6 +9,7 @@ what is missing of a larger grid or for more seeds.
 identity.json      what all cells have in common
 versions.json      of everything that computes
 cells.csv          the rows of all finished cells
+parts/3-of-8/      the same of a part, if several jobs divide the cells
 cells.json         what they were computed with, and a digest
 points.csv         one line for every point of the grid
 summary.csv        and .md: the best point; grids.png and curves.png draw them
@@ -55,7 +56,7 @@ from fedjax_muon.reporting.comparison import History, Point
 from fedjax_muon.simulation.sweeps import Cell, Outcome, run_cells
 from fedjax_muon.terminal import Progress
 
-CELLS = "cells.csv"
+CELLS, PARTS, ALL = "cells.csv", "parts", "1/1"
 MOST_RATES = 8  # that are tried for a method
 SHARES = (0.1, 0.3, 1.0, 3.0)  # of a rate, to try first
 Grid = Mapping[str, Sequence[float]]
@@ -152,6 +153,7 @@ def sweep(
     validation: float = 0.1,
     extend: bool = True,
     cells_at_once: int | None = None,
+    part: str = ALL,
     devices: Sequence[jax.Device] = (),
     directory: str | Path | None = None,
     progress: bool | Progress = True,
@@ -176,6 +178,8 @@ def sweep(
         while the best is the smallest or largest.
       cells_at_once: Number of cells in a group; by default, as many as fit in half of
         the memory.
+      part: Which part of the cells to train, as "3/8" in the third of eight jobs with
+        one directory. When all are finished, the same call without it merges them.
       devices: Devices that divide the cells of every group.
       directory: Where finished cells, tables and figures are kept; by default nowhere.
       progress: Whether the rounds are shown on standard error; or what counts them.
@@ -194,7 +198,9 @@ def sweep(
     tuned = shared(tuned, how)
     for seed in seeds:
         tuned.parts(seed)
+    number, parts = _part(part, directory)
     search = _Search(
+        part=(number, parts),
         simulation=simulate(method, tuned, seeds[0], **how),
         problem=tuned,
         settings={
@@ -216,13 +222,15 @@ def sweep(
             del words[name]
         search.begin(words)
     begun()
+    if parts > 1:  # what is extended depends on the results of all parts
+        extend = False
     heading = f"{title_of(method, problem, how)}, {rounds} rounds"
     score = score_of(problem)
     grid = {name: tuple(values) for name, values in grid.items()}
     total = _size(grid) * len(seeds) * rounds
     label = name_of(method)
     with (
-        resumable(search.place) as stop,
+        resumable(search.own) as stop,
         followed(progress, total, label) as course,
     ):
         while True:
@@ -235,10 +243,23 @@ def sweep(
                 break
             old, grid = grid, {**grid, "lr": wider}
             course.total += (_size(grid) - _size(old)) * len(seeds) * rounds
-    if search.place is not None:
-        clear(search.place / "suspended")
+    if search.own is not None:
+        clear(search.own / "suspended")
+    if search.place is not None and parts == 1:
         done.write(search.place)
     return done
+
+
+def _part(text: str, directory: Any) -> tuple[int, int]:
+    """The number of a part, from 1, and that of all."""
+    number, _, parts = str(text).partition("/")
+    if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
+        raise ValueError(
+            f"part must be such as 3/8, for the third of eight, got {text!r}"
+        )
+    if text != ALL and directory is None:
+        raise ValueError("part needs a common directory; add directory")
+    return int(number), int(parts)
 
 
 def check_sweep(
@@ -285,29 +306,43 @@ def _size(grid: Grid) -> int:
 class _Search:
     """The finished cells of a sweep, in memory and in its directory."""
 
-    def __init__(self, simulation, problem: Problem, settings, place: Path | None):
+    def __init__(
+        self, simulation, problem: Problem, settings, place: Path | None, part
+    ):
         self.simulation, self.problem = simulation, problem
         self.settings, self.place = settings, place
+        self.number, self.parts = part
+        # where this part has its cells
+        self.own = place
+        if place is not None and self.parts > 1:
+            self.own = place / PARTS / f"{self.number}-of-{self.parts}"
         self.rows: CheckedRows | None = None
+        self.others: list[Path] = []  # rows of parts that other jobs have finished
         self.finished: dict[tuple, History] = {}
 
     def begin(self, words: Mapping[str, str]) -> None:
         """Makes the directory that of the sweep, or reads what is finished there."""
         assert self.place is not None
+        assert self.own is not None
         claimed(self.place, words)
+        self.own.mkdir(parents=True, exist_ok=True)
         about = json.dumps(directories.versions(), indent=2) + "\n"
         claim(self.place / directories.VERSIONS, about)
-        self.rows = CheckedRows(self.place / CELLS, words)
+        self.rows = CheckedRows(self.own / CELLS, words)
+        for path in sorted(self.place.glob(f"{PARTS}/*/{CELLS}")):
+            self.others.append(CheckedRows(path, words).path)
 
     def run(
         self, grid: Grid, seeds: Sequence[int], progress: Progress, stop: Any
     ) -> list[Point]:
         """Trains the cells that are not finished; returns all points of the grid."""
         names = [*grid]
-        if self.rows is not None and self.rows.path.exists():
-            columns = metrics_csv.read(self.rows.path)
-            self.finished |= dict(_by_cell(columns, names))
-        cells = [*itertools.product(_points(grid), seeds)]
+        paths = [*self.others, *([] if self.rows is None else [self.rows.path])]
+        for path in filter(Path.exists, paths):
+            self.finished |= dict(_by_cell(metrics_csv.read(path), names))
+        cells = [*itertools.product(_points(grid), seeds)][
+            self.number - 1 :: self.parts
+        ]
         todo = [cell for cell in cells if _key(*cell) not in self.finished]
         progress.done = (len(cells) - len(todo)) * self.settings["rounds"]
         waiting = iter(todo)
@@ -319,17 +354,18 @@ class _Search:
                 name: np.array([row[name] for row in table]) for name in table[0]
             }
             self.finished |= dict(_by_cell(columns, names))
-        return [
-            _point(hyper, [self.finished[_key(hyper, seed)] for seed in seeds])
+        known = [
+            (hyper, [self.finished.get(_key(hyper, seed)) for seed in seeds])
             for hyper in _points(grid)
         ]
+        return [_point(hyper, [run for run in runs if run]) for hyper, runs in known]
 
     def _groups(
         self, todo: Sequence[Values], progress: Progress, stop: Any
     ) -> Iterator[list[Outcome]]:
         pause = None
-        if self.place is not None and self.rows is not None:
-            pause = Suspended(self.place / "suspended", stop, self.rows.settings)
+        if self.own is not None and self.rows is not None:
+            pause = Suspended(self.own / "suspended", stop, self.rows.settings)
         problem, cells = self.problem, []
         for hyper, seed in todo:
             parts, weights = problem.parts(seed), None
@@ -342,11 +378,14 @@ class _Search:
 
 def read_points(directory: Path) -> list[Point]:
     """The points of a sweep's directory, with all runs that are finished."""
-    columns, runs = metrics_csv.read(directory / CELLS), dict[tuple, list[History]]()
-    names = [*itertools.takewhile(lambda name: name != "seed", columns)]
-    for (*hyper, _), run in _by_cell(columns, names):
-        runs.setdefault(tuple(hyper), []).append(run)
-    return [_point(dict(zip(names, k, strict=True)), each) for k, each in runs.items()]
+    runs: dict[tuple, list[History]] = {}
+    for path in [*directory.glob(f"{PARTS}/*/{CELLS}"), directory / CELLS]:
+        columns = metrics_csv.read(path) if path.exists() else {}
+        names = [*itertools.takewhile(lambda name: name != "seed", columns)]
+        for (*hyper, _), run in _by_cell(columns, names) if columns else ():
+            point = tuple(zip(names, hyper, strict=True))
+            runs.setdefault(point, []).append(run)
+    return [_point(dict(point), each) for point, each in runs.items()]
 
 
 def _point(hyper: dict[str, float], runs: Sequence[History]) -> Point:

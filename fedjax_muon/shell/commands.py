@@ -359,6 +359,12 @@ def sweep(argv: Sequence[str]) -> None:
             given = {**job.given, **how, "begun": place.begun}
             given["directory"] = place.directory / call.name.replace(":", "-")
             done[label] = experiments.sweep(method, problem, grids[label], **given)
+    if job.given.get("part", "1/1") != "1/1":
+        say(
+            "this part is finished; when all are, merge them with: "
+            f"{place.resume} --part 1/1"
+        )
+        return
     with refusing():
         table = experiments.sweeping.report_of(done, place.directory)
     plain_console().print(tables.for_terminal(table))

@@ -20,8 +20,8 @@ from fedjax_muon.data.loading import TFDS, place_of, source_of
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.data.source import Source
 from fedjax_muon.experiments.directory import METRICS
-from fedjax_muon.experiments.identity import ARRAYS, CODE, words_of
-from fedjax_muon.experiments.sweeping import CELLS, read_points
+from fedjax_muon.experiments.identity import ARRAYS, CODE, IDENTITY, words_of
+from fedjax_muon.experiments.sweeping import read_points
 from fedjax_muon.reporting import comparison, metrics_csv, plots
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.shell.commands import only
@@ -65,15 +65,16 @@ def plot(argv: Sequence[str]) -> None:
         shown: dict[tuple[str, ...], Path] = {}
         for directory in map(Path, words.first):
             found = 0
-            for path in sorted(directory.rglob("*.csv")):
+            for path in sorted(directory.rglob(IDENTITY)):
                 known, place = words_of(path.parent), path.parent
-                tuning = "tuning" in place.relative_to(directory).parts
-                if path.name not in (METRICS, CELLS) or tuning or not known:
+                if "tuning" in place.relative_to(directory).parts:
+                    continue
+                if "grid" not in known and not (place / METRICS).exists():
                     continue
                 found += 1
                 shown[tuple(known.get(f"problem.{n}", "") for n in SHOWN)] = place
-                if path.name == METRICS:
-                    singles.append((known, metrics_csv.read(path)))
+                if "grid" not in known:
+                    singles.append((known, metrics_csv.read(place / METRICS)))
                 elif (best := comparison.best(read_points(place))) is not None:
                     runs.setdefault(label_of(known), []).extend(best.runs)
             if not found:
