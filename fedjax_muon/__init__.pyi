@@ -94,7 +94,7 @@ from .models import (
     load_params as load_params,
     save_params as save_params,
 )
-from .runs.load import load_run as load_run
+from .shell.load import load_run as load_run
 from .simulation import (
     NonFiniteError as NonFiniteError,
     Simulation as Simulation,

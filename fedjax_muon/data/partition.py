@@ -81,7 +81,7 @@ def _check_dirichlet(
     if min_size * num_clients > len(labels):
         raise ValueError(
             f"{num_clients} clients cannot hold min_size={min_size} of {len(labels)} "
-            "examples each; lower min_size (--min-client-size) or num_clients"
+            "examples each; lower min_size or num_clients"
         )
 
 
@@ -109,7 +109,7 @@ def _dirichlet_sizes(
     raise ValueError(
         f"none of {max_tries} Dirichlet(alpha={alpha}) draws gave each of "
         f"{num_clients} clients min_size={min_size} examples; raise alpha, or "
-        "lower min_size (--min-client-size) or num_clients"
+        "lower min_size or num_clients"
     )
 
 

@@ -28,7 +28,7 @@ from fedjax_muon.runs import launch as launching
 from fedjax_muon.runs.errors import logged, refusing
 from fedjax_muon.shell import jobs
 from fedjax_muon.shell.jobs import Job, Words
-from fedjax_muon.shell.names import near
+from fedjax_muon.shell.names import Grid, near
 from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.simulation.tuning import tune
@@ -147,6 +147,8 @@ def train(argv: Sequence[str]) -> None:
         job = parsed_train(argv)
         problem, [(label, method)] = job.problem(), job.methods().items()
         how = job.settings(problem)
+        for name in job.grids["0"]:
+            raise ValueError(f"train takes one {name}; for several, use sweep")
         if isinstance(how.get("privacy"), list):
             raise ValueError("train takes one --epsilon; for several, use compare")
         _announced(job)
@@ -305,7 +307,7 @@ def take_rates(job: Job) -> str:
             call.keywords["lr"] = best.lr
         if not (private or job.extra.get("quick")) and isinstance(usual, int | float):
             rates = tuple(float(f"{share * usual:.3g}") for share in SHARES)
-            job.grids[str(number)] = {"lr": rates}
+            job.grids[str(number)] = {"lr": Grid(rates)}
     if private and untuned:
         return (
             f"the learning rates of {', '.join(untuned)} were not tuned with this clip "
@@ -340,7 +342,8 @@ def sweep(argv: Sequence[str]) -> None:
         for number, (label, call) in enumerate(zip(methods, job.calls, strict=True)):
             grid = dict(job.grids[str(number)])
             if job.extra.get("grid") and call.name in jobs.METHODS:
-                grid = {**jobs.METHODS[call.name].grid, **grid}
+                published = jobs.METHODS[call.name].grid
+                grid = {k: Grid(v) for k, v in published.items()} | grid
             if not grid:
                 raise ValueError(
                     f"{call.name} has no grid; give several values, such as --lr "

@@ -24,7 +24,7 @@ from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs import launch as launching
 from fedjax_muon.shell import names
-from fedjax_muon.shell.names import METHODS, Call, called, made, near, value_of
+from fedjax_muon.shell.names import METHODS, Call, Grid, called, made, near, value_of
 from fedjax_muon.simulation.federated import federate
 
 # methods of agents that minimize; the others are for the AUC
@@ -276,6 +276,8 @@ class Job:
         self.devices = launch(**Taken(words).take("Devices", launch))
         first = _all(words) if words.first == ["all"] else words.first or [*methods]
         self.calls = [called("method", text, "method") for text in first]
+        # by the number of the method: values to try
+        self.grids = {str(i): _grid_of(call) for i, call in enumerate(self.calls)}
         kinds = {call.name: _made(call) for call in self.calls}
         words.usually(_usual(self.calls, words.options.get("problem")))
         self.taken = taken = Taken(words)
@@ -333,24 +335,23 @@ class Job:
     def _take_hyper(self) -> None:
         """Gives every method the options that it has; several values are a grid."""
         options, used = self.taken.options, set[str]()
-        self.grids: dict[str, dict[str, tuple[float, ...]]] = {}
         self.fixed: dict[str, set[str]] = {}  # what the user says of every method
         for number, call in enumerate(self.calls):
             self.taken.sections.append(
                 Section(call.name, call.function, call.parameters)
             )
-            grid, numbers = {}, hyper_parameters(call.function)
+            numbers = hyper_parameters(call.function)
+            grid = self.grids[str(number)]
             for name in call.parameters.keys() & options.keys():
                 used.add(name)
-                if name in call.keywords:
+                if name in call.keywords or name in grid:
                     continue
                 text, parameter = options[name], call.parameters[name]
                 if name in numbers and "," in text:
-                    grid[name] = _grid(name, text)
+                    grid[name] = _numbers(name, text)
                 else:
                     value = value_of(name, text, parameter, dashed(name))
                     call.keywords[name] = value
-            self.grids[str(number)] = grid
             self.fixed[str(number)] = {*call.keywords, *grid}
         for name in used:
             del options[name]
@@ -442,9 +443,17 @@ class Job:
         return how
 
 
-def _grid(name: str, text: str) -> tuple[float, ...]:
+def _grid_of(call: Call) -> dict[str, Grid]:
+    """Takes the several values of hyperparameters out of a call."""
+    grid = {k: v for k, v in call.keywords.items() if isinstance(v, Grid)}
+    for name in grid:
+        del call.keywords[name]
+    return grid
+
+
+def _numbers(name: str, text: str) -> Grid:
     try:
-        return tuple(map(float, text.split(",")))
+        return Grid(map(float, text.split(",")))
     except ValueError:
         raise ValueError(f"{dashed(name)} must be numbers, got {text!r}") from None
 

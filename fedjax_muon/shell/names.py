@@ -29,6 +29,7 @@ import optax
 from fedjax_muon import algorithms, decentralized, problems, transforms
 from fedjax_muon.algorithms import minimax
 from fedjax_muon.algorithms.registry import Method
+from fedjax_muon.core.recipe import hyper_parameters
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.data import partition
 from fedjax_muon.decentralized import mixing, topology
@@ -45,6 +46,7 @@ from fedjax_muon.simulation import (
 from fedjax_muon.tasks.augmentation import crop_and_flip
 from fedjax_muon.wrappers import aggregators, attacks, compression, personalization
 
+MOST_SHOWN = 30  # names in an error
 EMPTY = inspect.Parameter.empty
 METHODS: dict[str, Method] = {
     **algorithms.ALL,
@@ -186,10 +188,11 @@ class Call:
                     f"{self.name} has no {name!r}; {near(name, self.parameters)}"
                     f"it takes {known}"
                 )
-            rest = word[match.end() :] if match else word
-            self.keywords[name] = value_of(
-                name, rest, self.parameters[name], f"{self.name}: {name}", "+"
-            )
+            rest, what = word[match.end() :] if match else word, f"{self.name}: {name}"
+            if name in hyper_parameters(self.function) and (grid := _grid(rest)):
+                self.keywords[name] = grid
+                continue
+            self.keywords[name] = value_of(name, rest, self.parameters[name], what, "+")
 
     def given(self, keywords: Mapping[str, Any]) -> "Call":
         """The same function with other arguments."""
@@ -219,6 +222,19 @@ class Call:
                 else self.function
             )
         return self.function(*values, **keywords)
+
+
+class Grid(tuple[float, ...]):
+    """Several values of a hyperparameter."""
+
+
+def _grid(text: str) -> Grid | None:
+    """The numbers of a text such as 0.1+0.3; None for anything else."""
+    try:
+        numbers = Grid(map(float, text.split("+")))
+    except ValueError:  # also of 1e+5, a single number
+        return None
+    return numbers if len(numbers) > 1 else None
 
 
 def made(value: Any, rounds: int | None = None) -> Any:
@@ -267,10 +283,7 @@ def called(table: str, text: str, what: str) -> Any:
     elif ":" in head:
         call = Call(imported(head), head, own=True)
     else:
-        raise ValueError(
-            f"unknown {what} {head!r}; {near(head, known)}choose one of "
-            f"{shown(known)}, or your own as MODULE:FUNCTION"
-        )
+        raise ValueError(f"unknown {what} {head!r}; {advice(head, known)}")
     call.give(args)
     return call
 
@@ -279,9 +292,12 @@ def _anything() -> dict[str, Any]:
     return {name: each for table in TABLES.values() for name, each in table.items()}
 
 
-def shown(names: typing.Iterable[str], most: int = 30) -> str:
-    several = [*names]
-    return ", ".join(several[:most]) + (", ..." if len(several) > most else "")
+def advice(name: str, known: typing.Collection[str]) -> str:
+    """What is said of a name that does not exist."""
+    if len(known) > MOST_SHOWN:
+        return f"{near(name, known)}`fedjax-muon list` shows all"
+    names = ", ".join(known)
+    return f"{near(name, known)}choose one of {names}, or your own as MODULE:FUNCTION"
 
 
 def imported(name: str) -> Callable[..., Any]:
@@ -344,14 +360,12 @@ def value_of(
         except _UnfitError:
             continue
     words = [each for kind in kinds for each in choices_of(kind)]
-    advice = near(text, [*words, *table])
     if any(_rank(kind) == FUNCTION for kind in kinds) and table:
-        words += [*table, "or your own as MODULE:FUNCTION"]
-        raise ValueError(
-            f"unknown {what} {text!r}; {advice}choose one of {shown(words)}"
-        )
+        raise ValueError(f"unknown {what} {text!r}; {advice(text, [*words, *table])}")
     raise ValueError(
-        f"{what} must be {words_of(kinds)}, got {text!r}; {advice}".rstrip("; ")
+        f"{what} must be {words_of(kinds)}, got {text!r}; {near(text, words)}".rstrip(
+            "; "
+        )
     )
 
 

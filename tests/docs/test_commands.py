@@ -15,10 +15,9 @@ import tyro
 from printed import ROOT, all_commands, blocks
 
 from benchmarks import __main__ as benchmarks
-from fedjax_muon import cli, data
-from fedjax_muon.cli import parsing as cli_parsing
-from fedjax_muon.runs.config import Config, Run, method_of
-from fedjax_muon.runs.directory import to_json
+from fedjax_muon import data
+from fedjax_muon.data.loading import is_of_user
+from fedjax_muon.shell import commands, jobs, main as shell, others
 
 pytestmark = pytest.mark.slow
 
@@ -35,23 +34,19 @@ class ParsedError(BaseException):  # which the command does not catch
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """A current directory with the files that pages show, and a run."""
-    algorithm, _, model, _, partition, _ = blocks(CONFIGURATION)  # and their tests
+    algorithm, _, model, _, partition, _, problem, _ = blocks(CONFIGURATION)
     feddyn = blocks(DOCS / "how_to/algorithm.md")[1].partition("\n# Digits of 16")[0]
     (tmp_path / "my_algorithm.py").write_text(f"{algorithm}\n{feddyn}")
     (tmp_path / "my_model.py").write_text(model)
     (tmp_path / "my_partition.py").write_text(partition)
+    (tmp_path / "my_problem.py").write_text(problem)
     page = DOCS / "tutorial/3_own_method.md"
     (method,) = blocks(page, 'python title="my_method.py"')
     (tmp_path / "my_method.py").write_text(method)
-    job = Run("fedmuon_align", {"lr": 0.02}, 0, Config())
-    for name in ("20261121-101500-fedmuon_align", "first"):
-        run = tmp_path / "runs" / name
-        run.mkdir(parents=True)
-        (run / "config.json").write_text(to_json(job))
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     monkeypatch.chdir(tmp_path)
     yield
-    for name in ("my_algorithm", "my_model", "my_partition", "my_method"):
+    for name in ("my_algorithm", "my_model", "my_partition", "my_method", "my_problem"):
         sys.modules.pop(name, None)
 
 
@@ -59,25 +54,37 @@ def files(tmp_path, monkeypatch):
 def parsing(monkeypatch, files):
     """Programs end as soon as they have parsed their arguments."""
     cli_of_tyro, parse_args = tyro.cli, argparse.ArgumentParser.parse_args
-    command = cli_parsing.command
+    only = commands.only
 
     def parsed(program, **how):
         if inspect.isfunction(program):  # which would be called; its likeness is
             program = functools.wraps(program)(lambda *args, **given: (args, given))
-        given = cli_of_tyro(program, **how)
-        if how.get("prog", "").startswith("fedjax-muon "):
-            return given  # of which the command is made
-        raise ParsedError(given)
-
-    def made(*given):
-        raise ParsedError(command(*given))
+        raise ParsedError(cli_of_tyro(program, **how))
 
     def parsed_args(parser, *given):
         raise ParsedError(parse_args(parser, *given))
 
+    def options(*given):
+        raise ParsedError(only(*given))
+
+    def stop(given):
+        raise ParsedError(given)
+
+    def problem(job):
+        dataset = job.problem_call.keywords.get("dataset", "digits")
+        if not (dataset.startswith("tfds:") or is_of_user(dataset)):
+            assert dataset in data.NAMES, dataset
+        job.taken.check()
+        job.methods()
+        raise ParsedError(job)
+
     monkeypatch.setattr(tyro, "cli", parsed)
-    monkeypatch.setattr(cli_parsing, "command", made)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed_args)
+    for module in (commands, others):
+        monkeypatch.setattr(module, "only", options)
+    monkeypatch.setattr(commands.Job, "problem", problem)
+    monkeypatch.setattr(commands, "command_of", lambda place: stop(place))
+    monkeypatch.setattr(jobs.launching, "begin", lambda *given: None)
     return monkeypatch
 
 
@@ -125,7 +132,7 @@ def parse(words: Sequence[str], monkeypatch) -> Any:
         program, arguments = words[2], list(words[3:])
     try:
         if program in ("fedjax-muon", "fedjax_muon"):
-            cli.main(arguments)
+            shell.main(arguments)
         elif program == "benchmarks":
             benchmarks.main(arguments)
         else:
@@ -134,21 +141,8 @@ def parse(words: Sequence[str], monkeypatch) -> Any:
         (given,) = parsed.args
         if program == "benchmarks" and hasattr(given, "workloads"):
             benchmarks.check(given)
-        check_names(given)
         return given
     raise AssertionError("the program did not parse its arguments")
-
-
-def check_names(given) -> None:
-    """Names of methods and datasets, which the command looks up after parsing."""
-    if isinstance(given, argparse.Namespace):
-        return  # of the benchmarks, which have looked them up
-    for name in set(getattr(given, "algorithms", ())) - {"all"}:
-        method_of(name)
-    config = getattr(given, "config", None)
-    others = ("tfds:", str(Path.cwd()))  # prepared, and a user's own file
-    if config is not None and not config.dataset.startswith(others):
-        assert config.dataset in data.NAMES, config.dataset
 
 
 @pytest.mark.parametrize("printed", PRINTED, ids=lambda p: " ".join(p.words))
@@ -156,9 +150,13 @@ def test_a_printed_command_is_parsed(printed, parsing):
     words = list(printed.words)
     if printed.inline and len(words) == (3 if words[0] == "python" else 2):
         words.append("--help")  # in a sentence it may be a mere name
-    if words[-1] == "--help":
+    if words[:2] == ["fedjax-muon", "partition"]:
+        shell.main(words[1:])  # which takes a second
+    elif words[-1] != "--help":
+        parse(words, parsing)
+    elif words[0] == "fedjax-muon":
+        shell.main(words[1:])
+    else:
         with pytest.raises(SystemExit) as stop:
             parse(words, parsing)
         assert stop.value.code in (0, None), printed.place
-    else:
-        parse(words, parsing)

@@ -28,7 +28,7 @@ from benchmarks import table
 from fedjax_muon import compression, core, decentralized, minimax
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.algorithms.registry import Source
-from fedjax_muon.cli import main
+from fedjax_muon.shell.main import main
 from fedjax_muon.core import tree
 from fedjax_muon.decentralized import gossip
 from fedjax_muon.decentralized.private import PRIVATE
@@ -344,7 +344,7 @@ def test_the_first_private_command_learns(tmp_path, monkeypatch, capsys):
     """As printed; the noise differs each time: 0.875 to 0.903 in seven runs."""
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "privacy.md").read_text()
-    (command,) = [line for line in code_lines(page) if "train --algorithm" in line]
+    (command,) = [line for line in code_lines(page) if "train local_muon" in line]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of hopeless noise, above all
         run_command(f"{command.strip()} --ledger ledger.json")
