@@ -218,7 +218,7 @@ def sweep(
         others |= {"drop_nonfinite": drop_nonfinite, "validation": validation}
         words = identity(method, problem, 0, how, grid=sorted(grid), **others)
         words["data"] = digest(problem.dataset)
-        for name in ("seed", *(f"method.{option}" for option in grid)):
+        for name in ("seed", *_varied(words, grid)):
             del words[name]
         search.begin(words)
     begun()
@@ -292,6 +292,15 @@ def check_sweep(
     with named(f"the grid of {label}"):
         for point in _points(grid):
             with_numbers(method, point)
+
+
+def _varied(words: Mapping[str, str], grid: Grid) -> Iterator[str]:
+    """The words of numbers that a grid varies: of a method, or of what it wraps."""
+    for option in grid:
+        places = [x for x in words if x.startswith("method.")]
+        places = [x for x in places if x.rpartition(".")[2] == option]
+        depth = min(x.count(".") for x in places)
+        yield from (x for x in places if x.count(".") == depth)
 
 
 def _points(grid: Grid) -> list[dict[str, float]]:

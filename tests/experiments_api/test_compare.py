@@ -13,6 +13,7 @@ from command import assert_same_but_for_seconds
 
 import fedjax_muon as fm
 from fedjax_muon import partition, problems
+from fedjax_muon.core import numbers_of
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.decentralized import dsgd
 from fedjax_muon.experiments import compared as compared_, sweeping
@@ -202,7 +203,7 @@ def test_cells_of_a_sweep_are_single_runs(tmp_path):
 
 def test_a_sweep_runs_what_is_missing_of_a_larger_one(tmp_path, counted):
     how = {**EVERY, **SIZES, "directory": tmp_path / "sweep", "extend": False}
-    method = fm.fedprox(lr=0.1)
+    method = fm.compress(fm.fedprox(lr=0.1), fm.no_compression())  # numbers inside
     first = sweep(method, PROBLEM, {"lr": (0.1,), "mu": (0.1,)}, seeds=(5,), **how)
     counted["rounds"] = 0
     grid = {"lr": (0.1, 0.3), "mu": (0.1,)}
@@ -211,7 +212,7 @@ def test_a_sweep_runs_what_is_missing_of_a_larger_one(tmp_path, counted):
     assert result.points[0].hyper == first.points[0].hyper == {"lr": 0.1, "mu": 0.1}
     loss = [each.points[0].runs[0]["test_loss"] for each in (first, result)]
     np.testing.assert_array_equal(*loss)
-    assert result.best_method.recipe.arguments["lr"] == result.best.hyper["lr"]
+    assert numbers_of(result.best_method)["lr"] == result.best.hyper["lr"]
     names = "identity.json versions.json cells.csv cells.json points.csv summary.csv "
     names += "summary.md grids.png ranking.png curves.png"
     place = tmp_path / "sweep"
