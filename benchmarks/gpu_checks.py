@@ -36,9 +36,9 @@ import numpy as np
 from benchmarks.machine import machine
 from benchmarks.newton_schulz import flops
 from benchmarks.topology_cases import (
-    MLP,
     MODELS,
     Case,
+    Setting,
     dataset_of,
     methods,
     with_data,
@@ -53,7 +53,7 @@ Row = dict[str, Any]
 Checks = Iterator[tuple[str, Callable[[], Row]]]  # names, and what measures them
 # Published rates of dense products in bfloat16, in operations per second.
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L4": 121e12}
-SMALL: Row = {"num_clients": 8, "cohort_size": 8, "local_steps": 2, "plan": "mapped"}
+SMALL: Row = {"clients": 8, "cohort_size": 8, "local_steps": 2, "plan": "mapped"}
 ROUNDS = 3
 PLANS: dict[str, dict[str, Any]] = {
     "mapped": {"plan": "mapped"},
@@ -66,12 +66,12 @@ STATEFUL = ("fedmuon", "scaffold", "fedmuon_svd")
 
 def of_method(algorithm: str, device: jax.Device, **changes: Any) -> Simulation:
     """Returns a small simulation of a method on a device."""
-    names = {case.algorithm: case.config for case in methods()}
-    config = dataclasses.replace(names[algorithm], hidden=(32,), **SMALL, **changes)
-    name = "breast_cancer" if config.problem == "auc" else "digits"
-    config = dataclasses.replace(config, dataset=name)
+    known = {case.algorithm: case.setting for case in methods()}
+    how = {"hidden": (32,), **SMALL, **changes}
+    setting = dataclasses.replace(known[algorithm], **how)
+    name = "breast_cancer" if setting.auc else "digits"
     with jax.default_device(device):
-        return with_data(Case("checks", algorithm, config, ""), load(name))
+        return with_data(Case("checks", algorithm, setting, ""), load(name))
 
 
 def parameters(simulation: Simulation, device: jax.Device, precision: str) -> Any:
@@ -157,15 +157,15 @@ def check_repeats() -> Checks:
 def check_tune() -> Checks:
     """Yields seconds of a round by plan."""
 
-    def measure(config: Any) -> Row:
-        case = Case("tune", "fedmuon", config, "")
-        tuned = tune(with_data(case, dataset_of(config)))
+    def measure(setting: Setting) -> Row:
+        case = Case("tune", "fedmuon", setting, "")
+        tuned = tune(with_data(case, dataset_of(setting)))
         return {"plan": tuned.plan, "seconds": dict(tuned.seconds)}
 
-    several = {"mlp": dataclasses.replace(MLP, num_clients=100, cohort_size=10)}
-    for name, config in (several | MODELS).items():
+    several = {"mlp": Setting(clients=100, cohort_size=10)}
+    for name, setting in (several | MODELS).items():
         if name in ("mlp", "emnist_cnn", "resnet18", "vit_tiny"):
-            yield name, partial(measure, config)
+            yield name, partial(measure, setting)
 
 
 def check_newton_schulz() -> Checks:

@@ -26,14 +26,12 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 
 from benchmarks.machine import machine
 from benchmarks.topology_cases import GROUPS, Case, prepare
-from fedjax_muon import decentralized
 from fedjax_muon.ahead_of_time import (
     CHIPS,
     collectives_of,
     compile_for,
     memory_of,
 )
-from fedjax_muon.runs.build import plan_of
 
 Row = dict[str, Any]
 ENDED = "the compiler's process ended"
@@ -52,7 +50,7 @@ def row_of(case: Case) -> Row:
     simulation = prepare(case)
     began = time.perf_counter()
     try:
-        compiled = compile_for(simulation, case.topology, plan=_plan(case))
+        compiled = compile_for(simulation, case.topology, plan=case.plan)
     except ValueError as error:  # it does not fit, for one
         return {"error": str(error)}
     return {
@@ -61,11 +59,6 @@ def row_of(case: Case) -> Row:
         "chip_memory": CHIPS[case.topology.partition(":")[0]],
         "collectives": collectives_of(compiled),
     }
-
-
-def _plan(case: Case) -> Any:
-    """The plan of a case; agents have none."""
-    return None if case.algorithm in decentralized.ALL else plan_of(case.config)
 
 
 class Worker:
@@ -114,15 +107,15 @@ def compiled(cases: Sequence[Case], seconds: float) -> Iterator[Row]:
             if found.get("error", "").startswith((LATE, ENDED)):
                 worker.end()
                 worker = Worker()
-            config = case.config
+            setting = case.setting
             yield {
                 "case": case.name,
                 "group": case.group,
                 "algorithm": case.algorithm,
-                "model": config.model,
-                "cohort": config.cohort_size,
-                "plan": config.plan,
-                "dtype": config.compute_dtype,
+                "model": setting.model,
+                "cohort": setting.cohort_size,
+                "plan": setting.plan,
+                "dtype": setting.dtype,
                 "topology": case.topology,
                 "total_seconds": round(time.perf_counter() - began, 1),
             } | found

@@ -7,34 +7,62 @@ few of them are made, since a program depends on shapes alone.
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import fedjax_muon as fm
 from experiments.papers import fedmuon_004
-from fedjax_muon import algorithms, decentralized, minimax, models, tasks
+from experiments.papers.pretrained.roberta import RoBERTa
+from experiments.papers.pretrained.swin import swin_tiny
+from fedjax_muon import algorithms, decentralized, minimax, partition, problems
+from fedjax_muon.core import numbers_of
 from fedjax_muon.core.pair import Pair
+from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.data import NAMES, Dataset
-from fedjax_muon.decentralized import topology
-from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.runs.build import (
-    WEIGHTINGS,
-    federated_of,
-    parts_of,
-    plan_of,
-    simulation_of,
-)
-from fedjax_muon.runs.config import Config, Run
-from fedjax_muon.simulation import Simulation, federate
+from fedjax_muon.engine import plans as execution
+from fedjax_muon.simulation import Simulation
 from fedjax_muon.simulation.batching import max_client_size_of
+from fedjax_muon.tasks.augmentation import crop_and_flip
 from fedjax_muon.tasks.lora import lora_classification
 
 CHIP, SQUARE, POD = "v5e:1x1", "v5e:2x2", "v5e:16x16"
 MANY_CLIENTS = 256  # one for each chip of a pod
 ROBERTA = (50_265, 128)  # tokens, and length of a text
 DESCENT = ("dsgd", "dsgd_muon", "gradient_tracking", "gradient_tracking_muon")
+MAKE: dict[str, problems.Model] = {  # models by name
+    "mlp": problems.mlp,
+    "emnist_cnn": problems.emnist_cnn,
+    "resnet18": problems.resnet18,
+    "vit_tiny": problems.vit_tiny,
+    "swin_tiny": lambda data: swin_tiny(len(data.classes)),
+    "roberta": lambda data: RoBERTa(len(data.classes)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A dataset, a model, its clients, and how they are executed."""
+
+    dataset: str = "mnist"
+    model: str = "mlp"
+    hidden: tuple[int, ...] = (200, 200)  # of an mlp
+    auc: bool = False
+    clients: int = MANY_CLIENTS
+    divide: problems.Divide = partition.iid
+    augment: bool = False
+    cohort_size: int = MANY_CLIENTS
+    local_steps: int = 5
+    batch_size: int = 20
+    rounds: int | None = None  # of a cosine schedule
+    plan: str = "vmapped"
+    chunk_size: int = 8
+    dtype: str = "float32"
+    devices: int = 1
+    split_examples: bool = False
 
 
 class Case(NamedTuple):
@@ -42,34 +70,48 @@ class Case(NamedTuple):
 
     group: str
     algorithm: str
-    config: Config
+    setting: Setting
     topology: str
 
     @property
     def name(self) -> str:
         """What identifies it."""
-        one = self.config
+        one = self.setting
         plan = f"chunked({one.chunk_size})" if one.plan == "chunked" else one.plan
         sizes = f"{one.cohort_size}x{one.local_steps}x{one.batch_size}"
         words = (self.group, self.algorithm, one.model, one.dataset, sizes)
-        return "/".join((*words, plan, one.compute_dtype, self.topology))
+        return "/".join((*words, plan, one.dtype, self.topology))
+
+    @property
+    def has_agents(self) -> bool:
+        """Whether it has no server."""
+        return self.algorithm in decentralized.ALL
+
+    @property
+    def plan(self) -> execution.Plan | None:
+        """How clients are executed; agents have no plan."""
+        if self.has_agents:
+            return None
+        if self.setting.plan == "chunked":
+            return execution.chunked(self.setting.chunk_size)
+        return getattr(execution, self.setting.plan)  # mapped, vmapped or loop
 
 
-MLP = Config(
-    dataset="mnist",
-    model="mlp",
-    hidden=(200, 200),
-    num_clients=MANY_CLIENTS,
-    partition="iid",
-    cohort_size=MANY_CLIENTS,
-    batch_size=20,
-    plan="vmapped",
+MLP = Setting()
+AUC = Setting(dataset="a9a", auc=True)
+LARGE = Setting(
+    dataset="cifar100",
+    clients=100,
+    divide=fedmuon_004.divided(0.1),
+    augment=True,
+    cohort_size=10,
+    local_steps=50,
+    batch_size=50,
+    rounds=300,
 )
-AUC = dataclasses.replace(MLP, problem="auc", dataset="a9a")
-LARGE = dataclasses.replace(fedmuon_004.BASE, plan="vmapped", weight_decay=0.0)
 MODELS = {  # with the sizes of the papers that have them
-    "emnist_cnn": dataclasses.replace(
-        MLP, model="emnist_cnn", num_clients=100, cohort_size=10, local_steps=30
+    "emnist_cnn": Setting(
+        model="emnist_cnn", clients=100, cohort_size=10, local_steps=30
     ),
     "resnet18": dataclasses.replace(LARGE, model="resnet18"),
     "vit_tiny": dataclasses.replace(LARGE, model="vit_tiny"),
@@ -80,10 +122,10 @@ MODELS = {  # with the sizes of the papers that have them
         LARGE,
         model="roberta",
         dataset="mnli",
-        num_clients=4,
+        clients=4,
         cohort_size=4,
         batch_size=16,
-        augmentation="none",
+        augment=False,
     ),
 }
 CHOSEN = "fedavg", "fedmuon", "scaffold"
@@ -103,15 +145,15 @@ def methods() -> Iterator[Case]:
 
 def large_models() -> Iterator[Case]:
     """Yields some methods on every model."""
-    for config, algorithm in itertools.product(MODELS.values(), CHOSEN):
-        yield Case("models", algorithm, config, SQUARE)
+    for setting, algorithm in itertools.product(MODELS.values(), CHOSEN):
+        yield Case("models", algorithm, setting, SQUARE)
 
 
 def plans() -> Iterator[Case]:
     """Yields plans and types for two methods."""
     kinds, types = ("mapped", "vmapped", "chunked"), ("float32", "bfloat16")
     for algorithm, plan, dtype in itertools.product(CHOSEN[:2], kinds, types):
-        how: dict[str, Any] = {"plan": plan, "compute_dtype": dtype, "chunk_size": 2}
+        how: dict[str, Any] = {"plan": plan, "dtype": dtype, "chunk_size": 2}
         yield Case("plans", algorithm, dataclasses.replace(MLP, **how), SQUARE)
 
 
@@ -121,11 +163,11 @@ def scaling() -> Iterator[Case]:
     for count, algorithm, side in itertools.product(
         counts, ("fedavg", "scaffold"), sides
     ):
-        sizes: dict[str, Any] = {"num_clients": count, "cohort_size": count}
+        sizes: dict[str, Any] = {"clients": count, "cohort_size": count}
         how: dict[str, Any] = {"plan": "chunked", "chunk_size": 50, "batch_size": 1}
         how |= {"hidden": (64,), "split_examples": side > 1, "devices": min(2, side)}
-        config = dataclasses.replace(MLP, **sizes, **how)
-        yield Case("scaling", algorithm, config, f"v5e:{side}x{side}")
+        setting = dataclasses.replace(MLP, **sizes, **how)
+        yield Case("scaling", algorithm, setting, f"v5e:{side}x{side}")
 
 
 GROUPS = {
@@ -136,13 +178,13 @@ GROUPS = {
 }
 
 
-def dataset_of(config: Config) -> Dataset:
+def dataset_of(setting: Setting) -> Dataset:
     """Returns zeros in the shape of a dataset, which take no memory, random labels."""
-    known = NAMES[config.dataset]
+    known = NAMES[setting.dataset]
     assert known.examples is not None
-    count, classes = max(known.examples[0], config.num_clients), known.classes
+    count, classes = max(known.examples[0], setting.clients), known.classes
     tokens, sizes, zero = 0, [ROBERTA[1]], np.zeros((), np.int32)
-    if config.model == "roberta":
+    if setting.model == "roberta":
         tokens = ROBERTA[0]
     else:
         words = known.example.removesuffix(" numbers").split(" x ")
@@ -162,21 +204,46 @@ def prepare(case: Case) -> Simulation:
     Returns:
       The simulation. It can be compiled but not run, since its examples are shapes.
     """
-    dataset = dataset_of(case.config)
+    setting = case.setting
+    dataset = dataset_of(setting)
     classes = len(dataset.classes)
     # agents need a batch, clients one example
-    each = case.config.batch_size if case.algorithm in decentralized.ALL else 1
-    count = max(each * case.config.num_clients, classes)
+    each = setting.batch_size if case.has_agents else 1
+    count = max(each * setting.clients, classes)
     few = dataset._replace(
         x_train=dataset.x_train[:count],
         y_train=(np.arange(count) % classes).astype(np.int32),
     )
-    config = dataclasses.replace(case.config, partition="iid", positives=None)
-    return _in_full_size(
-        with_data(case._replace(config=config), few),
+    alike = case._replace(setting=dataclasses.replace(setting, divide=partition.iid))
+    parts = problem_of(setting, dataset).parts(0)
+    return _in_full_size(with_data(alike, few), dataset, parts)
+
+
+def problem_of(setting: Setting, dataset: Dataset) -> problems.Problem:
+    """Makes the problem of a setting; adapters of RoBERTa are trained alone."""
+    options: dict[str, Any] = {}
+    if setting.model == "mlp":
+        options["hidden"] = setting.hidden
+    if setting.dtype != "float32":
+        options["dtype"] = jnp.dtype(setting.dtype)
+    make = problems.auc if setting.auc else problems.classification
+    problem = make(
         dataset,
-        parts_of(case.config, dataset, 0),
+        clients=setting.clients,
+        divide=setting.divide,
+        model=partial(MAKE[setting.model], **options),
+        positives=None,
+        augment=crop_and_flip() if setting.augment else None,
+        graph="ring",
     )
+    if setting.model != "roberta":
+        return problem
+    assert problem.model is not None
+    tokens = jnp.ones((1, ROBERTA[1]), jnp.int32)
+    shapes = jax.eval_shape(problem.model.init, jax.random.key(0), tokens)["params"]
+    frozen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    task = lora_classification(problem.model, frozen, (ROBERTA[1],), rank=16)
+    return dataclasses.replace(problem, task=task)
 
 
 def with_data(case: Case, dataset: Dataset) -> Simulation:
@@ -189,16 +256,24 @@ def with_data(case: Case, dataset: Dataset) -> Simulation:
     Returns:
       The simulation, which can be run.
     """
-    if case.algorithm in decentralized.ALL:
-        return _agents(case, dataset)
-    run = Run(case.algorithm, {}, 0, case.config)
-    if case.config.model == "roberta":
-        return _adapters(run, dataset)
-    return simulation_of(run, dataset)
+    setting, problem = case.setting, problem_of(case.setting, dataset)
+    how: dict[str, Any] = {"batch_size": setting.batch_size}
+    if case.has_agents:
+        lr = 0.1 if case.algorithm in DESCENT else Pair(0.1, 0.1)
+        method = decentralized.ALL[case.algorithm].function(lr=lr)
+        return fm.simulate(method, problem, mixer=decentralized.shifted, **how)
+    method = (algorithms.ALL | minimax.ALL)[case.algorithm].function()
+    if setting.rounds is not None:
+        lr = numbers_of(method)["lr"]
+        method = cosine_decay(method, lr=lr, rounds=setting.rounds)
+    how |= {"cohort_size": setting.cohort_size, "local_steps": setting.local_steps}
+    devices = jax.devices()[: setting.devices] if setting.devices > 1 else ()
+    how |= {"devices": devices, "split_examples": setting.split_examples}
+    return fm.simulate(method, problem, plan=case.plan, **how)
 
 
 def _in_full_size(
-    made: Simulation, dataset: Dataset, parts: list[np.ndarray]
+    made: Simulation, dataset: Dataset, parts: problems.Parts
 ) -> Simulation:
     def shape(array: Any, count: int) -> Any:
         return jax.ShapeDtypeStruct((count, *array.shape[1:]), array.dtype)
@@ -212,40 +287,3 @@ def _in_full_size(
     )
     run = made.run._replace(partition=partition)
     return dataclasses.replace(made, data=data, run=run)
-
-
-def _agents(case: Case, dataset: Dataset) -> Simulation:
-    config, is_descent = case.config, case.algorithm in DESCENT
-    make = {"classification": tasks.classification, "auc": tasks.auc}[config.problem]
-    model = models.MLP(len(dataset.classes), config.hidden)
-    return decentralize(
-        decentralized.ALL[case.algorithm].function(
-            lr=0.1 if is_descent else Pair(0.1, 0.1)
-        ),
-        make(model, dataset.x_train.shape[1:]),
-        dataset,
-        parts_of(config, dataset, 0),
-        weights=topology.metropolis(topology.ring(config.num_clients)),
-        batch_size=config.batch_size,
-        mixer=decentralized.shifted,
-    )
-
-
-def _adapters(run: Run, dataset: Dataset) -> Simulation:
-    config, classes = run.config, len(dataset.classes)
-    model = models.RoBERTa(classes)
-    tokens = jnp.ones((1, ROBERTA[1]), jnp.int32)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
-    frozen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    shape = dataset.x_train.shape[1:]
-    return federate(
-        federated_of(run),
-        lora_classification(model, frozen, shape, rank=config.lora_rank),
-        dataset,
-        parts_of(config, dataset, 0),
-        cohort_size=config.cohort_size,
-        local_steps=config.local_steps,
-        batch_size=config.batch_size,
-        plan=plan_of(config),
-        weighting=WEIGHTINGS[config.weighting],
-    )

@@ -15,15 +15,15 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 from PIL import Image
 
 import fedjax_muon
 from benchmarks import figure, table
 from experiments import dots, kept
+from experiments.arguments import call
 from experiments.board import page as board
 from experiments.dots import Dot
 from experiments.papers import paper_report
@@ -229,7 +229,7 @@ ALL = (front, slow_clients, tutorial, sweeps, speed, privacy)
 ALL += newton_schulz, tails, theory, papers
 
 
-def main(results: Annotated[Path, tyro.conf.Positional] = Path("results")) -> None:
+def main(results: Path = Path("results"), /) -> None:
     """Draws figures from kept results.
 
     Args:
@@ -243,4 +243,4 @@ def main(results: Annotated[Path, tyro.conf.Positional] = Path("results")) -> No
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

@@ -1,28 +1,23 @@
 """Numbers that figures are drawn from, kept next to the figures.
 
-    python -m experiments.kept RUN results/sweeps/curves.json
+    result = fm.compare(methods, problem)
+    kept.write(Path("curves.json"), kept.curves(result.runs, result.title))
 
-The command keeps the curves of a finished `compare` or `sweep`; experiments and studies
-keep theirs themselves. `python -m experiments.figures` draws the figures again.
-
-A file is JSON: nested names and lists of numbers, with six digits.
+Experiments and studies keep theirs themselves. `python -m experiments.figures` draws
+the figures again. A file is JSON: nested names and lists of numbers, with six digits.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 
 from fedjax_muon.files import write as write_text
 from fedjax_muon.reporting import comparison
 from fedjax_muon.reporting.comparison import History
-from fedjax_muon.runs import compare, directory, sweep
-from fedjax_muon.runs.config import Comparison, Sweep
-from fedjax_muon.runs.errors import refusing
 
 Runs = Mapping[str, Sequence[History]]
 Curves = Mapping[str, Sequence[Mapping[str, Sequence[float]]]]  # runs as they are kept
@@ -75,38 +70,3 @@ def curves(runs: Runs, title: str, target: float | None = None) -> dict[str, Any
             for name, seeds in runs.items()
         },
     }
-
-
-def best_curves(job: Sweep, run_dir: Path) -> dict[str, Sequence[History]]:
-    """Returns the runs of the best point of every method, as many as are drawn."""
-    best = {name: sweep.best_of(job, name, run_dir) for name in job.algorithms}
-    runs = {sweep.label(job, name): p.runs for name, p in best.items() if p is not None}
-    rows = comparison.summarize(runs, comparison.target_score(runs))
-    rows.sort(key=lambda row: -row.score_mean)
-    return {row.method: runs[row.method] for row in rows[: sweep.DRAWN]}
-
-
-def main(
-    run: Annotated[Path, tyro.conf.Positional],
-    output: Annotated[Path, tyro.conf.Positional],
-) -> None:
-    """Keeps the curves of a finished run.
-
-    Args:
-      run: Directory of `fedjax-muon compare` or `fedjax-muon sweep`.
-      output: File to write, such as results/sweeps/curves.json.
-    """
-    with refusing():
-        job = directory.read(run)
-        if isinstance(job, Comparison):
-            runs, title = compare.curves_of(job, run), job.config.title
-        elif isinstance(job, Sweep):
-            runs = best_curves(job, run)
-            title = f"{job.config.title}, {job.config.rounds} rounds"
-        else:
-            raise ValueError(f"{run} is not of compare or sweep")
-        write(output, curves(runs, title, comparison.target_score(runs)))
-
-
-if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)

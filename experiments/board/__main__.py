@@ -13,10 +13,9 @@ results/board/TRACK.jsonl, and left out the next time.
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-
+from experiments.arguments import call
 from experiments.board import page, protocol
 from experiments.board.entries import entries_of, entry_of
 from experiments.board.tracks import TRACKS
@@ -37,7 +36,7 @@ What = Literal[
 
 
 def main(
-    what: Annotated[What, tyro.conf.Positional],
+    what: What,
     method: str | None = None,
     data_dir: Path | None = None,
     seconds: bool = False,
@@ -85,4 +84,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

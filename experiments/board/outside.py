@@ -32,10 +32,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import tyro
 from jax.tree_util import Partial
 
 import fedjax_muon as fm
+from experiments.arguments import call
 from experiments.studies import tuned
 from fedjax_muon import transforms
 from fedjax_muon.core import (
@@ -453,4 +453,4 @@ def table(source: Path) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

@@ -29,14 +29,14 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
 
 from benchmarks.machine import machine
+from experiments.arguments import call
 from experiments.papers.dpmixsgd_jobs import Job, Problem, logistic, mlp, paired
 from experiments.papers.frame import Scale
 from experiments.papers.theorem_3 import theorem_3_constant, theorem_3_sigma
@@ -349,7 +349,7 @@ DATASETS: dict[Table, tuple[str, ...]] = {
 
 
 def main(
-    table: Annotated[Table, tyro.conf.Positional],
+    table: Table,
     scale: Scale = "full",
     data_dir: Path | None = None,
     kind: Literal["examples", "agents"] = "examples",
@@ -397,4 +397,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

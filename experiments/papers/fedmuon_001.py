@@ -25,19 +25,23 @@ Theorem 3, (15/8, -5/4, 3/8), which converge as T grows.
 where the paper has two, and steps that are not scaled.
 """
 
-import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
-from experiments.papers.frame import Item, Panel, Scale, command, sized, swept
-from fedjax_muon.runs.config import Config
-
-BASE = Config(
-    num_clients=16,
-    cohort_size=8,
-    local_steps=5,
-    batch_size=32,
-    partition="dirichlet",
-    sampler="shuffled_epochs",
+from experiments.papers.frame import (
+    Item,
+    Panel,
+    Scale,
+    chosen,
+    command,
+    sized,
+    with_options,
 )
+from fedjax_muon import problems, transforms
+from fedjax_muon.linalg import newton_schulz
+
+SIZES = {"clients": 16, "cohort_size": 8, "local_steps": 5, "batch_size": 32}
 EXAMPLES_A_ROUND = 8 * 5 * 32
 SEEDS = (42, 43, 44)
 ROUNDS = {"figure_1": 200, "figure_2": 150}  # for `--scale cpu`
@@ -59,45 +63,55 @@ FEWER: dict[str, tuple[float, ...]] = {
     "local_muon_persistent": (0.003, 0.01, 0.03, 0.1),
     "fedmuon_correct": (0.003, 0.01, 0.03),
 }
-MODELS = {"fashion_mnist": "lenet", "cifar10": "resnet18"}
+MODELS = {"fashion_mnist": problems.lenet, "cifar10": problems.resnet18}
 EPOCHS = {"fashion_mnist": 100, "cifar10": 200}
-SIZES = {"fashion_mnist": 60_000, "cifar10": 50_000}
+EXAMPLES = {"fashion_mnist": 60_000, "cifar10": 50_000}
 ALPHAS = (10.0, 0.1)
 STEPS = (0, 1, 2, 3, 4, 5)
 
 
-def config(dataset: str, alpha: float, item: str, scale: Scale) -> Config:
-    """Returns the config of a setting."""
-    rounds = round(EPOCHS[dataset] * SIZES[dataset] / EXAMPLES_A_ROUND)
-    as_printed = dataclasses.replace(
-        BASE,
-        dataset=dataset,
-        model=MODELS[dataset],
-        alpha=alpha,
-        rounds=rounds,
-        evaluate_every=rounds // EPOCHS[dataset],
-        shape_scale="moonlight",
+def panel(
+    dataset: str,
+    alpha: float,
+    item: str,
+    scale: Scale,
+    rates: Mapping[str, tuple[float, ...]],
+    **options: Any,
+) -> Panel:
+    """Returns the panel of some methods in a setting."""
+    rounds, few = (
+        round(EPOCHS[dataset] * EXAMPLES[dataset] / EXAMPLES_A_ROUND),
+        ROUNDS[item],
     )
-    few = ROUNDS[item]
-    small = {"rounds": few, "evaluate_every": few // 10, "shape_scale": "none"}
-    return sized(as_printed, scale, **small)
-
-
-def setting(dataset: str, alpha: float) -> str:
-    return f"{dataset}, {MODELS[dataset]}, Dirichlet({alpha:g})"
+    printed = SIZES | {
+        "dataset": dataset,
+        "model": MODELS[dataset],
+        "alpha": alpha,
+        "rounds": rounds,
+        "evaluate_every": rounds // EPOCHS[dataset],
+        "seeds": SEEDS,
+    }
+    shape_scale = transforms.unscaled if scale == "cpu" else transforms.moonlight
+    return Panel(
+        f"{dataset}, {MODELS[dataset].__name__}, Dirichlet({alpha:g})",
+        problems.classification,
+        sized(printed, scale, rounds=few, evaluate_every=few // 10),
+        chosen(
+            {name: {"lr": lr} for name, lr in rates.items()},
+            scale,
+            lambda row: with_options(row, shape_scale=shape_scale, **options),
+        ),
+    )
 
 
 def figure_1(scale: Scale) -> dict[str, Panel]:
     """Returns the panels of all methods in every setting."""
-    chosen = FEWER if scale == "cpu" else GRIDS
-    grids = {name: {"lr": rates} for name, rates in chosen.items()}
-    found = {}
-    for dataset in MODELS if scale == "full" else ("fashion_mnist",):
-        for alpha in ALPHAS:
-            one = config(dataset, alpha, "figure_1", scale)
-            sweep = swept(one, grids, scale, SEEDS)
-            found[f"{dataset}_{alpha:g}"] = Panel(setting(dataset, alpha), sweep)
-    return found
+    rates = FEWER if scale == "cpu" else GRIDS
+    return {
+        f"{dataset}_{alpha:g}": panel(dataset, alpha, "figure_1", scale, rates)
+        for dataset in (MODELS if scale == "full" else ("fashion_mnist",))
+        for alpha in ALPHAS
+    }
 
 
 def figure_2(scale: Scale) -> dict[str, Panel]:
@@ -105,16 +119,16 @@ def figure_2(scale: Scale) -> dict[str, Panel]:
 
     Without steps, matrices are divided by their Frobenius norm.
     """
-    found = {}
+    found, rates = {}, {"fedmuon_correct": (0.003,)}
     for alpha in ALPHAS[1:] if scale == "smoke" else ALPHAS:
         for steps in STEPS[::3] if scale == "smoke" else STEPS:
-            one = config("fashion_mnist", alpha, "figure_2", scale)
-            one = dataclasses.replace(
-                one, newton_schulz_steps=steps, newton_schulz_coefficients="quintic"
+            polar = partial(
+                newton_schulz.orthogonalize,
+                steps=steps,
+                coefficients=newton_schulz.QUINTIC,
             )
-            sweep = swept(one, {"fedmuon_correct": {"lr": (0.003,)}}, scale, SEEDS)
-            panel = Panel(setting("fashion_mnist", alpha), sweep, f"T = {steps}")
-            found[f"{alpha:g}_{steps}"] = panel
+            one = panel("fashion_mnist", alpha, "figure_2", scale, rates, polar=polar)
+            found[f"{alpha:g}_{steps}"] = one._replace(label=f"T = {steps}")
     return found
 
 

@@ -19,18 +19,13 @@ also in place of CIFAR-100 and of ViT, so that figures 3 and 7 to 9 repeat other
 Sentences are those of SST-2.
 """
 
-import dataclasses
+from functools import partial
 
-from experiments.papers.frame import Item, Panel, Scale, command, sized, swept
-from fedjax_muon.runs.config import Config
+from experiments.papers.frame import Item, Panel, Scale, chosen, command, decayed, sized
+from fedjax_muon import partition, problems
+from fedjax_muon.tasks.augmentation import crop_and_flip
 
-BASE = Config(
-    num_clients=8,
-    cohort_size=8,
-    batch_size=64,
-    partition="iid",
-    lr_schedule="cosine",
-)
+CLIENTS, BATCH_SIZE = 8, 64
 SEEDS = (42, 43, 44)
 SGD, NORMED = (0.03, 0.1, 0.3), (0.003, 0.01, 0.03)
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -86,44 +81,49 @@ SENTENCES: dict[str, dict[str, tuple[float, ...]]] = {
     "adam_biclip": {"server_lr": (0.03, 0.1, 0.3, 1.0)},
     "fedmuon": {"lr": (0.01, 0.05, 0.1, 0.2)},
 }
+RNN = partial(problems.rnn, embedding=300, hidden=4096)
 EXAMPLES = {"cifar10": 50_000, "cifar100": 50_000, "tfds:sentiment140": 16_000}
 EPOCHS = {"cifar10": 200, "cifar100": 200, "tfds:sentiment140": 20}
 
 
-def figure(dataset: str, model: str, steps: int, alpha: float | None = None):
+def figure(dataset: str, model: problems.Model, steps: int, alpha: float | None = None):
     """Returns the panels of a figure: all methods in one setting."""
 
     def panels(scale: Scale) -> dict[str, Panel]:
-        epoch = EXAMPLES[dataset] / (BASE.num_clients * BASE.batch_size * steps)
-        rounds = round(EPOCHS[dataset] * epoch)
-        text = dataset == "tfds:sentiment140"
-        as_printed = dataclasses.replace(
-            BASE,
-            dataset=dataset,
-            model=model,
-            rnn=(300, 4096, 1),
-            train_share=0.01 if text else 1.0,
-            local_steps=steps,
-            rounds=rounds,
-            evaluate_every=max(1, round(epoch)),
-            augmentation="none" if text else "crop_and_flip",
-        )
-        if alpha is not None:
-            split = {"partition": "dirichlet", "alpha": alpha}
-            as_printed = dataclasses.replace(as_printed, **split)
-        few = round(8 * 9_000 / (BASE.num_clients * 32 * steps))
+        epoch = EXAMPLES[dataset] / (CLIENTS * BATCH_SIZE * steps)
+        few = round(8 * 9_000 / (CLIENTS * 32 * steps))
         small = {"rounds": few, "evaluate_every": max(1, few // 5), "batch_size": 32}
-        small["augmentation"] = "none"
-        if text:
-            small |= {"dataset": "sst2", "rnn": (16, 32, 1), "train_share": 0.2}
+        printed = {
+            "dataset": dataset,
+            "model": model,
+            "clients": CLIENTS,
+            "divide": partition.iid,
+            "cohort_size": CLIENTS,
+            "local_steps": steps,
+            "batch_size": BATCH_SIZE,
+            "rounds": round(EPOCHS[dataset] * epoch),
+            "evaluate_every": max(1, round(epoch)),
+            "seeds": SEEDS,
+        }
+        if alpha is not None:
+            printed["divide"] = partial(partition.dirichlet, alpha=alpha)
+        if dataset == "tfds:sentiment140":
+            printed |= {"train_share": 0.01}
+            network = partial(problems.rnn, embedding=16, hidden=32)
+            small |= {"dataset": "sst2", "model": network, "train_share": 0.2}
+            fewer = SENTENCES
         else:
-            small |= {"dataset": "cifar10_subset", "model": "lenet"}
-        config = sized(as_printed, scale, **small)
-        fewer = SENTENCES if text else FEWER if alpha is None else HETEROGENEOUS
-        sweep = swept(config, fewer if scale == "cpu" else GRIDS, scale, SEEDS)
+            printed |= {"augment": crop_and_flip()}
+            small |= {"dataset": "cifar10_subset", "model": problems.lenet}
+            small |= {"augment": None}
+            fewer = FEWER if alpha is None else HETEROGENEOUS
+        settings = sized(printed, scale, **small)
+        grids, rounds = fewer if scale == "cpu" else GRIDS, settings["rounds"]
+        methods = chosen(grids, scale, lambda row: decayed(row.function(), rounds))
+        used = f"{settings['dataset']}, {problems.function_name(settings['model'])}"
         divided = "i.i.d." if alpha is None else f"Dirichlet({alpha:g})"
-        setting = f"{config.dataset}, {config.model}, {steps} steps, {divided}"
-        return {"all": Panel(setting, sweep)}
+        setting = f"{used}, {steps} steps, {divided}"
+        return {"all": Panel(setting, problems.classification, settings, methods)}
 
     return panels
 
@@ -133,25 +133,25 @@ SMALL = (
     "three to six rates each, also beyond the printed ones"
 )
 SETTINGS = {
-    "figure_1": ("cifar10", "resnet18", 4),
-    "figure_2": ("cifar100", "resnet18", 4),
-    "figure_3": ("cifar10", "vit", 4),
-    "figure_4": ("cifar10", "resnet18", 4, 0.5),
-    "figure_5": ("cifar10", "resnet18", 16),
-    "figure_6": ("cifar100", "resnet18", 16),
-    "figure_7": ("cifar10", "vit", 16),
-    "figure_8": ("cifar100", "vit", 4),
-    "figure_9": ("cifar100", "vit", 16),
-    "figure_10": ("tfds:sentiment140", "rnn", 4),
-    "figure_11": ("tfds:sentiment140", "rnn", 16),
+    "figure_1": ("cifar10", problems.resnet18, 4),
+    "figure_2": ("cifar100", problems.resnet18, 4),
+    "figure_3": ("cifar10", problems.vit, 4),
+    "figure_4": ("cifar10", problems.resnet18, 4, 0.5),
+    "figure_5": ("cifar10", problems.resnet18, 16),
+    "figure_6": ("cifar100", problems.resnet18, 16),
+    "figure_7": ("cifar10", problems.vit, 16),
+    "figure_8": ("cifar100", problems.vit, 4),
+    "figure_9": ("cifar100", problems.vit, 16),
+    "figure_10": ("tfds:sentiment140", RNN, 4),
+    "figure_11": ("tfds:sentiment140", RNN, 16),
 }
 ITEMS = {
     name: Item(
-        f"{given[0].removeprefix('tfds:')}, {given[1]}, {given[2]} local steps"
-        + (", Dirichlet(0.5)" if given[3:] else ""),
+        f"{given[0].removeprefix('tfds:')}, {problems.function_name(given[1])}, "
+        f"{given[2]} local steps" + (", Dirichlet(0.5)" if given[3:] else ""),
         figure(*given),
         SMALL
-        if given[1] != "rnn"
+        if given[1] is not RNN
         else "a small network on a fifth of SST-2, batches of 32, four to seven rates "
         "each, also beyond the printed ones",
     )

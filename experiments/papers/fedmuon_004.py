@@ -1,9 +1,9 @@
 """Liu et al., "FedMuon", arXiv:2510.27403: tables 2 to 7, figures 3 and 6.
 
     python -m experiments.papers.fedmuon_004 table_2 --data-dir DATA  # a core, 105 min
-    python -m experiments.papers.fedmuon_004 table_5 --data-dir DATA  # after table_2
+    python -m experiments.papers.fedmuon_004 table_5 --data-dir DATA
     python -m experiments.papers.fedmuon_004 table_6 --data-dir DATA  # 20 min
-    python -m experiments.papers.fedmuon_004 table_7 --data-dir DATA  # after table_5
+    python -m experiments.papers.fedmuon_004 table_7 --data-dir DATA
     python -m experiments.papers.fedmuon_004 table_2 --scale full --data-dir DATA
 
 CIFAR-100 is divided over 100 clients by drawing the classes of each from Dirichlet(0.6)
@@ -31,29 +31,41 @@ of which only adapters of rank 16 are trained:
 For a CPU they are cut to 4 rounds of 5 steps with two methods.
 """
 
-import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from experiments.papers.frame import Item, Panel, Scale, command, sized, swept
-from fedjax_muon.runs.config import Config
+import optax
 
-BASE = Config(
-    dataset="cifar100",
-    num_clients=100,
-    cohort_size=10,
-    local_steps=50,
-    batch_size=50,
-    partition="dirichlet_per_client",
-    lr_schedule="cosine",
-    augmentation="crop_and_flip",
-    rounds=300,
-    evaluate_every=10,
-    weight_decay=0.001,
+from experiments.papers.frame import (
+    Grid,
+    Item,
+    Panel,
+    Scale,
+    chosen,
+    command,
+    decayed,
+    sized,
 )
+from experiments.papers.pretrained.problems import roberta, swin_tiny
+from fedjax_muon import partition, problems
+from fedjax_muon.algorithms.registry import Method
+from fedjax_muon.core import Algorithm
+from fedjax_muon.tasks.augmentation import crop_and_flip
+
+SIZES = {
+    "clients": 100,
+    "cohort_size": 10,
+    "local_steps": 50,
+    "batch_size": 50,
+    "rounds": 300,
+    "evaluate_every": 10,
+}
+DECAY, PLAIN = 0.001, ("fedavg", "scaffold", "fedcm")  # methods with plain steps
 SEEDS = (42, 43, 44, 45, 46)
-MODELS = ("resnet18", "vit_tiny")
+MODELS = (problems.resnet18, problems.vit_tiny)
 ALPHAS = (0.6, 0.1)
-Grids = Mapping[str, Mapping[str, tuple[float, ...]]]
+Grids = Mapping[str, Grid]
 SGD = {"lr": (0.01, 0.03, 0.05, 0.1, 0.3)}
 ADAM = {"lr": (1e-4, 3e-4, 5e-4, 8e-4, 1e-3)}
 MUON = {"lr": (0.03, 0.02, 0.003)}
@@ -86,22 +98,34 @@ REDUCED = (
 )
 
 
-def config(model: str, alpha: float, scale: Scale) -> Config:
-    """Returns the config of a setting."""
-    as_printed = dataclasses.replace(BASE, model=model, alpha=alpha)
-    small = {"model": "lenet", "local_steps": 10, "batch_size": 20, "rounds": 100}
-    small |= {"num_clients": 50, "cohort_size": 5, "augmentation": "none"}
-    small |= {"weight_decay": 0.0}
-    return sized(as_printed, scale, evaluate_every=25, **small)
+def divided(alpha: float) -> problems.Divide:
+    return functools.partial(partition.dirichlet_per_client, alpha=alpha)
 
 
-def panel(model: str, alpha: float, grids: Grids, scale: Scale) -> Panel:
+def made(rounds: int, decay: float, method: Method) -> Algorithm:
+    """Returns a method with the schedule of its rate, and decay of plain steps."""
+    plain = decay and method.name in PLAIN
+    rule = {"rule": optax.add_decayed_weights(decay)} if plain else {}
+    return decayed(method.function(**rule), rounds)
+
+
+def panel(model: problems.Model, alpha: float, grids: Grids, scale: Scale) -> Panel:
     """Returns the panel of some methods in a setting."""
-    one = config(model, alpha, scale)
-    sweep = swept(one, grids, scale, SEEDS[:3] if scale == "cpu" else SEEDS)
-    printed_for = f"{model}, Dirichlet({alpha:g})"
-    setting = printed_for.replace(model, one.model) if scale == "cpu" else printed_for
-    return Panel(setting, sweep, printed_for=printed_for)
+    printed = SIZES | {"dataset": "cifar100", "model": model, "divide": divided(alpha)}
+    printed |= {"augment": crop_and_flip(), "seeds": SEEDS}
+    small = {"model": problems.lenet, "local_steps": 10, "batch_size": 20}
+    small |= {"clients": 50, "cohort_size": 5, "rounds": 100, "evaluate_every": 25}
+    settings = sized(printed, scale, **small, augment=None, seeds=SEEDS[:3])
+    decay = 0.0 if scale == "cpu" else DECAY
+    make = functools.partial(made, settings["rounds"], decay)
+    shown = settings["model"] if scale == "cpu" else model
+    return Panel(
+        f"{shown.__name__}, Dirichlet({alpha:g})",
+        problems.classification,
+        settings,
+        chosen(grids, scale, make),
+        printed_for=f"{model.__name__}, Dirichlet({alpha:g})",
+    )
 
 
 def panels(grids: Grids, alphas: tuple[float, ...], scale: Scale) -> dict[str, Panel]:
@@ -112,13 +136,13 @@ def panels(grids: Grids, alphas: tuple[float, ...], scale: Scale) -> dict[str, P
     if scale == "cpu":
         grids = {name: FEWER[name] for name in grids}
     return {
-        f"{model}_dir{alpha:g}": panel(model, alpha, grids, scale)
+        f"{model.__name__}_dir{alpha:g}": panel(model, alpha, grids, scale)
         for model in models(scale)
         for alpha in alphas
     }
 
 
-def models(scale: Scale) -> tuple[str, ...]:
+def models(scale: Scale) -> tuple[problems.Model, ...]:
     """Returns the paper's models that a scale has, or replaces by a smaller one."""
     return MODELS if scale == "full" else MODELS[:1]
 
@@ -156,7 +180,7 @@ def table_6(scale: Scale) -> dict[str, Panel]:
         for name, values in varied.items():
             grids: Grids = {"fedmuon_align": {**rate, name: values}}
             one = panel(model, 0.1, grids, scale)
-            found[f"{model}_{name}"] = one._replace(every_point=True)
+            found[f"{model.__name__}_{name}"] = one._replace(every_point=True)
     return found
 
 
@@ -168,19 +192,10 @@ def table_7(scale: Scale) -> dict[str, Panel]:
 
 def table_3(scale: Scale) -> dict[str, Panel]:
     """Returns the panels of pretrained Swin-Tiny."""
-    found = {}
-    for dataset in ("cifar100", "tiny_imagenet"):
-        one = dataclasses.replace(
-            BASE,
-            dataset=dataset,
-            model="swin_tiny",
-            alpha=0.1,
-            cohort_size=5,
-            batch_size=16,
-            rounds=100,
-        )
-        found[dataset] = pretrained(one, f"swin_tiny, {dataset}", scale)
-    return found if scale == "full" else {"cifar100": found["cifar100"]}
+    printed = SIZES | {"divide": divided(0.1), "augment": crop_and_flip()}
+    printed |= {"cohort_size": 5}
+    names = ("cifar100", "tiny_imagenet") if scale == "full" else ("cifar100",)
+    return {name: tuned(swin_tiny, printed, name, scale) for name in names}
 
 
 def table_4(scale: Scale) -> dict[str, Panel]:
@@ -188,32 +203,29 @@ def table_4(scale: Scale) -> dict[str, Panel]:
 
     CoLA's score is Matthews' correlation.
     """
-    found = {}
-    for dataset in ("cola", "rte", "sst2", "qqp", "mrpc", "qnli", "mnli"):
-        one = dataclasses.replace(
-            BASE,
-            dataset=dataset,
-            model="roberta",
-            alpha=0.8,
-            num_clients=4,
-            cohort_size=4,
-            batch_size=16,
-            rounds=100,
-            augmentation="none",
-        )
-        found[dataset] = pretrained(one, f"roberta, {dataset}", scale)
-    return found if scale == "full" else {"rte": found["rte"]}
+    printed = SIZES | {"divide": divided(0.8), "clients": 4, "cohort_size": 4}
+    every = ("cola", "rte", "sst2", "qqp", "mrpc", "qnli", "mnli")
+    names = every if scale == "full" else ("rte",)
+    return {name: tuned(roberta, printed, name, scale) for name in names}
 
 
-def pretrained(one: Config, setting: str, scale: Scale) -> Panel:
+def tuned(
+    make: Callable[..., problems.Problem],
+    printed: Mapping[str, Any],
+    dataset: str,
+    scale: Scale,
+) -> Panel:
     """Returns the panel of all methods from a checkpoint."""
     grids: Grids = {**RIVALS, "fedmuon_align": MUON}
     if scale == "cpu":
         grids = {name: FEWER[name] for name in ("local_adamw", "fedmuon_align")}
-    small = {"rounds": 4, "local_steps": 5, "evaluate_every": 2}
-    seeds = SEEDS[:1] if scale == "cpu" else SEEDS
-    sweep = swept(sized(one, scale, **small), grids, scale, seeds)
-    return Panel(setting, sweep, pretrained=True)
+    sizes = {"dataset": dataset, "batch_size": 16, "rounds": 100, "seeds": SEEDS}
+    small = {"rounds": 4, "local_steps": 5, "evaluate_every": 2, "seeds": SEEDS[:1]}
+    settings = sized({**printed, **sizes}, scale, **small)
+    methods = chosen(grids, scale, functools.partial(made, settings["rounds"], DECAY))
+    setting = f"{make.__name__}, {dataset}"
+    make = problems.classification if scale == "smoke" else make
+    return Panel(setting, make, settings, methods)
 
 
 def figure_3(scale: Scale) -> dict[str, Panel]:

@@ -3,45 +3,56 @@
     python -m experiments.papers.fedmuon_004 table_2 --scale cpu --data-dir DATA
     python -m experiments.papers.fedmuon_004 table_2 --panels resnet18_dir0.1
 
-An item is a table or a figure of a paper and consists of panels. A panel is a sweep in
-a run directory of its own. The same command resumes an interrupted item; existing runs
-of other items are reused. `--panels` splits an item over several calls and machines.
+An item is a table or a figure of a paper and consists of panels. A panel is a problem,
+and methods with their grids, each of which is swept in a directory PANEL/METHOD. The
+same command resumes an interrupted item. `--panels` splits an item over several calls.
 Every call writes result.md, .csv, .json and .png of all finished panels.
 """
 
-import dataclasses
+import functools
+import inspect
+import itertools
 import json
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import tyro
-
+import fedjax_muon as fm
 from benchmarks.machine import machine
-from experiments.papers import paper_report, repeat
-from fedjax_muon.runs import directory, sweep as sweeps
-from fedjax_muon.runs.config import METHODS, Config, Job, Sweep
-from fedjax_muon.runs.directory import from_json, to_json
-from fedjax_muon.runs.errors import refusing
-from fedjax_muon.runs.extend import extend
-from fedjax_muon.runs.lists import Names
+from experiments.arguments import call
+from experiments.papers import paper_report
+from experiments.papers.repeat import keep, narrow, read
+from fedjax_muon import algorithms, minimax, problems
+from fedjax_muon.algorithms.registry import Method
+from fedjax_muon.core import Algorithm, numbers_of
+from fedjax_muon.core.schedules import cosine_decay
+from fedjax_muon.experiments import Swept
+from fedjax_muon.experiments.directory import versions
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs.errors import refusing, show_error
 
 Scale = Literal["smoke", "cpu", "full"]
+Grid = Mapping[str, tuple[float, ...]]
+METHODS = {**algorithms.ALL, **minimax.ALL}
 
 
 class Panel(NamedTuple):
-    """One sweep, and how it is shown."""
+    """Methods on a problem, and how they are shown."""
 
     setting: str  # model, data, partition; panels of one setting share a figure
-    sweep: Sweep
+    make: Callable[..., problems.Problem]
+    settings: Mapping[str, Any]  # arguments of `make`, and of `fm.sweep`
+    methods: Mapping[str, tuple[Algorithm, Grid]]
     label: str = ""  # replaces the method's label, for a sweep of one method
     every_point: bool = False  # show the whole grid, not the best on validation
     printed_for: str = ""  # the paper's setting, if this one only resembles it
-    pretrained: bool = False  # whether it starts at --checkpoint
+
+    def label_of(self, name: str) -> str:
+        """What the table calls a method."""
+        return self.label or METHODS[name].label
 
 
 class Item(NamedTuple):
@@ -52,200 +63,195 @@ class Item(NamedTuple):
     reduced: str  # how `--scale cpu` differs from the paper
 
 
-def sized(config: Config, scale: Scale, **cpu: Any) -> Config:
-    """Returns the config at a scale.
+def sized(settings: Mapping[str, Any], scale: Scale, **cpu: Any) -> Mapping[str, Any]:
+    """Returns the settings of a panel at a scale.
 
-    It is unchanged (full), has the sizes `cpu` (cpu), or is a smoke test on the data
-    that come with scikit-learn (smoke).
+    They are unchanged (full), have the sizes `cpu` (cpu), or are a smoke test on the
+    data that come with scikit-learn (smoke).
     """
     if scale == "full":
-        return config
+        return settings
     if scale == "cpu":
-        return dataclasses.replace(config, **cpu)
-    clients = min(config.num_clients, 8)
-    return dataclasses.replace(
-        config,
-        dataset="breast_cancer" if config.problem == "auc" else "digits",
-        train_share=1.0,
-        model="mlp",
-        hidden=(8,),
-        num_clients=clients,
-        cohort_size=min(config.cohort_size, clients),
-        min_client_size=1,
-        augmentation="none",
-        local_steps=2,
-        batch_size=8,
-        rounds=2,
-        evaluate_every=1,
-    )
+        return {**settings, "cells_at_once": 1, **cpu}  # each is kept when it is done
+    clients = min(settings["clients"], 8)
+    large = ("train_share", "augment")
+    return {name: v for name, v in settings.items() if name not in large} | {
+        "dataset": "breast_cancer" if "positives" in settings else "digits",
+        "model": functools.partial(problems.mlp, hidden=(8,)),
+        "clients": clients,
+        "cohort_size": min(settings["cohort_size"], clients),
+        "local_steps": 2,
+        "batch_size": 8,
+        "rounds": 2,
+        "evaluate_every": 1,
+        "seeds": settings["seeds"][:1],
+    }
 
 
-def swept(
-    config: Config,
-    grids: Mapping[str, Mapping[str, tuple[float, ...]]],
-    scale: Scale,
-    seeds: tuple[int, ...],
-) -> Sweep:
-    """Returns the sweep of methods over their grids.
+def chosen(
+    grids: Mapping[str, Grid], scale: Scale, make: Callable[[Method], Algorithm]
+) -> dict[str, tuple[Algorithm, Grid]]:
+    """Returns the methods of a panel, by name, with their grids.
 
-    A tenth of the training examples is held out for the choice of grid points. On a CPU
-    every cell is written to disk as soon as it is finished. A smoke test has the first
-    grid point of the last method only.
+    A smoke test has the first grid point of the last method only.
     """
     if scale == "smoke":
         *_, (name, grid) = grids.items()
         grids = {name: {option: values[:1] for option, values in grid.items()}}
-        seeds = seeds[:1]
-    one = None if scale == "full" else 1
-    return Sweep(tuple(grids), grids, seeds, 0.1, one, config)
+    return {name: (make(METHODS[name]), grid) for name, grid in grids.items()}
 
 
-@dataclasses.dataclass(frozen=True)
-class Arguments:
-    """Runs or resumes a table or a figure of a paper, and reports it."""
-
-    item: tyro.conf.Positional[str]
-    """Name of the table or figure."""
-    scale: Scale = "cpu"
-    """As in the paper (full), scaled down for a 2-core CPU (cpu), or a smoke test
-    (smoke)."""
-    data_dir: Path | None = None
-    """Directory of the data sets' files; by default the environment variable
-    FEDJAX_MUON_DATA."""
-    checkpoint: Path | None = None
-    """Pretrained weights for items that start at them, as for `fedjax-muon train`."""
-    panels: Names = ()
-    """Panels to run; by default all."""
-    repeat: Path | None = None
-    """A kept table, such as results/papers/fedmuon_004/table_2.csv: only its points are
-    trained again and compared, and the curves are kept next to it."""
-    output: Path | None = None
-    """Directory, new or of the same command; by default runs/PAPER/ITEM-SCALE."""
+def with_options(method: Method, **options: Any) -> Algorithm:
+    """Makes a method with those of some options that it takes."""
+    taken = {name: value for name, value in options.items() if method.takes(name)}
+    return method.function(**taken)
 
 
-def command(paper: str, about: str, items: Mapping[str, Item]) -> None:
+def decayed(method: Algorithm, rounds: int) -> Algorithm:
+    """Returns a method whose learning rate falls to 0 along a cosine."""
+    return cosine_decay(method, lr=numbers_of(method)["lr"], rounds=rounds)
+
+
+def command(paper: str, about: str | None, items: Mapping[str, Item]) -> None:
     """Runs the command line of a paper's module."""
     listed = "\n".join(f"  {name:12}{item.about}" for name, item in items.items())
-    description = f"{about}\n\nitems:\n{listed}"
-    prog = f"python -m experiments.papers.{paper}"
-    given = tyro.cli(Arguments, description=description, prog=prog)
-    with refusing():
-        if given.item not in items:
-            raise ValueError(f"no item {given.item!r}; there are {', '.join(items)}")
-    name = f"{given.item}-{given.scale}" + ("-repeated" if given.repeat else "")
-    item_dir = given.output or Path("runs") / paper / name
-    run(paper, given, items, item_dir)
+    about = f"{about}\n\nitems:\n{listed}"
+    program = functools.partial(run, paper, items)
+    call(program, about, f"python -m experiments.papers.{paper}")
 
 
 def run(
-    paper: str, given: Arguments, items: Mapping[str, Item], item_dir: Path
+    paper: str,
+    items: Mapping[str, Item],
+    item: str,
+    scale: Scale = "cpu",
+    data_dir: Path | None = None,
+    checkpoint: Path | None = None,
+    panels: tuple[str, ...] = (),
+    repeat: Path | None = None,
+    output: Path | None = None,
 ) -> None:
-    """Runs the chosen panels that are not finished, and writes the report.
+    """Runs or resumes a table or a figure of a paper, and reports it.
 
     Args:
-      paper: Name of the paper's module.
-      given: Arguments of the command.
-      items: All items of the paper.
-      item_dir: Directory of the item; its panels have run directories inside.
+      item: Name of the table or figure.
+      scale: As in the paper (full), scaled down for a 2-core CPU (cpu), or a smoke test
+        (smoke).
+      data_dir: Directory of the datasets' files; by default the environment variable
+        FEDJAX_MUON_DATA.
+      checkpoint: Pretrained weights, for items that start at them.
+      panels: Panels to run; by default all.
+      repeat: A kept table, such as results/papers/fedmuon_004/table_2.csv: only its
+        points are trained again and compared, and the curves are kept next to it.
+      output: Directory, new or of the same command; by default runs/PAPER/ITEM-SCALE.
     """
-    item = items[given.item]
-    item_dirs = [item_dir.parent / f"{name}-{given.scale}" for name in items]
+    files = {"data_dir": data_dir, "checkpoint": checkpoint}
     with refusing():
-        panels = {
-            name: with_files(panel, given)
-            for name, panel in item.panels(given.scale).items()
-        }
-        if given.repeat:
-            lines = repeat.read(given.repeat)
-            panels = {n: repeat.narrow(panel, lines) for n, panel in panels.items()}
-        for name in given.panels:
-            if name not in panels:
-                raise ValueError(f"no panel {name!r}; there are {', '.join(panels)}")
-        chosen = given.panels or tuple(panels)
-        for name in chosen:
-            sweeps.check(panels[name].sweep)
-        for name in chosen:
-            prepare(item_dir / name, panels[name].sweep)
-    for name in chosen:
-        run_dir = item_dir / name
-        if not finished(run_dir, panels[name]):
-            since = time.perf_counter()
-            print(f"{name}: {panels[name].setting}", flush=True)
-            with refusing():
-                reused = reuse(run_dir, panels[name].sweep, item_dirs)
-            try:
-                sweeps.train(panels[name].sweep, run_dir, resume_command(paper))
-            finally:  # also of an interrupted call
-                seconds = time.perf_counter() - since
-                record_call(paper, item_dir, name, seconds, reused)
-    with refusing():
-        done = {n: p for n, p in panels.items() if finished(item_dir / n, p)}
-        missing = [name for name in panels if name not in done]
-        scaled = {"full": "", "cpu": item.reduced, "smoke": "a smoke test"}
-        report = paper_report.Report(
-            f"{paper}, {given.item}: {item.about}", scaled[given.scale], done, missing
-        )
-        published = paper_report.read_published(paper, given.item)
+        every = checked(items, item, scale, panels, repeat, files)
+        kind = f"{item}-{scale}" + ("-repeated" if repeat else "")
+        item_dir = output or Path("runs") / paper / kind
+        done = {}
+        for name, panel in every.items():
+            if not panels or name in panels or is_finished(panel, item_dir / name):
+                done[name] = panel, trained(paper, panel, item_dir / name, files)
+        missing = [name for name in every if name not in done]
+        reduced = {"full": "", "cpu": items[item].reduced, "smoke": "a smoke test"}
+        title = f"{paper}, {item}: {items[item].about}"
+        report = paper_report.Report(title, reduced[scale], done, missing)
+        published = paper_report.read_published(paper, item)
         paper_report.write(report, item_dir, published)
-    print(f"result.md, .csv, .json and .png in {item_dir}")
-    if missing:
-        print(f"not included, because they have not run yet: {', '.join(missing)}")
-    elif given.repeat:
-        with refusing():
-            repeat.keep(given.repeat, item_dir)
-        print(f"all rows of {given.repeat} are the same; its curves are next to it")
+        print(f"result.md, .csv, .json and .png in {item_dir}")
+        if missing:
+            print(f"not included, because they have not run yet: {', '.join(missing)}")
+        elif repeat:
+            keep(repeat, item_dir)
+            print(f"all rows of {repeat} are the same; its curves are next to it")
 
 
-def reuse(run_dir: Path, sweep: Sweep, item_dirs: Sequence[Path]) -> list[str]:
-    """Copies finished cells of the same methods, settings and grids from other items.
+def checked(
+    items: Mapping[str, Item],
+    item: str,
+    scale: Scale,
+    wanted: Sequence[str],
+    table: Path | None,
+    files: Mapping[str, Path | None],
+) -> dict[str, Panel]:
+    """Returns the panels of an item, or only what a kept table has of them.
 
-    Args:
-      run_dir: Run directory that cells are copied to.
-      sweep: The sweep of that directory.
-      item_dirs: Directories of items that may have the cells.
-
-    Returns:
-      The labels of the copied methods, each with its item.
+    Raises:
+      ValueError: If there is no such item or panel, or a file is missing.
     """
-    reused = []
-    for name in sweep.algorithms:
-        cells = run_dir / "cells" / f"{name}.csv"
-        found = [p for item in item_dirs for p in item.glob(f"*/cells/{cells.name}")]
-        for path in sorted(found):
-            other = directory.read(path.parent.parent)
-            if cells.exists() or not same(part(other, name), part(sweep, name)):
-                continue
-            if all_finished(part(sweep, name), path.parent.parent):
-                cells.parent.mkdir(exist_ok=True)
-                for suffix in (
-                    ".json",
-                    ".csv",
-                ):  # rows without their record are an error
-                    shutil.copy(path.with_suffix(suffix), cells.with_suffix(suffix))
-                reused.append(f"{METHODS[name].label} of {path.parents[2].name}")
-    return reused
+    if item not in items:
+        raise ValueError(f"no item {item!r}; there are {', '.join(items)}")
+    panels = dict(items[item].panels(scale))
+    if table is not None:
+        lines = read(table)
+        panels = {name: narrow(panel, lines) for name, panel in panels.items()}
+    for name in wanted or panels:
+        if name not in panels:
+            raise ValueError(f"no panel {name!r}; there are {', '.join(panels)}")
+        if "checkpoint" in _known(panels[name]) and files["checkpoint"] is None:
+            raise ValueError(f"{item} starts at pretrained weights; give --checkpoint")
+        problem_of(panels[name], files)  # before the first panel is trained
+    return panels
 
 
-def part(job: Job, name: str) -> Job:
-    """Returns the part of a sweep for one method; other jobs are returned unchanged."""
-    if not isinstance(job, Sweep) or name not in job.grids:
-        return job
-    grids = {name: job.grids[name]}
-    return dataclasses.replace(job, algorithms=(name,), grids=grids)
+def _known(panel: Panel) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(panel.make).parameters
 
 
-def record_call(
-    paper: str, item_dir: Path, panel: str, seconds: float, reused: Sequence[str] = ()
-) -> None:
-    """Appends a line to the record of calls: machine, command, time, reused runs."""
+def problem_of(panel: Panel, files: Mapping[str, Path | None]) -> problems.Problem:
+    """Makes the problem of a panel."""
+    known, given = _known(panel), {**panel.settings, **files}
+    return panel.make(**{name: v for name, v in given.items() if name in known})
+
+
+def trained(
+    paper: str, panel: Panel, place: Path, files: Mapping[str, Path | None]
+) -> dict[str, Swept]:
+    """Runs what is not finished of a panel, and returns all of it, by method."""
+    if not (finished := is_finished(panel, place)):
+        print(f"{place.name}: {panel.setting}", flush=True)
+    since = time.perf_counter()
+    problem, known = problem_of(panel, files), _known(panel)
+    how = {name: v for name, v in panel.settings.items() if name not in known}
+    interrupted, done = False, {}
+    try:
+        for name, (method, grid) in panel.methods.items():
+            how["directory"] = place / name
+            done[name] = fm.sweep(method, problem, grid, extend=False, **how)
+    except KeyboardInterrupt:
+        interrupted = True
+    if not finished:
+        record_call(paper, place, time.perf_counter() - since)
+    if interrupted:
+        show_error(f"interrupted; continue with: {resume_command(paper)}")
+        sys.exit(130)
+    return done
+
+
+def is_finished(panel: Panel, place: Path) -> bool:
+    """Returns whether all cells of a panel are on disk."""
+    for name, (_, grid) in panel.methods.items():
+        path = place / name / "cells.csv"
+        if not path.exists():
+            return False
+        columns, keys = metrics_csv.read(path), (*grid, "seed")
+        found = {*zip(*(columns[key].tolist() for key in keys), strict=True)}
+        if not found >= {*itertools.product(*grid.values(), panel.settings["seeds"])}:
+            return False
+    return True
+
+
+def record_call(paper: str, place: Path, seconds: float) -> None:
+    """Appends a line about a panel to the record of calls: machine, command, time."""
     line = machine(f"experiments.papers.{paper}") | {
-        "panel": panel,
+        "panel": place.name,
         "seconds": round(seconds),
-        "reused": list(reused),
-        "source": directory.versions()["git_revision"][:10],
+        "source": versions()["git_revision"][:10],
         "command": public_command(f"papers.{paper}", sys.argv[1:]),
     }
-    with (item_dir / paper_report.CALLS).open("a") as file:
+    with (place.parent / paper_report.CALLS).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
@@ -263,58 +269,3 @@ def public_command(program: str, given: Sequence[str]) -> str:
     if "--output" in words:
         del words[words.index("--output") : words.index("--output") + 2]
     return shlex.join(["python", "-m", f"experiments.{program}", *words])
-
-
-def with_files(panel: Panel, given: Arguments) -> Panel:
-    """Returns the panel with the directory of its data, and its checkpoint.
-
-    Raises:
-      ValueError: If the panel needs a checkpoint and none is given.
-    """
-    files: dict[str, Path | None] = {"data_dir": given.data_dir}
-    if panel.pretrained and given.scale != "smoke":
-        if given.checkpoint is None:
-            raise ValueError(
-                f"{given.item} starts at pretrained weights; give --checkpoint"
-            )
-        files["checkpoint"] = given.checkpoint
-    config = dataclasses.replace(panel.sweep.config, **files)
-    return panel._replace(sweep=dataclasses.replace(panel.sweep, config=config))
-
-
-def prepare(run_dir: Path, sweep: Sweep) -> None:
-    """Creates the run directory of a sweep, or extends that of a smaller one.
-
-    Raises:
-      ValueError: If the directory is of another sweep.
-    """
-    if (run_dir / directory.CONFIG).exists():
-        extend(run_dir, sweep)
-    else:
-        directory.create(run_dir, sweep)
-
-
-def same(one: Job, other: Job) -> bool:
-    """Returns whether two sweeps give the same numbers, wherever their data are."""
-
-    def numbers(sweep: Any) -> Sweep:
-        config = dataclasses.replace(sweep.config, data_dir=None, checkpoint=None)
-        return dataclasses.replace(sweep, config=config, cells_at_once=None)
-
-    as_read = from_json(to_json(other))
-    return isinstance(one, Sweep) and numbers(one) == numbers(as_read)
-
-
-def finished(run_dir: Path, panel: Panel) -> bool:
-    """Returns whether all cells of a panel are on disk."""
-    return all_finished(panel.sweep, run_dir) and (run_dir / directory.CONFIG).exists()
-
-
-def all_finished(sweep: Any, run_dir: Path) -> bool:
-    """Returns whether a directory has all cells of a sweep; it may have others."""
-    try:
-        for name in sweep.algorithms:
-            sweeps.points(sweep, name, run_dir)
-    except ValueError:
-        return False
-    return True

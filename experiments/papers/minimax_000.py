@@ -14,13 +14,11 @@ along plain gradients learn nothing there at rates in the paper's range: the obj
 gradients are small if positives are rare, and need larger rates.
 """
 
-import dataclasses
+from functools import partial
 
-from experiments.papers.frame import Item, Panel, Scale, command, sized, swept
-from fedjax_muon import minimax
-from fedjax_muon.runs.config import DEFAULTS
+from experiments.papers.frame import Item, Panel, Scale, chosen, command, sized
+from fedjax_muon import minimax, problems
 
-SENTENCES = dataclasses.replace(DEFAULTS["auc"], model="rnn", batch_size=64)
 DATASETS = ("sst2", "tfds:sentiment140", "tfds:yelp_polarity_reviews")
 SEEDS = (0, 1, 2)
 BOUNDED = ("fed_nsgda_m", "fedmuon_da")  # step length is independent of the gradient's
@@ -46,27 +44,29 @@ def figure(local_steps: int, unequal: bool):
     """
 
     def panels(scale: Scale) -> dict[str, Panel]:
-        steps = 512 if scale == "cpu" else 20_000
-        rounds = steps // local_steps
+        rounds = (512 if scale == "cpu" else 20_000) // local_steps
+        printed = {
+            "model": partial(problems.rnn, embedding=300, hidden=4096, layers=2),
+            "clients": 8,
+            "positives": None if unequal else 0.1,
+            "divide": problems.ratios if unequal else None,
+            "cohort_size": 8,
+            "local_steps": local_steps,
+            "batch_size": 64,
+            "rounds": rounds,
+            "evaluate_every": rounds // 8,
+            "seeds": SEEDS,
+        }
+        small = partial(problems.rnn, embedding=16, hidden=32)
+        grids = FEWER if scale == "cpu" else GRIDS
+        methods = chosen(grids, scale, lambda row: row.function())
+        divided = "unequal shares" if unequal else "one in ten positive"
         found = {}
         for dataset in DATASETS[: None if scale == "full" else 1]:
-            as_printed = dataclasses.replace(
-                SENTENCES,
-                dataset=dataset,
-                local_steps=local_steps,
-                rounds=rounds,
-                evaluate_every=rounds // 8,
-                rnn=(300, 4096, 2),
-            )
-            if unequal:
-                split = {"positives": None, "partition": "ratios"}
-                as_printed = dataclasses.replace(as_printed, **split)
-            config = sized(as_printed, scale, rnn=(16, 32, 1))
-            sweep = swept(config, FEWER if scale == "cpu" else GRIDS, scale, SEEDS)
             name = dataset.removeprefix("tfds:")
-            divided = "unequal shares" if unequal else "one in ten positive"
             setting = f"{name}, {local_steps} steps, {divided}"
-            found[name] = Panel(setting, sweep)
+            settings = sized(printed | {"dataset": dataset}, scale, model=small)
+            found[name] = Panel(setting, problems.auc, settings, methods)
         return found
 
     return panels

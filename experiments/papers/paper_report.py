@@ -20,11 +20,10 @@ import numpy as np
 
 from experiments import kept
 from experiments.dots import Dot, dot
+from fedjax_muon.experiments import Swept
 from fedjax_muon.reporting import comparison, intervals, tables
 from fedjax_muon.reporting.comparison import History
 from fedjax_muon.reporting.style import NOTE, Label, drawing, label_ends, styles
-from fedjax_muon.runs import sweep as sweeps
-from fedjax_muon.runs.config import METHODS
 
 CALLS = "calls.jsonl"  # a line for every panel that a call ran
 FIELDS = (
@@ -101,22 +100,17 @@ def read_published(paper: str, item: str) -> dict[tuple[str, str], Published]:
         }
 
 
-def rows(panels: Mapping[str, Any], item_dir: Path) -> list[tuple[Row, str]]:
-    """Returns the rows of all panels, each with the paper's name of its setting.
-
-    Raises:
-      ValueError: If a panel is not finished.
-    """
+def rows(done: Mapping[str, tuple[Any, Mapping[str, Swept]]]) -> list[tuple[Row, str]]:
+    """Returns the rows of all panels, each with the paper's name of its setting."""
     found = []
-    for name, panel in panels.items():
-        for method in panel.sweep.algorithms:
-            points = sweeps.points(panel.sweep, method, item_dir / name)
-            best = comparison.best(points)
+    for panel, sweeps in done.values():
+        for name, swept in sweeps.items():
+            points, best = swept.points, swept.best
             shown = points if panel.every_point else [best] if best else points[:1]
             for point in shown:
-                label = panel.label or METHODS[method].label
+                label = panel.label_of(name)
                 if panel.every_point:
-                    label = f"{label}, {varied(panel.sweep.grids[method], point)}"
+                    label = f"{label}, {varied(points, point)}"
                 runs = [] if point.diverged else point.runs
                 hyper = tables.hyper_text(point)
                 at_edge = [] if panel.every_point else comparison.edges(points, point)
@@ -126,9 +120,10 @@ def rows(panels: Mapping[str, Any], item_dir: Path) -> list[tuple[Row, str]]:
     return found
 
 
-def varied(grid: Mapping[str, Sequence[float]], point: comparison.Point) -> str:
+def varied(points: Sequence[comparison.Point], point: comparison.Point) -> str:
     """Returns the hyper-parameters in which a point differs from others of its grid."""
-    hyper = {name: v for name, v in point.hyper.items() if len(grid[name]) > 1}
+    several = lambda name: len({other.hyper[name] for other in points}) > 1
+    hyper = {name: v for name, v in point.hyper.items() if several(name)}
     return tables.hyper_text(point._replace(hyper=hyper))
 
 
@@ -170,19 +165,15 @@ class Report(NamedTuple):
 
     title: str
     reduced: str  # how it differs from the paper
-    panels: Mapping[str, Any]  # finished ones
+    done: Mapping[str, tuple[Any, Mapping[str, Swept]]]  # panels, and their sweeps
     missing: Sequence[str]  # names of the others
 
 
 def write(
     report: Report, item_dir: Path, published: Mapping[tuple[str, str], Published]
 ) -> None:
-    """Writes the four files.
-
-    Raises:
-      ValueError: If a panel is not finished.
-    """
-    found = rows(report.panels, item_dir)
+    """Writes the four files."""
+    found = rows(report.done)
     lines = [
         numbers(row, published.get((printed_for, row.label), Published()))
         for row, printed_for in found
@@ -191,7 +182,7 @@ def write(
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(lines)
-    score = next(iter(report.panels.values())).sweep.config.score
+    score = next(s.score for _, sweeps in report.done.values() for s in sweeps.values())
     text = [f"# {report.title}", ""]
     if report.reduced:
         text += [f"Differs from the paper: {report.reduced}.", ""]
@@ -248,10 +239,7 @@ def provenance(item_dir: Path) -> list[str]:
     source = " ".join(dict.fromkeys(call["source"] for call in calls))
     where = f"{'; '.join(about)}, source {source}"
     lines = [f"Ran in {minutes:.0f} minutes on {where}:", ""]
-    lines += [f"    {command}" for command in commands]
-    if reused := dict.fromkeys(run for call in calls for run in call["reused"]):
-        lines += ["", f"Reused runs: {', '.join(reused)}."]
-    return lines
+    return lines + [f"    {command}" for command in commands]
 
 
 def curves(title: str, score: str, rows: Sequence[tuple[Row, str]]) -> dict[str, Any]:

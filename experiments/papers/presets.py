@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import tyro
 
+from experiments.arguments import call
 from fedjax_muon import algorithms, decentralized, minimax
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.core.pair import Pair
@@ -144,4 +144,4 @@ def main(output: Path = PAGE) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

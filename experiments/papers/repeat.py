@@ -8,13 +8,10 @@ This checks the table. If all scores are the same, the curves are kept next to i
 """
 
 import csv
-import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from fedjax_muon.runs.config import METHODS
 
 SAME = ("setting", "method", "hyper", "seeds", "by_seed", "train_loss_by_seed")
 Line = Mapping[str, str]
@@ -49,15 +46,14 @@ def narrow(panel: Any, lines: Sequence[Line]) -> Any:
     if panel.every_point:
         return panel
     found = {(line["setting"], line["method"]): line["hyper"] for line in lines}
-    grids = {}
-    for name in panel.sweep.algorithms:
-        key = panel.setting, panel.label or METHODS[name].label
+    methods = {}
+    for name, (method, _) in panel.methods.items():
+        key = panel.setting, panel.label_of(name)
         if key not in found:
             raise ValueError(f"the table has no row of {key[1]} on {key[0]}")
         words = [word.split("=") for word in found[key].split() if "=" in word]
-        grids[name] = {option: (float(value),) for option, value in words}
-    sweep = dataclasses.replace(panel.sweep, grids=grids)
-    return panel._replace(sweep=sweep)
+        methods[name] = method, {option: (float(value),) for option, value in words}
+    return panel._replace(methods=methods)
 
 
 def keep(table: Path, item_dir: Path) -> None:

@@ -11,10 +11,8 @@ left out.
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from experiments.arguments import call
 from experiments.papers import fedmuon_001, fedmuon_003, fedmuon_004, minimax_000
 from experiments.papers.claims import NO, OPEN, YES, Claim, Found, read
 from experiments.papers.paper_claims import CLAIMS
@@ -175,10 +173,7 @@ def rows(found: Sequence[tuple[Claim, Found]]) -> str:
     return text
 
 
-def main(
-    runs: Annotated[Path, tyro.conf.Positional] = Path("runs"),
-    results: Annotated[Path, tyro.conf.Positional] = Path("results"),
-) -> None:
+def main(runs: Path = Path("runs"), results: Path = Path("results"), /) -> None:
     """Collects results and judges claims.
 
     Args:
@@ -193,4 +188,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

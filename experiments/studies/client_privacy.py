@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import numpy as np
-import tyro
 
 from benchmarks.machine import machine
+from experiments.arguments import call
 from experiments.studies.muon_bound import muon_bound
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.core import Algorithm, Hyper, recorded
@@ -395,4 +395,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

@@ -12,29 +12,26 @@ While a method's best rate is the smallest or largest that was tried, its grid i
 extended by another rate. The lines are kept in results/learning_rates_*.jsonl.
 """
 
-import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import numpy as np
-import tyro
-
-from fedjax_muon import data, minimax
-from fedjax_muon.cli.arguments import MAIN_JOB
-from fedjax_muon.data import Dataset
+import fedjax_muon as fm
+from experiments.arguments import call
+from fedjax_muon import algorithms, minimax, problems
+from fedjax_muon.core import numbers_of
+from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.reporting.comparison import Point, best
-from fedjax_muon.runs.build import parts_of, simulation_of, start_key
-from fedjax_muon.runs.config import DEFAULTS, Config, Run
 from fedjax_muon.runs.errors import refusing
-from fedjax_muon.simulation.sweeps import Cell, run_cells
+from fedjax_muon.runs.tuned import TUNED
 
 EXPONENTS = range(-6, 2)  # of half decades: rates from 0.001 to 3
 SCHEDULES = ("constant", "cosine")
-METHODS = {"classification": MAIN_JOB, "auc": tuple(minimax.ALL)}
+PROBLEMS = {"classification": problems.classification, "auc": problems.auc}
+METHODS = {**algorithms.ALL, **minimax.ALL}
 SEEDS = (100, 101, 102, 103, 104)
-SHARE = 0.1
+ROUNDS = 100
 MOST = 6  # extensions of a method's grid
 
 
@@ -45,44 +42,26 @@ def rate(exponent: int) -> float:
 
 
 def points(
-    algorithm: str, config: Config, exponents: Sequence[int], dataset: Dataset
-) -> Iterator[Point]:
-    """Yields the point of every rate at the schedule of `config`."""
-    train, validation = data.hold_out(dataset, SHARE)
-    run = Run(algorithm, {"lr": 1.0}, SEEDS[0], config)
-    parts = {seed: parts_of(config, train, seed) for seed in SEEDS}
-    rates = [rate(exponent) for exponent in exponents]
-    groups = run_cells(
-        simulation_of(run, train),
-        [
-            Cell({"lr": r}, start_key(seed), parts[seed])
-            for r in rates
-            for seed in SEEDS
-        ],
-        rounds=config.rounds,
-        evaluate_every=config.rounds,
-        validation=validation,
-    )
-    outcomes = [outcome for group in groups for outcome in group]
-    for i, lr in enumerate(rates):
-        ours = outcomes[i * len(SEEDS) : (i + 1) * len(SEEDS)]
-        runs = [
-            {column: np.array([row[column] for row in o.rows]) for column in o.rows[0]}
-            for o in ours
-            if o.diverged is None
-        ]
-        hyper = {"lr": lr, "lr_schedule": config.lr_schedule}
-        yield Point(hyper, runs, len(ours) - len(runs))
+    algorithm: str, problem: problems.Problem, schedule: str, exponents: Sequence[int]
+) -> list[Point]:
+    """Returns the point of every rate at a schedule."""
+    method = METHODS[algorithm].function()
+    if schedule == "cosine":
+        method = cosine_decay(method, lr=numbers_of(method)["lr"], rounds=ROUNDS)
+    grid = {"lr": [rate(exponent) for exponent in exponents]}
+    how = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seeds": SEEDS}
+    swept = fm.sweep(method, problem, grid, extend=False, progress=False, **how)
+    named = lambda hyper: {**hyper, "lr_schedule": schedule}
+    return [point._replace(hyper=named(point.hyper)) for point in swept.points]
 
 
-def tuned(algorithm: str, problem: str, dataset: Dataset) -> list[Point]:
+def tuned(algorithm: str, problem: problems.Problem) -> list[Point]:
     """Returns a method's points, after its grid was extended where it has to be."""
     found: dict[tuple[int, str], Point] = {}
     todo = list(EXPONENTS)
     for _ in range(1 + MOST):
         for schedule in SCHEDULES:
-            config = dataclasses.replace(DEFAULTS[problem], lr_schedule=schedule)
-            made = points(algorithm, config, todo, dataset)
+            made = points(algorithm, problem, schedule, todo)
             found |= zip(((e, schedule) for e in todo), made, strict=True)
         chosen = best(list(found.values()))
         tried = sorted({exponent for exponent, _ in found})
@@ -102,10 +81,7 @@ def line(algorithm: str, point: Point, is_best: bool) -> dict[str, Any]:
     return row | {"diverged": point.diverged, "best": is_best}
 
 
-def main(
-    problem: Annotated[Literal["classification", "auc"], tyro.conf.Positional],
-    output: Path | None = None,
-) -> None:
+def main(problem: Literal["classification", "auc"], output: Path | None = None) -> None:
     """Tunes the methods of a problem's default comparison.
 
     Args:
@@ -115,9 +91,9 @@ def main(
     """
     lines = []
     with refusing():
-        dataset = data.load(DEFAULTS[problem].dataset)
-        for algorithm in METHODS[problem]:
-            found = tuned(algorithm, problem, dataset)
+        made = PROBLEMS[problem]()
+        for algorithm in TUNED[problem]:
+            found = tuned(algorithm, made)
             chosen = best(found)
             rows = [line(algorithm, point, point is chosen) for point in found]
             lines += [json.dumps(row) for row in rows]
@@ -129,4 +105,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

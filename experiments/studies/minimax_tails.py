@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 import matplotlib
 import numpy as np
-import tyro
 from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
+from experiments.arguments import call
 from fedjax_muon import engine
 from fedjax_muon.algorithms.minimax import ALL
 from fedjax_muon.core import Objective
@@ -181,4 +181,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

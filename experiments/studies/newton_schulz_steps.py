@@ -16,21 +16,19 @@ import itertools
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-import tyro
 
+import fedjax_muon as fm
 from benchmarks.machine import machine
 from experiments import dots
-from fedjax_muon import data, models, simulation, tasks, transforms
-from fedjax_muon.algorithms import fedmuon
+from experiments.arguments import call
+from fedjax_muon import data, problems, tasks, transforms
+from fedjax_muon.experiments.prepared import start_key
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.linalg.newton_schulz import orthogonalize
-from fedjax_muon.runs.build import parts_of, start_key
-from fedjax_muon.runs.config import Config
-from fedjax_muon.simulation.sweeps import Cell, run_cells
 from fedjax_muon.transforms.variants import blocks_of
 
 TABLE = """
@@ -67,15 +65,15 @@ ALL = NEWTON_SCHULZ | BLOCKS | {"Exact, by SVD": Variant({"polar": kernel.polar}
 
 
 class Job(NamedTuple):
-    model: Any
+    model: problems.Model
     rates: tuple[float, ...]
     variants: Mapping[str, Variant]
     stride: int  # one in that many examples is used
 
 
 JOBS = {
-    "digits": Job(models.MLP(10, (64, 64)), (0.01, 0.03, 0.1), ALL, 1),
-    "fashion_mnist": Job(models.LeNet(10), (0.01,), NEWTON_SCHULZ | BLOCKS, 10),
+    "digits": Job(problems.mlp, (0.01, 0.03, 0.1), ALL, 1),
+    "fashion_mnist": Job(problems.lenet, (0.01,), NEWTON_SCHULZ | BLOCKS, 10),
 }
 
 
@@ -106,22 +104,13 @@ def model_flops(task: tasks.Task, variant: Variant) -> float:
     return (whole + (variant.period - 1) * divided) / variant.period
 
 
-def trained(job: Job, task: tasks.Task, changes, dataset, config: Config, seeds):
+def trained(rates, changes, problem: problems.Problem, rounds: int, seeds):
     """Returns the columns of all runs by (rate, seed)."""
-    parts = {seed: parts_of(config, dataset, seed) for seed in seeds}
-    points = list(itertools.product(job.rates, seeds))
-    cells = [Cell({"lr": lr}, start_key(seed), parts[seed]) for lr, seed in points]
-    prepared = simulation.federate(
-        fedmuon(lr=job.rates[0], **changes),
-        task,
-        dataset,
-        parts[seeds[0]],
-        cohort_size=config.cohort_size,
-        local_steps=config.local_steps,
-        batch_size=config.batch_size,
-    )
-    every = config.evaluate_every
-    groups = run_cells(prepared, cells, rounds=config.rounds, evaluate_every=every)
+    points = list(itertools.product(rates, seeds))
+    parts = {seed: problem.parts(seed) for seed in seeds}
+    cells = [fm.Cell({"lr": lr}, start_key(seed), parts[seed]) for lr, seed in points]
+    prepared = fm.simulate(fm.fedmuon(lr=rates[0], **changes), problem, seeds[0])
+    groups = fm.run_cells(prepared, cells, rounds=rounds, evaluate_every=5)
     found = [outcome.rows for group in groups for outcome in group]
     columns = [{k: np.array([r[k] for r in rows]) for k in rows[0]} for rows in found]
     return dict(zip(points, columns, strict=True))
@@ -160,24 +149,23 @@ def draw(found: Mapping[float, Mapping[str, np.ndarray]], path: Path) -> None:
 
 
 def main(
-    dataset: Annotated[Literal["digits", "fashion_mnist"], tyro.conf.Positional],
+    dataset: Literal["digits", "fashion_mnist"],
     data_dir: Path | None = None,
     rounds: int = 60,
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
     output: Path = Path("results/newton_schulz"),
 ) -> None:
     """Trains all variants; writes a table, the curves of all runs, and figures."""
-    job, config = JOBS[dataset], Config(dataset=dataset, rounds=rounds)
-    given = data.load(dataset, data_dir)
+    job, given = JOBS[dataset], data.load(dataset, data_dir)
     for name in ("x_train", "y_train", "x_test", "y_test"):
         given = given._replace(**{name: getattr(given, name)[:: job.stride]})
-    task = tasks.classification(job.model, given.x_train.shape[1:])
+    problem = problems.classification(given, model=job.model)
     about = machine("experiments.studies.newton_schulz_steps")
     runs = {}
-    usual = model_flops(task, next(iter(job.variants.values())))
+    usual = model_flops(problem.task, next(iter(job.variants.values())))
     for label, variant in job.variants.items():
-        changes = variant.changes
-        for point, run in trained(job, task, changes, given, config, seeds).items():
+        made = trained(job.rates, variant.changes, problem, rounds, seeds)
+        for point, run in made.items():
             runs[label, *point] = run
             print(label, *point, run["test_accuracy"][-1], flush=True)
     output.mkdir(parents=True, exist_ok=True)
@@ -205,7 +193,7 @@ def main(
         for label, variant in job.variants.items():
             cost = ""
             if variant.steps:
-                cost = f"{model_flops(task, variant) / usual:.2f}"
+                cost = f"{model_flops(problem.task, variant) / usual:.2f}"
             first = next(iter(scores.values()))
             cells = [f"{lr:g}", label, cost, *row(first, scores[label])]
             lines.append(f"| {' | '.join(cells)} |")
@@ -214,4 +202,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

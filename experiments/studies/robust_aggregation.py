@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import tyro
-
 import fedjax_muon as fm
 from benchmarks.machine import machine
+from experiments.arguments import call
 from experiments.studies import tuned
 from experiments.studies.tuned import Row
 from fedjax_muon import aggregators, attacks
@@ -181,4 +180,4 @@ def draw(panels: dict[str, list[Dot]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

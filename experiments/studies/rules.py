@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import optax
-import tyro
 
 import fedjax_muon as fm
 from benchmarks.machine import machine
 from experiments import dots
+from experiments.arguments import call
 from experiments.studies import tuned
 from fedjax_muon import transforms
 from fedjax_muon.core import Algorithm
@@ -209,4 +209,4 @@ def table(source: Path) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
-import tyro
 
 import fedjax_muon as fm
 from benchmarks.machine import machine
+from experiments.arguments import call
 from experiments.studies import tuned
 from fedjax_muon.core import Algorithm
 from fedjax_muon.reporting.intervals import half_width
@@ -228,4 +228,4 @@ def draw(curves: dict[Setting, list[tuned.Row]], path: Path, target: float) -> N
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    call(main, __doc__)

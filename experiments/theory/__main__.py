@@ -10,10 +10,9 @@ import time
 from pathlib import Path
 from typing import Literal, get_args
 
-import tyro
-
 from benchmarks.machine import machine
 from experiments import kept
+from experiments.arguments import call
 from experiments.theory import consensus, heavy_tails, newton_schulz, speedup, stall
 from experiments.theory.frame import Entry, markdown
 
@@ -51,4 +50,4 @@ def main(output: Path = Path("runs/theory"), only: tuple[Name, ...] = ()) -> Non
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    call(main, __doc__)

@@ -41,7 +41,7 @@ def methods(args: arguments.List) -> None:
         console.print(_methods_table(registry), "")
     console.print(PAPERS)
     _datasets(console, args.data_dir)
-    console.print(f"models: {', '.join(models.ALL)}, roberta")
+    console.print(f"models: {', '.join(models.ALL)}")
 
 
 def _methods_table(registry: Mapping[str, Method]) -> Table:

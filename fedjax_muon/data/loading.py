@@ -53,9 +53,8 @@ def load(
         has prepared in `data_dir` (see `prepare`).
       data_dir: Directory with the files; by default, the environment variable
         FEDJAX_MUON_DATA.
-      encoder: Encoder for the token ids of sentences, such as
-        `byte_pairs.roberta_encoder` returns; by default, ids of frequent words.
-        Datasets of tensorflow-datasets do not take one.
+      encoder: Encoder for the token ids of sentences; by default, ids of frequent
+        words. Datasets of tensorflow-datasets do not take one.
     """
     raw, place = read(name, data_dir, encoder)
     try:
@@ -80,7 +79,6 @@ def open_dataset(
     missing: Sequence[str] = MISSING,
     image_size: Size | None = None,
     train_share: float = 1.0,
-    encoder: Encoder | None = None,
 ) -> Dataset:
     """Reads a dataset by its name, or a user's own file or directory.
 
@@ -117,7 +115,7 @@ def open_dataset(
     if isinstance(dataset, Dataset):
         whole = dataset
     elif reader is None or place is None:
-        whole = load(os.fspath(dataset), data_dir, encoder=encoder)
+        whole = load(os.fspath(dataset), data_dir)
     else:
         values = {name: given[name] for name in options}
         if "image_size" in values:

@@ -82,10 +82,7 @@ Text = str | tuple[str, str]  # a sentence, or a pair of sentences
 
 
 class Encoder(NamedTuple):
-    """An encoder of texts for a model with its own vocabulary.
-
-    An example is that of `byte_pairs.roberta_encoder`.
-    """
+    """An encoder of texts for a model with its own vocabulary."""
 
     encode: Callable[[Sequence[Text]], np.ndarray]
     # texts -> token ids int32 [n, length], padded at the end

@@ -3,8 +3,8 @@
 `ALL` has the constructors by name. Each takes `classes`; all other arguments have
 defaults. RNN, LSTM and GRU take token ids, the MLP any numeric arrays, and the others
 images.
-`ResNet18`, `ViT`, `vit_tiny` and `swin_tiny` have the sizes that papers train on CIFAR;
-these are slow on a CPU.
+`ResNet18`, `ViT` and `vit_tiny` have the sizes that papers train on CIFAR; these are
+slow on a CPU.
 
 Models take `dtype`, the type of their computations, such as `jnp.bfloat16`; by default
 it is that of the parameters and inputs. Parameters and gradients stay float32, as do
@@ -14,10 +14,6 @@ arguments of `lax.conv_general_dilated`, such as `models.convolution.by_patches`
 
 `from_nnx` converts a module of flax.nnx.
 
-`RoBERTa` is not in `ALL`, since it needs the ids of its own tokenizer and the weights
-that `load_roberta` reads; `tasks.lora` trains it. `load_swin` reads the weights of a
-pretrained `Swin`.
-
 `save_params` and `load_params` are for parameters of any model, in files that other
 programs read.
 """
@@ -26,13 +22,10 @@ from collections.abc import Callable
 
 import flax.linen as nn
 
-from fedjax_muon.models.checkpoint import load_roberta, load_swin, roberta_of
 from fedjax_muon.models.from_nnx import from_nnx
 from fedjax_muon.models.resnet import ResNet18
 from fedjax_muon.models.rnn import RNN, gru, lstm
-from fedjax_muon.models.roberta import RoBERTa
 from fedjax_muon.models.small import MLP, EmnistCNN, LeNet
-from fedjax_muon.models.swin import Swin, swin_tiny
 from fedjax_muon.models.vit import ViT, vit_tiny
 from fedjax_muon.models.weights import load_metadata, load_params, save_params
 
@@ -46,7 +39,6 @@ ALL: dict[str, Callable[..., nn.Module]] = {
     "resnet18": ResNet18,
     "vit": ViT,
     "vit_tiny": vit_tiny,
-    "swin_tiny": swin_tiny,
 }
 
 __all__ = [
@@ -56,18 +48,12 @@ __all__ = [
     "EmnistCNN",
     "LeNet",
     "ResNet18",
-    "RoBERTa",
-    "Swin",
     "ViT",
     "from_nnx",
     "gru",
     "load_metadata",
     "load_params",
-    "load_roberta",
-    "load_swin",
     "lstm",
-    "roberta_of",
     "save_params",
-    "swin_tiny",
     "vit_tiny",
 ]

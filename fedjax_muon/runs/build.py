@@ -35,7 +35,7 @@ from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.models.convolution import by_patches
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.correlated import Strategy, banded, buffered_toeplitz
-from fedjax_muon.runs import launch, own_code, pretrained
+from fedjax_muon.runs import launch, own_code
 from fedjax_muon.runs.config import (
     DEFAULTS,
     OF_AGENTS,
@@ -324,20 +324,17 @@ def plan_of(config: Config) -> plans.Plan:
 
 def _trained(config: Config, dataset: Dataset) -> Task:
     is_text = dataset.x_train.dtype == np.int32
-    fits = is_text == (config.model in (*RECURRENT, "roberta"))
+    fits = is_text == (config.model in RECURRENT)
     if not fits and not own_code.is_own(config.model):
         raise ValueError(
-            f"the model {config.model} does not fit {config.dataset}; rnn, lstm, gru "
-            "and roberta take text and nothing else"
+            f"the model {config.model} does not fit {config.dataset}; rnn, lstm and "
+            "gru take text and nothing else"
         )
     if config.convolution != "direct" and config.model not in CONVOLUTIONAL:
         raise ValueError(
             f"the model {config.model} has no option convolution; the models that have "
             f"it are {', '.join(CONVOLUTIONAL)}"
         )
-    place = pretrained.checkpoint_of(config)
-    if place is not None:
-        return pretrained.task_of(config, place, dataset)
     model, shape = model_of(config, dataset), dataset.x_train.shape[1:]
     if config.problem == "classification":
         return classification(model, shape)
@@ -348,7 +345,7 @@ def _trained(config: Config, dataset: Dataset) -> Task:
 
 
 def model_of(config: Config, dataset: Dataset) -> nn.Module:
-    """The model of a run that does not start at pretrained weights."""
+    """The model of a run."""
     classes = len(dataset.classes)
     dtype = COMPUTE_DTYPES[config.compute_dtype]
     if own_code.is_own(config.model):

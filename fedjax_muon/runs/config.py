@@ -35,8 +35,6 @@ MODELS = (
     "resnet18",
     "vit",
     "vit_tiny",
-    "swin_tiny",
-    "roberta",
 )
 PARTITIONS = (
     "dirichlet",
@@ -154,17 +152,8 @@ class Config:
     """Draw the noise of a private run from the seed, so that you can reproduce it. This
     gives no privacy."""
     model: NameOrFunction = "mlp"
-    """Model to train. rnn, lstm, gru and roberta take text and nothing else. Your own
-    model is MODULE:FUNCTION."""
-    checkpoint: Path | None = None
-    """Pretrained weights. For roberta: model.safetensors with config.json, vocab.json
-    and merges.txt in the same directory, or that directory. For swin_tiny: a
-    safetensors file with timm's parameter names."""
-    lora_rank: int = 16
-    """Rank of the LoRA adapters that roberta is trained with. Their alpha is twice the
-    rank."""
-    max_tokens: int = 128
-    """Longest text of roberta, in tokens. Longer texts are truncated."""
+    """Model to train. rnn, lstm and gru take text and nothing else. Your own model is
+    MODULE:FUNCTION."""
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the mlp's hidden layers."""
     rnn: tuple[int, int, int] = (32, 64, 1)

@@ -13,7 +13,7 @@ from fedjax_muon.runs.compare import chosen
 from fedjax_muon.runs.config import Comparison, Config, Run, Sweep
 from fedjax_muon.runs.directory import from_json, to_json
 
-ELSEWHERE = ("data_dir", "checkpoint")  # files may lie elsewhere
+ELSEWHERE = ("data_dir",)  # files may lie elsewhere
 
 
 def is_sweep(run_dir: Path) -> bool:

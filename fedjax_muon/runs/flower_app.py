@@ -89,7 +89,6 @@ def check(run: Run) -> None:
         "split_examples": (config.split_examples, False, "every client has its own"),
         "local_epochs": (config.local_epochs, (), "nodes take the same local_steps"),
         "client_tests": (config.client_tests, False, "the server tests on its own"),
-        "checkpoint": (config.checkpoint, None, "nodes would not find the file"),
     }
     for name, (value, default, reason) in reasons.items():
         if value != default:

@@ -161,10 +161,7 @@ def metadata_of(run: LoadedRun) -> dict[str, Any]:
 
 
 def _model(config: Config, dataset: Dataset) -> dict[str, Any]:
-    """The name of a model, and the fields of its module or where it started."""
-    if config.checkpoint is not None:
-        rank = {"lora_rank": config.lora_rank} if config.model == "roberta" else {}
-        return {"name": config.model, "checkpoint": str(config.checkpoint), **rank}
+    """The name of a model, and the fields of its module."""
     module = model_of(config, dataset)
     fields = [f.name for f in dataclasses.fields(module) if f.name not in OF_FLAX]
     return {"name": config.model, **{name: getattr(module, name) for name in fields}}

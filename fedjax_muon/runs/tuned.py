@@ -12,7 +12,7 @@ from fedjax_muon.runs.config import (
     method_of,
 )
 
-PROBLEM = ("dataset", "model", "hidden", "rnn", "checkpoint")
+PROBLEM = ("dataset", "model", "hidden", "rnn")
 SHARES = (0.1, 0.3, 1.0, 3.0)  # of a rate for the default problem
 
 

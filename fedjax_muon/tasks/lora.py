@@ -8,9 +8,9 @@ and its layer computes
 
 in this order, since W + (alpha / r) A B would be a matrix as large as W per client.
 
-    model = models.RoBERTa(classes=2)
-    frozen = models.load_roberta("roberta-base", model)
-    task = lora_classification(model, frozen, (128,), rank=16, alpha=32)
+    model = models.vit_tiny(classes=100)
+    frozen = models.load_params("vit_tiny.safetensors", like)
+    task = lora_classification(model, frozen, (32, 32, 3), rank=16, alpha=32)
     simulation = federate(fedmuon_align(), task, ...)
 
 Only A, B and the head are parameters, so only these are sent and are part of optimizer

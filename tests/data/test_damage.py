@@ -21,7 +21,6 @@ from published import PUBLISHED, allow_small
 
 from fedjax_muon import data
 from fedjax_muon.data import catalog, text
-from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.data.source import unpacked
 from fedjax_muon.files import reading
 from tests.robustness import hostile
@@ -89,19 +88,6 @@ def test_errors_of_parsers_become_one_line(error):
     message = r"^a/b: expected a list, .* \(.+\); write it again$"
     with one_line(message), reading(Path("a/b"), "a list", "write it again"):
         raise error
-
-
-# --------------------------------------------------------------------- tokens
-
-
-def test_words_of_no_merge_in_vocabularies(place):
-    """RoBERTa's own file has some."""
-    KINDS["tokens"].write(place)
-    path = place / "vocab.json"
-    ids = json.loads(path.read_text())
-    ids |= {"<mask>": len(ids), "madeupword0000": len(ids) + 1, "<|endoftext|>": 272}
-    path.write_text(json.dumps(ids))
-    assert roberta_encoder(path, place / "merges.txt").tokens == 273
 
 
 # ------------------------------------------------------- tensorflow-datasets

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_muon import data, models
+from fedjax_muon import data
 from fedjax_muon.data import images, loading, text
-from fedjax_muon.data.byte_pairs import roberta_encoder
 
 pytestmark = pytest.mark.slow
 
@@ -130,15 +129,3 @@ def test_real_tables_of_libsvm(name, sizes, positives):
     assert (len(found.x_train), len(found.x_test)) == sizes
     assert sizes == data.NAMES[name].examples
     assert found.y_train.sum() == positives
-
-
-TOKENS = [f"tokenizers/roberta-base.{file}" for file in ("vocab.json", "merges.txt")]
-
-
-@real(*TOKENS)
-def test_real_tokens_of_roberta():
-    encoder = roberta_encoder(*(REAL / file for file in TOKENS))
-    assert (encoder.padding, encoder.tokens) == (1, models.RoBERTa().vocabulary_size)
-    # as transformers' documentation of RobertaTokenizer has them
-    found = encoder.encode(["Hello world", " Hello world"])
-    assert found.tolist() == [[0, 31414, 232, 2], [0, 20920, 232, 2]]

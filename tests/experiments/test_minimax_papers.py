@@ -3,21 +3,17 @@
 import csv
 import dataclasses
 import math
+import sys
 
 import jax
 import numpy as np
 import pytest
-import tyro
 from published import allow_small
 
-from experiments.papers import (
-    dpmixsgd_002,
-    dpmixsgd_jobs,
-    frame,
-    minimax_000,
-)
+from experiments.arguments import call
+from experiments.papers import dpmixsgd_002, dpmixsgd_jobs, frame, minimax_000
 from experiments.papers.dpmixsgd_002 import PANELS, PRINTED, Cell, Runner
-from fedjax_muon import minimax
+from fedjax_muon import minimax, problems
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.simulation import decentralize
@@ -100,8 +96,9 @@ def test_a_cell_is_the_method_with_its_noise(adult):
     assert found == pytest.approx(rows[-1]["test_auc"], abs=1e-6)
 
 
-def run(module, *words):
-    tyro.cli(module.main, args=[str(word) for word in words])
+def run(monkeypatch, module, *words):
+    monkeypatch.setattr(sys, "argv", ["dpmixsgd_002", *map(str, words)])
+    call(module.main, module.__doc__)
 
 
 def test_a_table_is_run_once_and_printed(adult, tmp_path, monkeypatch, capsys):
@@ -111,7 +108,7 @@ def test_a_table_is_run_once_and_printed(adult, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dpmixsgd_002, "JOBS", {"table_2": lambda name: small})
     words = ("table_2", "--kind", "agents", "--datasets", "a8a", "--data-dir", adult)
     words += ("--seeds", 2, "--output", tmp_path)
-    run(dpmixsgd_002, *words)
+    run(monkeypatch, dpmixsgd_002, *words)
     rows = dpmixsgd_002.read_rows(tmp_path / "runs.csv")
     assert len({(row["value"], row["auc"]) for row in rows}) == len(rows) == 4 * 2
     text = (tmp_path / "table_2.md").read_text()
@@ -121,7 +118,7 @@ def test_a_table_is_run_once_and_printed(adult, tmp_path, monkeypatch, capsys):
     assert f"| DPMixSGD (unclipped, no privacy) | {mean} |" in text
     before = (tmp_path / "runs.csv").read_bytes()
     monkeypatch.setattr(Runner, "trained", None)  # nothing is left to run
-    run(dpmixsgd_002, *words)
+    run(monkeypatch, dpmixsgd_002, *words)
     assert (tmp_path / "runs.csv").read_bytes() == before
 
 
@@ -130,18 +127,18 @@ def test_figures_are_the_papers(figure):
     panels = minimax_000.ITEMS[figure].panels("full")
     assert list(panels) == ["sst2", "sentiment140", "yelp_polarity_reviews"]
     for panel in panels.values():
-        config = panel.sweep.config
-        assert (config.num_clients, config.cohort_size, config.batch_size) == (8, 8, 64)
-        assert config.rnn == (300, 4096, 2)
-        assert config.problem == "auc"
-        assert config.local_steps == {"2": 16, "6": 16}.get(figure[-1], 4)
+        given, names = panel.settings, ("clients", "cohort_size", "batch_size")
+        assert [given[name] for name in names] == [8, 8, 64]
+        network = {"embedding": 300, "hidden": 4096, "layers": 2}
+        assert (given["model"].func, given["model"].keywords) == (problems.rnn, network)
+        assert panel.make is problems.auc
+        assert given["local_steps"] == {"2": 16, "6": 16}.get(figure[-1], 4)
         if figure.startswith("figure_3"):
-            assert (config.partition, config.positives) == ("ratios", None)
-            assert config.ratios == (0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25)
+            assert (given["divide"], given["positives"]) == (problems.ratios, None)
         else:
-            assert (config.partition, config.positives) == ("iid", 0.1)
-        assert set(panel.sweep.algorithms) == set(minimax.ALL)
-        for grid in panel.sweep.grids.values():
+            assert (given["divide"], given["positives"]) == (None, 0.1)
+        assert set(panel.methods) == set(minimax.ALL)
+        for _, grid in panel.methods.values():
             assert (min(grid["lr"]), max(grid["lr"])) == (1e-3, 1e-1)
 
 
@@ -159,12 +156,12 @@ def test_a_small_one_from_local_files(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(minimax_000, "FEWER", {"local_sgda": {"lr": (0.3,)}})
     monkeypatch.setattr(minimax_000, "SEEDS", (0,))
     real = frame.sized
-    tiny = lambda config, scale, **cpu: real(config, scale, **cpu, rounds=2)
+    tiny = lambda given, scale, **cpu: real(given, scale, **cpu, rounds=2)
     monkeypatch.setattr(minimax_000, "sized", tiny)
     run_dir = tmp_path / "run"
-    given = frame.Arguments("figure_3", "cpu", tmp_path / "data")
-    frame.run("minimax_000", given, minimax_000.ITEMS, run_dir)
-    rows = metrics_csv.read(run_dir / "sst2" / "cells" / "local_sgda.csv")
+    given = minimax_000.ITEMS, "figure_3", "cpu", tmp_path / "data"
+    frame.run("minimax_000", *given, output=run_dir)
+    rows = metrics_csv.read(run_dir / "sst2" / "local_sgda" / "cells.csv")
     assert rows["round"].tolist() == [0, 2]
     assert ((rows["test_auc"] > 0) & (rows["test_auc"] <= 1)).all()
     row = "| sst2, 4 steps, unequal shares | LocalSGDA"

@@ -1,21 +1,24 @@
-"""The papers' tables and figures: as configs, and small ones run by the command."""
+"""The papers' tables and figures: as printed, and small ones run by the command."""
 
 import csv
 import dataclasses
 import importlib
+import itertools
 import shutil
 import sys
 
 import pytest
 
+import fedjax_muon as fm
 from experiments import kept
 from experiments.papers import frame, paper_report, presets
-from fedjax_muon import algorithms
-from fedjax_muon.runs import sweep as sweeps
-from fedjax_muon.runs.config import label_of
+from fedjax_muon import algorithms, problems
+from fedjax_muon.core import numbers_of
+from fedjax_muon.reporting.comparison import Point
 
 pytestmark = pytest.mark.slow
 
+SIZES = ("cohort_size", "local_steps", "batch_size")
 PAPERS = ("fedmuon_001", "fedmuon_003", "fedmuon_004", "minimax_000")
 MODULES = {
     name: importlib.import_module(f"experiments.papers.{name}") for name in PAPERS
@@ -61,20 +64,22 @@ def test_the_settings_of_003():
     }
     for item, (dataset, model, steps, divided) in printed.items():
         (panel,) = panels("fedmuon_003", item, "full").values()
-        config = panel.sweep.config
-        about = (config.dataset, config.model, config.partition)
+        given = panel.settings
+        divide = problems.function_name(given["divide"])
+        about = given["dataset"], problems.function_name(given["model"]), divide
         assert about == (dataset, model, divided)
-        assert (config.local_steps, config.batch_size) == (steps, 64)
-        assert config.num_clients == config.cohort_size == 8
-        assert config.lr_schedule == "cosine"
-        assert len(panel.sweep.algorithms) == 12
-        grid = (0.001, 0.002, 0.005, 0.01, 0.05)
-        assert panel.sweep.grids["fedmuon"] == {"lr": grid}
+        assert (given["local_steps"], given["batch_size"]) == (steps, 64)
+        assert given["clients"] == given["cohort_size"] == 8
+        assert len(panel.methods) == 12
+        method, grid = panel.methods["fedmuon"]
+        assert grid == {"lr": (0.001, 0.002, 0.005, 0.01, 0.05)}
+        assert method.recipe.function.__name__ == "cosine_decay"
+        assert method.recipe.arguments["rounds"] == given["rounds"]
         # 200 epochs of 50,000 images
         if model != "rnn":
-            images = config.rounds * steps * 8 * 64
+            images = given["rounds"] * steps * 8 * 64
             assert images == pytest.approx(200 * 50_000, rel=1e-3)
-    assert config.rnn == (300, 4096, 1)
+    assert given["model"].keywords == {"embedding": 300, "hidden": 4096}
     assert set(MODULES["fedmuon_003"].ITEMS) == set(printed)
 
 
@@ -83,24 +88,25 @@ def test_the_settings_of_004():
         found = panels("fedmuon_004", item, "full")
         assert len(found) == count
         for panel in found.values():
-            config = panel.sweep.config
-            sizes = (config.num_clients, config.cohort_size, config.local_steps)
-            assert sizes == (100, 10, 50)
-            assert (config.batch_size, config.rounds) == (50, 300)
-            assert config.partition == "dirichlet_per_client"
-            assert panel.sweep.seeds == (42, 43, 44, 45, 46)
+            given = panel.settings
+            names = ("clients", "cohort_size", "local_steps", "batch_size", "rounds")
+            assert [given[name] for name in names] == [100, 10, 50, 50, 300]
+            assert given["divide"].func is fm.partition.dirichlet_per_client
+            assert given["seeds"] == (42, 43, 44, 45, 46)
             # section 7: plain steps have a weight decay, and FedLADA another b2
-            assert config.weight_decay == 0.001
             sgd, adam = (0.01, 0.03, 0.05, 0.1, 0.3), (1e-4, 3e-4, 5e-4, 8e-4, 1e-3)
-            for name, grid in panel.sweep.grids.items():
+            for name, (method, grid) in panel.methods.items():
                 if name in ("fedavg", "scaffold", "fedcm"):
                     assert grid == {"lr": sgd}
+                    rule = method.recipe.arguments["algorithm"].recipe.arguments["rule"]
+                    moved, _ = rule.update(0.0, rule.init(1.0), 1.0)
+                    assert moved == pytest.approx(0.001)
                 if name == "local_sgd_align":
                     assert grid == {"lr": sgd, "decay": (0.001,)}
                 if name == "fedlada":
                     assert grid == {"lr": adam, "b2": (0.999,)}
     for name, panel in panels("fedmuon_004", "table_6", "full").items():
-        grid = dict(panel.sweep.grids["fedmuon_align"])
+        grid = dict(panel.methods["fedmuon_align"][1])
         assert grid.pop("lr") == (0.03,)
         if name.endswith("_align"):
             assert grid == {"align": (0.0, 0.25, 0.5, 0.75, 0.9)}
@@ -119,39 +125,40 @@ def test_published_numbers_belong_to_something_shown(paper):
         shown = {
             (panel.setting, label)
             for panel in found.values()
-            for method in panel.sweep.algorithms
+            for method in panel.methods
             for label in labels(panel, method)
         }
         assert set(published) == shown
 
 
-def labels(panel, method):
-    label = panel.label or label_of(method)
+def labels(panel, name):
+    label, (_, grid) = panel.label_of(name), panel.methods[name]
     if not panel.every_point:
         return [label]
-    grid = panel.sweep.grids[method]
-    point = lambda hyper: sweeps.Point(hyper, [], 0)
-    points = map(point, panel.sweep.points(method))
-    return [f"{label}, {paper_report.varied(grid, one)}" for one in points]
+    values = itertools.product(*grid.values())
+    points = [Point(dict(zip(grid, each, strict=True)), [], 0) for each in values]
+    return [f"{label}, {paper_report.varied(points, one)}" for one in points]
 
 
 # -------------------------------------------------------------------------------- run
 
 
-def test_every_item_may_be_run_small(monkeypatch):
-    monkeypatch.setattr(sweeps, "check_memory", lambda common: None)  # which compiles
+def test_every_item_may_be_run_small():
     found = [one for about in ITEMS for one in panels(*about, "smoke").values()]
     assert len(found) >= len(ITEMS)
-    for what in {repr(panel.sweep): panel.sweep for panel in found}.values():
-        sweeps.check(what)
+    for panel in found:
+        problem = frame.problem_of(panel, {"data_dir": None, "checkpoint": None})
+        how = {name: panel.settings[name] for name in SIZES}
+        for method, grid in panel.methods.values():
+            assert grid.keys() <= numbers_of(method).keys()
+            fm.simulate(method, problem, **how)
 
 
 @pytest.mark.parametrize(("paper", "item"), RUN)
 def test_items_run_small(paper, item, tmp_path, capsys):
     run_dir = tmp_path / "out"
     chosen = panels(paper, item, "smoke")
-    given = frame.Arguments(item, "smoke", output=run_dir)
-    frame.run(paper, given, MODULES[paper].ITEMS, run_dir)
+    frame.run(paper, MODULES[paper].ITEMS, item, "smoke", output=run_dir)
     lines = read(run_dir)
     assert {line["setting"] for line in lines} == {p.setting for p in chosen.values()}
     for line in lines:
@@ -163,7 +170,7 @@ def test_items_run_small(paper, item, tmp_path, capsys):
     published = paper_report.read_published(paper, item)
     printed = {(line["setting"], line["method"]): line["published"] for line in lines}
     for panel in chosen.values():
-        for method in panel.sweep.algorithms:
+        for method in panel.methods:
             for label in labels(panel, method):
                 known = published.get((panel.printed_for or panel.setting, label))
                 want = "" if known is None else str(known.score)
@@ -189,13 +196,16 @@ def test_an_interrupted_item_resumes(whole, tmp_path, monkeypatch, capsys):
     assert f"they have not run yet: {first}\n" in capsys.readouterr().out
     assert f"\nNot run yet: {first}.\n" in (cut / "result.md").read_text()
     assert len(read(cut)) == len(read(whole)) // 2
+    (line,) = read(cut)
+    frozen = ["FedMuon(alignment)", "lr=0.03", "9.44", "2.4643"]
+    names = ("method", "hyper", "by_seed", "train_loss_by_seed")
+    assert [line[name] for name in names] == frozen
     # an interrupted panel, without its last cell
     shutil.copytree(whole / first, cut / first)
-    (cells,) = (cut / first / "cells").glob("*.csv")
-    cells.unlink()
-    cells.with_suffix(".json").unlink()
+    for cells in (cut / first).glob("*/cells.*"):
+        cells.unlink()
     recorded = []
-    record = lambda *given: recorded.append(given[2])
+    record = lambda *given: recorded.append(given[1].name)
     monkeypatch.setattr(frame, "record_call", record)
     command(monkeypatch, "fedmuon_004", *words, "--output", cut)
     assert recorded == [first]
@@ -226,37 +236,6 @@ def test_a_kept_table_is_repeated(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         command(monkeypatch, "minimax_000", *again)
     assert "has no column 'setting'" in capsys.readouterr().err
-
-
-def test_runs_of_other_items_are_reused(whole, tmp_path):
-    there, here = tmp_path / "table_2-smoke", tmp_path / "table_7-smoke" / "a"
-    shutil.copytree(whole, there)
-    panel = panels("fedmuon_004", "table_2", "smoke")["resnet18_dir0.1"]
-    more = {**panel.sweep.grids, "fedavg": {"lr": (0.1,)}}
-    wanted = dataclasses.replace(panel.sweep, algorithms=tuple(more), grids=more)
-    frame.prepare(here, wanted)
-    assert frame.reuse(here, wanted, [there]) == ["FedMuon(alignment) of table_2-smoke"]
-    ours, theirs = (
-        run_dir / "cells" / "fedmuon_align.csv"
-        for run_dir in (here, there / "resnet18_dir0.1")
-    )
-    assert ours.read_bytes() == theirs.read_bytes()
-    assert not frame.finished(here, panel._replace(sweep=wanted))
-    assert frame.reuse(here, wanted, [there]) == []
-    reused = ["FedMuon of table_2-smoke"]
-    frame.record_call("fedmuon_004", here.parent, "a", 0.0, reused)
-    said = paper_report.provenance(here.parent)
-    assert "Reused runs: FedMuon of table_2-smoke." in said
-
-    def refused(sweep):
-        ours.unlink()
-        return frame.reuse(here, sweep, [there]) == []
-
-    config = dataclasses.replace(panel.sweep.config, batch_size=9)
-    assert refused(dataclasses.replace(wanted, config=config))
-    theirs.write_text("".join(theirs.read_text().splitlines(keepends=True)[:-1]))
-    ours.touch()
-    assert refused(wanted)  # not finished there
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,6 @@ def test_where_dropout_acts():
 # ------------------------------- in bfloat16: what is rounded, and how far off
 
 VIT = PATCHES | {"width": 12, "depth": 1, "heads": 2}
-SWIN = {"patch": 1, "window": 3, "width": 6, "depths": (1, 1), "heads": (2, 3)}
 RNN = {"vocabulary_size": 11, "embedding": 6, "hidden": 7, "layers": 1}
 RECURRENT = ("rnn", "lstm", "gru")
 SMALL = {  # name: (options, shape of an example)
@@ -95,7 +94,6 @@ SMALL = {  # name: (options, shape of an example)
     **dict.fromkeys(RECURRENT, (RNN, (5,))),
     "resnet18": ({"groups": 2, "widths": (4, 6)}, (6, 6, 3)),
     **dict.fromkeys(("vit", "vit_tiny"), (VIT, (4, 6, 3))),
-    "swin_tiny": (SWIN, (6, 6, 3)),
 }
 # The input, kernel and output of a product are rounded to 8 bits: each by 2^-8 at most,
 # and by 2^-8 / sqrt(3) in root mean square. So n products in a row, whose roundings are
@@ -178,11 +176,10 @@ def test_logits_are_near_those_of_float32(name):
     assert EPSILON / 8 < error < 2 * math.sqrt(chain) * EPSILON
 
 
-@pytest.mark.parametrize("name", ["rnn", "swin_tiny"])
-def test_gradients_of_tables_add_up_in_float32(name):
+def test_gradients_of_tables_add_up_in_float32():
     """Where a row is looked up often, a sum in bfloat16 would stop growing."""
-    program, _ = gradient_program(name, jnp.bfloat16)
-    tables = {leaf.shape for leaf in jax.tree.leaves(prepared(name)[0])}
+    program, _ = gradient_program("rnn", jnp.bfloat16)
+    tables = {leaf.shape for leaf in jax.tree.leaves(prepared("rnn")[0])}
     sums = [e for e in equations(program.jaxpr) if e.primitive.name == "scatter-add"]
     found = [v for e in sums if (v := e.invars[0].aval).shape in tables]
     assert found

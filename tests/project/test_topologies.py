@@ -25,7 +25,7 @@ def test_methods_with_own_code_are_compiled_for_one_chip_and_for_many():
 @pytest.mark.parametrize("algorithm", ["fedmuon_da", "dm_hsgd", "gradient_tracking"])
 def test_a_case_has_the_shapes_of_its_data(algorithm):
     case = next(case for case in CASES if case.algorithm == algorithm)
-    dataset = topology_cases.dataset_of(case.config)
+    dataset = topology_cases.dataset_of(case.setting)
     simulation = topology_cases.prepare(case)
     shape = (28, 28, 1) if algorithm == "gradient_tracking" else (123,)
     assert dataset.x_train.shape[1:] == shape

@@ -5,7 +5,6 @@ import functools
 import gzip
 import io
 import json
-import math
 import random
 import struct
 import zipfile
@@ -207,56 +206,6 @@ def _large_image(draw: random.Random, path: Path) -> None:
     path.write_bytes(content)
 
 
-def _header(draw: random.Random, path: Path) -> None:
-    """Another value in the header of a file of safetensors."""
-    content = path.read_bytes()
-    size = struct.unpack("<Q", content[:8])[0]
-    header = json.loads(content[8 : 8 + size])
-    name = draw.choice(list(header))
-    match draw.randrange(6):
-        case 0:
-            header = mutated(draw, header)
-        case 1:
-            kinds = ("I32", "U32", "BF16", "F8_E4M3", "F8_E5M2", "BOOL", "X", "F64")
-            header[name]["dtype"] = draw.choice(kinds)
-        case 2:
-            header["head.weight"] = header.pop(name)
-        case 3:
-            number = draw.choice(("999999999", "²", "9" * 5000, "-1", "7"))
-            pieces = name.split(".")
-            found = [i for i, piece in enumerate(pieces) if piece.isdigit()] or [0]
-            pieces[draw.choice(found)] = number
-            header[".".join(pieces)] = header.pop(name)
-        case 4:
-            start = header[name]["data_offsets"][0]
-            header[name] |= {"shape": [2**40, 0], "data_offsets": [start, start]}
-        case _:
-            shape = header[name]["shape"]
-            others = [*shape, 1], [2**40], shape[::-1], [], [-1, -2], [math.prod(shape)]
-            header[name]["shape"] = draw.choice(others)
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
-
-
-def _weights(*values: float):
-    """A value in place of a weight."""
-
-    def act(draw: random.Random, path: Path) -> None:
-        content = bytearray(path.read_bytes())
-        start = 8 + struct.unpack("<Q", content[:8])[0]
-        place = start + 4 * draw.randrange((len(content) - start) // 4)
-        content[place : place + 4] = struct.pack("<f", draw.choice(values))
-        path.write_bytes(content)
-
-    return act
-
-
-def _ids(draw: random.Random, ids: dict) -> dict:
-    name = draw.choice(list(ids))
-    others = 2**31, 2**40, -1, 5, 1.5, "3", None, len(ids) + 7
-    return ids | {name: draw.choice(others)}
-
-
 def _shards(draw: random.Random, info: dict) -> dict:
     """Other numbers of examples in the shards of a split."""
     number = draw.choice(("2", "0", "7", "-1", "9223372036854775807", "1" + "0" * 30))
@@ -296,11 +245,6 @@ HARMS: dict[tuple[str, str], tuple[Harm, ...]] = {  # by kind and end of the nam
         Harm("another format", _other_image),
         Harm("a large image", _large_image),
     ),
-    ("", "safetensors"): (
-        Harm("another header", _header),
-        Harm("another weight", _weights(np.nan, np.inf, -np.inf)),
-    ),
-    ("tokens", "vocab.json"): (Harm("other ids", edited(_ids)),),
     ("prepared", "dataset_info.json"): (Harm("other shards", edited(_shards)),),
     ("prepared", "features.json"): (Harm("other classes", _classes),),
 }

@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import io
-import json
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -11,19 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-import jax
 import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from fedjax_muon import data, models
+from fedjax_muon import data
 from fedjax_muon.data import images
-from fedjax_muon.data.byte_pairs import roberta_encoder
 from fedjax_muon.data.source import File, Source
-from tests.support.packages import needs
 from tests.support.published import with_files
-
-checkpoints = needs("tests.support.tiny_checkpoints")
 
 RNG = np.random.default_rng(5)
 IMAGES = RNG.integers(0, 256, (10, 32, 32, 3), dtype=np.uint8)
@@ -183,12 +177,6 @@ def _write_yelp(folder: Path) -> None:
     (folder / "yelp_labelled_uci" / YELP).write_text("".join(lines))
 
 
-def _read_tokens(folder: Path) -> Arrays:
-    encoder = roberta_encoder(folder / "vocab.json", folder / "merges.txt")
-    ids = encoder.encode(["the thing in the end", ("red", "on"), "Üé"])
-    return {"ids": ids, "numbers": np.array([encoder.padding, encoder.tokens])}
-
-
 # ----------------------------------------------------- tensorflow-datasets
 class HarmedImages(tfds.core.GeneratorBasedBuilder):
     """Images that can be prepared without TensorFlow."""
@@ -236,29 +224,6 @@ def _prepared(builder: Any) -> Kind:
     return Kind(write, partial(_load, f"tfds:{builder.name}"), False)
 
 
-# -------------------------------------------------------------- checkpoints
-def _leaves(model: Any, params: Any) -> Arrays:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    found = {jax.tree_util.keystr(place): np.asarray(leaf) for place, leaf in leaves}
-    sizes = json.dumps(repr(model)).encode()
-    return found | {"model": np.frombuffer(sizes, np.uint8)}
-
-
-def _write_roberta(folder: Path) -> None:
-    checkpoints.write_roberta(folder)
-    for name in ("vocab.json", "merges.txt"):
-        (folder / name).unlink()
-
-
-def _read_roberta(folder: Path) -> Arrays:
-    model = models.roberta_of(folder)
-    return _leaves(model, models.load_roberta(folder, model))
-
-
-def _read_swin(folder: Path) -> Arrays:
-    return _leaves(*models.load_swin(folder))
-
-
 DEFLATED = partial(write_npz, save=np.savez_compressed)
 PACKED = partial(_write_idx, packed=True)
 READ_TINY_IMAGENET = mock.patch.multiple(images, **SIZES)(
@@ -279,9 +244,6 @@ KINDS = {
     ),
     **{name: _of_set(name, partial(_write_glue, name=name), GLUE) for name in TABLES},
     "yelp_labelled": _of_set("yelp_labelled", _write_yelp, {YELP: File(YELP, rows=20)}),
-    "tokens": Kind(checkpoints.write_vocabulary, _read_tokens, False),
     "prepared images": _prepared(HarmedImages),
     "prepared texts": _prepared(HarmedTexts),
-    "roberta": Kind(_write_roberta, _read_roberta, False),
-    "swin": Kind(checkpoints.write_swin, _read_swin, False),
 }

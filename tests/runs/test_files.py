@@ -219,7 +219,7 @@ def arguments(name, **options):
 def test_methods_with_plain_steps_and_models_of_the_library():
     found = {name for name, method in METHODS.items() if has_plain_rule(method)}
     assert found - OF_AGENTS.keys() == PLAIN | {"padamfed_vr", "stem", "fess_gda"}
-    assert {*MODELS} == {*models.ALL, "roberta"}
+    assert {*MODELS} == {*models.ALL}
 
 
 @pytest.mark.parametrize("name", sorted(PLAIN))

@@ -11,7 +11,6 @@ from packages import needs
 
 import fedjax_muon as fm
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import load
 from fedjax_muon.runs.config import Comparison, Config, Sweep
 from fedjax_muon.runs.directory import to_json
 from fedjax_muon.runs.load import load_run
@@ -168,9 +167,3 @@ def test_what_cannot_be_exported_is_said(capsys, copied, tmp_path):
     said = refused(capsys, "export", copied, path)
     assert "has no checkpoint yet; train first, with: fedjax-muon resume" in said
     assert {p.name for p in tmp_path.iterdir()} == {"run"}
-
-
-def test_a_model_that_starts_at_a_checkpoint_names_it():
-    config = Config(model="roberta", checkpoint=Path("base"), lora_rank=4)
-    found = load._model(config, fm.data.load("digits"))
-    assert found == {"name": "roberta", "checkpoint": "base", "lora_rank": 4}

@@ -1,6 +1,7 @@
 """A network in float64 beside torch's: the sum of the sines of its logits."""
 
 import math
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -48,6 +49,40 @@ def torch_leaves(params):
     """The parameters as torch's, which gather their gradients."""
     torch = needs("torch")
     return jax.tree.map(lambda p: torch.tensor(p, requires_grad=True), params)
+
+
+def check_against_torch(model, image, reference):
+    """Logits and gradients are those of `reference(model, leaves, x)` in torch."""
+    torch = needs("torch")
+    params = drawn(shapes(model, image))
+    x = np.random.default_rng(1).normal(size=(2, *image))
+    logits, gradient = differentiated(model, params, x)
+    leaves = torch_leaves(params)
+    expected = reference(model, leaves, torch.tensor(x))
+    torch.sin(expected).sum().backward()
+    close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
+    close(logits, expected.detach().numpy())
+    for path, leaf in by_path(leaves).items():
+        close(by_path(gradient)[path], leaf.grad.numpy(), err_msg=path)
+
+
+def check_initial_scales(model, side, scales):
+    """The standard deviations of some parameters, by their names."""
+
+    @jax.jit
+    def some():  # the others cost time to compile
+        params = model.init(jax.random.key(0), jnp.zeros((1, side, side, 3)))["params"]
+        return {name: by_path(params)[name] for name in scales}
+
+    leaves = some()
+    for name, scale in scales.items():
+        # an entry's square strays from its mean by sqrt(2) of it at most
+        error = 5 * math.sqrt(2 / leaves[name].size)
+        mean = np.mean(leaves[name] ** 2)
+        assert math.isclose(mean, scale**2, rel_tol=error), name
+    if scales["patches/kernel"] != 0.02:
+        bound = math.sqrt(3) * scales["patches/kernel"]
+        assert np.max(np.abs(leaves["patches/kernel"])) <= bound  # uniform
 
 
 def check_inside_shard_map(model, image):

@@ -31,7 +31,7 @@ def roberta_encoder(
     Texts are padded to the longest one. Texts of more than `length` tokens are cut off
     at the end, in a pair the longer sentence first; special tokens are kept. Ids are
     those of Hugging Face's tokenizer, except that "<s>" and the other special tokens
-    have no special meaning within a text. Requires the extra `roberta`.
+    have no special meaning within a text.
 
     Args:
       length: Largest number of tokens of a text, at least MIN_LENGTH.

@@ -1,16 +1,28 @@
-"""The Swin transformer: attention within windows, shifted in every second block."""
+"""The Swin transformer: attention within windows, shifted in every second block.
 
-from collections.abc import Sequence
+    model, params = load_swin("swin_tiny_patch4_window7_224.ms_in1k/model.safetensors")
+    tuned = model.clone(classes=100)
+    task = starting_at(classification(tuned, (32, 32, 3)), without_head(params))
+
+The weights are those of timm.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from flax.traverse_util import flatten_dict, unflatten_dict
 
+from experiments.papers.pretrained.tensors import check_finite, opened, single
 from fedjax_muon.core import check_count
+from fedjax_muon.files import DAMAGE, reason
 from fedjax_muon.models.vit import Attention, squares
 
 # torch's default for convolutions, which the published code uses for the patches.
@@ -51,15 +63,14 @@ class SwinBlock(nn.Module):
     window: int
     shift: int
     hidden: int
-    dtype: DTypeLike | None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        norm = partial(nn.LayerNorm, epsilon=1e-5, dtype=self.dtype)
-        dense = partial(nn.Dense, kernel_init=_normal, dtype=self.dtype)
+        norm = partial(nn.LayerNorm, epsilon=1e-5)
+        dense = partial(nn.Dense, kernel_init=_normal)
         *_, height, width, features = x.shape
         head_width = features // self.heads
-        attention = Attention(self.heads, head_width, True, _normal, self.dtype)
+        attention = Attention(self.heads, head_width, True, _normal, None)
         bias = RelativePositions(self.window, self.heads)()[None, None]
         mask = _together(height, width, self.window, self.shift) if self.shift else None
         y = jnp.roll(norm()(x), (-self.shift, -self.shift), axis=(1, 2))
@@ -76,17 +87,14 @@ class PatchMerging(nn.Module):
     The four vectors, column by column, are normalized as one vector of 4 C numbers.
     """
 
-    dtype: DTypeLike | None
-
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         batch, height, width, features = x.shape
         x = x.reshape(batch, height // 2, 2, width // 2, 2, features)
         x = x.transpose(0, 1, 3, 4, 2, 5)
         x = x.reshape(batch, height // 2, width // 2, 4 * features)
-        x = nn.LayerNorm(epsilon=1e-5, dtype=self.dtype)(x)
-        dense = partial(nn.Dense, use_bias=False, kernel_init=_normal)
-        return dense(2 * features, dtype=self.dtype)(x)
+        x = nn.LayerNorm(epsilon=1e-5)(x)
+        return nn.Dense(2 * features, use_bias=False, kernel_init=_normal)(x)
 
 
 class Swin(nn.Module):
@@ -138,7 +146,6 @@ class Swin(nn.Module):
     depths: Sequence[int] = (2, 2, 6, 2)
     heads: Sequence[int] = (3, 6, 12, 24)
     expansion: int = 4
-    dtype: DTypeLike | None = None
     side: int | None = None
 
     @nn.compact
@@ -148,22 +155,20 @@ class Swin(nn.Module):
             x = jax.image.resize(x, shape, "linear")
         self._check(x)
         batch, height, width, _ = x.shape
-        x = nn.Dense(
-            self.width, kernel_init=_patches_init, dtype=self.dtype, name="patches"
-        )(squares(x, self.patch))
-        norm = partial(nn.LayerNorm, epsilon=1e-5, dtype=self.dtype)
+        patches = nn.Dense(self.width, kernel_init=_patches_init, name="patches")
+        x = patches(squares(x, self.patch))
+        norm = partial(nn.LayerNorm, epsilon=1e-5)
         x = norm()(x).reshape(batch, height // self.patch, width // self.patch, -1)
         for stage, depth in enumerate(self.depths):
             if stage:
-                x = PatchMerging(self.dtype)(x)
+                x = PatchMerging()(x)
             window, shift = _window(self.window, *x.shape[1:3])
             hidden = self.expansion * x.shape[-1]
             for i in range(depth):
                 moved = shift if i % 2 else 0
-                x = SwinBlock(self.heads[stage], window, moved, hidden, self.dtype)(x)
+                x = SwinBlock(self.heads[stage], window, moved, hidden)(x)
         x = jnp.mean(norm()(x), axis=(1, 2))
-        head = partial(nn.Dense, kernel_init=_normal, dtype=self.dtype, name="head")
-        return head(self.classes)(x)
+        return nn.Dense(self.classes, kernel_init=_normal, name="head")(x)
 
     def _check(self, x: jax.Array) -> None:
         for name in ("patch", "window", "width", "expansion"):
@@ -235,3 +240,145 @@ def _together(height: int, width: int, window: int, shift: int) -> jax.Array:
     region = np.roll(2 * rows[:, None] + columns[None], (-shift, -shift), (0, 1))
     region = _windows(region[None, :, :, None], window)[..., 0]
     return jnp.asarray(region[..., :, None] == region[..., None, :])[:, :, None]
+
+
+# ------------------------------------------------------------------- published weights
+
+URL = "https://huggingface.co/timm/swin_tiny_patch4_window7_224.ms_in1k"
+CHANNELS = 3
+
+# names of the layers of `Swin` in a checkpoint
+LAYERS = {
+    "patches": "patch_embed.proj",
+    "LayerNorm_0": "patch_embed.norm",
+    "LayerNorm_1": "norm",
+    "head": "head.fc",
+}
+BLOCK = {  # SwinBlock_n, layers.stage.blocks.i
+    "LayerNorm_0": "norm1",
+    "Attention_0.query": "attn.qkv",
+    "Attention_0.key": "attn.qkv",
+    "Attention_0.value": "attn.qkv",
+    "Attention_0.out": "attn.proj",
+    "LayerNorm_1": "norm2",
+    "Dense_0": "mlp.fc1",
+    "Dense_1": "mlp.fc2",
+}
+TABLE = "attn.relative_position_bias_table"
+# layers.stage.downsample
+MERGING = {"LayerNorm_0": "norm", "Dense_0": "reduction"}
+THIRDS = ("Attention_0.query", "Attention_0.key", "Attention_0.value")
+# Larger ones would take endless memory, which shapes alone do not need. Published are
+# at most 4, 24, 192 and 24.
+LARGEST = {"patch": 32, "window": 32, "map": 256, "blocks": 128}
+IGNORED = ("relative_position_index", "attn_mask")  # not weights
+
+
+def load_swin(path: str | Path) -> tuple[Swin, dict[str, Any]]:
+    """Reads a Swin transformer and its parameters from a file `model.safetensors`.
+
+    The shapes of the tensors determine the sizes of the module. Its `side` is the side
+    of images whose last map is one window, 224 for "patch4_window7_224", so images of
+    any size are resized to it and use all relative positions as they were trained.
+    Names in the file are as in timm since version 0.9. Half precision becomes float32.
+    """
+    with opened(path, "Swin-T", URL) as (file, stored):
+        names = stored.keys()
+        weights = [name for name in names if not name.endswith(IGNORED)]
+        tensors = {name: stored.get_tensor(name) for name in weights}
+        for name, tensor in tensors.items():
+            check_finite(name, tensor)
+    try:
+        model = _model_of(tensors)
+        image = jax.ShapeDtypeStruct((1, model.side, model.side, CHANNELS), jnp.float32)
+        shapes = jax.eval_shape(model.init, jax.random.key(0), image)["params"]
+        return model, _params(tensors, shapes, model.depths)
+    except DAMAGE as error:
+        missing = isinstance(error, KeyError)
+        what = f"{error} is missing" if missing else reason(error)
+        raise ValueError(
+            f"{file} is not a Swin transformer as saved by timm: {what}; download it "
+            "again"
+        ) from error
+
+
+def without_head(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Removes the last layer, for a task with other classes (`tasks.starting_at`)."""
+    return {name: part for name, part in params.items() if name != "head"}
+
+
+def _model_of(tensors: Mapping[str, np.ndarray]) -> Swin:
+    """The module with the sizes of the tensors; `KeyError` if one is missing."""
+    blocks = re.compile(r"layers\.([0-9]{1,3})\.blocks\.([0-9]{1,3})\.norm1\.weight")
+    places = [tuple(map(int, m.groups())) for m in map(blocks.fullmatch, tensors) if m]
+    stages = 1 + max((stage for stage, _ in places), default=0)
+    depths = tuple(sum(s == stage for s, _ in places) for stage in range(stages))
+    expected = [(s, i) for s, depth in enumerate(depths) for i in range(depth)]
+    if sorted(places) != expected or not all(depths):
+        raise ValueError(f"blocks of the stages and numbers {sorted(places)[:9]}")
+    tables = [tensors[f"layers.{s}.blocks.0.{TABLE}"].shape for s in range(stages)]
+    width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+    window = (math.isqrt(tables[0][0]) + 1) // 2
+    places_per_side = window * 2 ** (stages - 1)
+    sizes = {"patch": patch, "window": window, "map": places_per_side}
+    for what, size in (sizes | {"blocks": len(places)}).items():
+        if size > LARGEST[what]:
+            raise ValueError(f"its {what} has {size}, more than {LARGEST[what]}")
+    return Swin(
+        classes=len(tensors["head.fc.bias"]),
+        patch=patch,
+        window=window,
+        width=width,
+        depths=depths,
+        heads=tuple(heads for _, heads in tables),
+        expansion=len(tensors["layers.0.blocks.0.mlp.fc1.bias"]) // width,
+        side=patch * places_per_side,
+    )
+
+
+def _params(
+    tensors: Mapping[str, np.ndarray], shapes: Any, depths: Sequence[int]
+) -> dict[str, Any]:
+    blocks = [(stage, i) for stage, depth in enumerate(depths) for i in range(depth)]
+    leaves, used = {}, set()
+    for place, leaf in flatten_dict(shapes, sep=".").items():
+        name = _name(place, blocks)
+        used.add(name)
+        leaves[place] = _leaf(tensors[name], place, leaf.shape, name)
+    unexpected = sorted(tensors.keys() - used)
+    if unexpected:
+        raise ValueError(f"unexpected {unexpected[0]}, and {len(unexpected) - 1} more")
+    return unflatten_dict(leaves, sep=".")
+
+
+def _name(place: str, blocks: list[tuple[int, int]]) -> str:
+    layer, leaf = place.rsplit(".", 1)
+    end = "bias" if leaf == "bias" else "weight"
+    if layer in LAYERS:
+        return f"{LAYERS[layer]}.{end}"
+    outer, inner = layer.split(".", 1)
+    kind, number = outer.rsplit("_", 1)
+    if kind == "PatchMerging":
+        return f"layers.{int(number) + 1}.downsample.{MERGING[inner]}.{end}"
+    stage, i = blocks[int(number)]
+    is_table = inner == "RelativePositions_0"
+    rest = TABLE if is_table else f"{BLOCK[inner]}.{end}"
+    return f"layers.{stage}.blocks.{i}.{rest}"
+
+
+def _leaf(
+    tensor: np.ndarray, place: str, shape: tuple[int, ...], name: str
+) -> jax.Array:
+    leaf = tensor
+    for third, layer in enumerate(THIRDS):
+        if f".{layer}." in place:
+            leaf = np.split(tensor, 3)[third]
+    if place == "patches.kernel":  # of a convolution: (out, channels, rows, columns)
+        leaf = leaf.transpose(2, 3, 1, 0).reshape(-1, len(tensor))
+    elif place.endswith(".kernel"):
+        leaf = leaf.T  # torch's are (out, in)
+    if leaf.shape != shape:
+        raise ValueError(
+            f"{name} has shape {tensor.shape}, which does not match the others"
+        )
+    return single(leaf)

@@ -1,6 +1,5 @@
-"""Checkpoints: tiny random ones against torch, run by the command, damaged, refused."""
+"""Checkpoints: tiny random ones against torch, trained, damaged, refused."""
 
-import dataclasses
 import json
 import math
 import shutil
@@ -17,15 +16,12 @@ from packages import needs
 from published import allow_small
 from torch_roberta import saved
 
-from fedjax_muon import data, models, tasks
-from fedjax_muon.cli import main
-from fedjax_muon.data.byte_pairs import roberta_encoder
-from fedjax_muon.models.checkpoint import without_head
-from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs.build import simulation_of
-from fedjax_muon.runs.config import Config, Run
-from fedjax_muon.runs.directory import from_json, to_json
-from fedjax_muon.runs.pretrained import dataset_of
+import fedjax_muon as fm
+from experiments.papers.pretrained.byte_pairs import roberta_encoder
+from experiments.papers.pretrained.problems import roberta, swin_tiny
+from experiments.papers.pretrained.roberta import RoBERTa, load_roberta, roberta_of
+from experiments.papers.pretrained.swin import load_swin, without_head
+from fedjax_muon import data, tasks
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +133,7 @@ def forward(tensors, images):
 def test_logits_equal_torch(tmp_path, tensors):
     double = {name: np.float64(a) for name, a in tensors.items()}
     with jax.enable_x64(True):
-        model, params = models.load_swin(saved(tmp_path, double))
+        model, params = load_swin(saved(tmp_path, double))
         run = jax.jit(lambda params: model.apply({"params": params}, IMAGES))
         logits = np.asarray(run(params))
     assert (model.depths, model.heads) == (DEPTHS, HEADS)
@@ -150,16 +146,16 @@ def test_half_precision_and_what_is_no_weight(tmp_path, tensors):
     old["layers.0.blocks.0.attn.relative_position_index"] = np.zeros((4, 4), np.int64)
     old["layers.0.blocks.1.attn_mask"] = np.zeros((4, 4, 4), np.float32)
     saved(tmp_path, old)
-    model, params = models.load_swin(tmp_path)
+    model, params = load_swin(tmp_path)
     halves = {name: np.float32(np.float16(a)) for name, a in tensors.items()}
-    other, expected = models.load_swin(saved(tmp_path, halves))
+    other, expected = load_swin(saved(tmp_path, halves))
     assert model == other
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float32)}
     jax.tree.map(np.testing.assert_array_equal, params, expected)
 
 
 def test_training_starts_at_the_checkpoint(tmp_path, tensors):
-    model, params = models.load_swin(saved(tmp_path, tensors))
+    model, params = load_swin(saved(tmp_path, tensors))
     tuned = model.clone(classes=3)
     task = tasks.classification(tuned, (5, 6, 3))
     start = tasks.starting_at(task, without_head(params))
@@ -178,121 +174,96 @@ def test_training_starts_at_the_checkpoint(tmp_path, tensors):
         tasks.starting_at(task, {"tail": params["head"]})
 
 
-# ----------------------------------------------------------- run by the command
-def config_of(tiny, **changes) -> Config:
-    data = {"dataset": "cola", "data_dir": tiny, "max_tokens": 8}
-    model = {"model": "roberta", "checkpoint": tiny / "roberta", "lora_rank": RANK}
-    clients = {"num_clients": 2, "partition": "iid", "cohort_size": 2}
-    times = {"local_steps": 2, "batch_size": 4, "rounds": 2, "evaluate_every": 2}
-    return Config(**(data | model | clients | times | changes))
+# ------------------------------------------------------------------- as problems
+SIZES = {"cohort_size": 2, "local_steps": 2, "batch_size": 4}
 
 
-def words(config: Config) -> list[str]:
-    """As options of the command."""
-    usual = dataclasses.asdict(Config())
-    found = []
-    for name, value in dataclasses.asdict(config).items():
-        if value != usual[name]:
-            found += [f"--{name.replace('_', '-')}", str(value)]
-    return found
+def problem_of(tiny, **changes):
+    given = {"data_dir": tiny, "checkpoint": tiny / "roberta", "clients": 2}
+    given |= {"divide": fm.partition.iid, "rank": RANK, "max_tokens": 8}
+    return roberta("cola", **(given | changes))
 
 
 def test_adapters_and_head_are_trained_by_a_sweep(tiny, tmp_path):
     """Tokens, frozen weights, Matthews' correlation, and what is left behind."""
-    output = tmp_path / "sweep"
-    config = config_of(tiny)
-    arguments = ["--algorithms", "fedavg", "--grid", "lr=0.1", "--seeds", "0"]
-    given = ["--validation", "0.25", "--output", str(output)]
-    main(["sweep", *arguments, *words(config), *given])
-    rows = metrics_csv.read(output / "cells" / "fedavg.csv")
+    problem, output = problem_of(tiny), tmp_path / "sweep"
+    how = {"rounds": 2, "evaluate_every": 2, "validation": 0.25, "directory": output}
+    swept = fm.sweep(fm.fedavg(), problem, {"lr": (0.1,)}, extend=False, **how, **SIZES)
+    ((rows,),) = (point.runs for point in swept.points)
     for column in ("test_mcc", "validation_mcc"):
         assert np.all(np.abs(rows[column]) <= 1)
-    points = (output / "points.csv").read_text()
-    assert "validation_mcc_mean" in points.splitlines()[0]
+    assert "validation_mcc_mean" in (output / "points.csv").read_text()
     assert "MCC, %" in (output / "summary.md").read_text()
     # adapters of two projections, and the head
     matrices = 2 * (2 * WIDTH * RANK) + WIDTH * WIDTH + 2 * WIDTH
     assert rows["bytes_up"][-1] == 2 * 2 * 4 * (matrices + WIDTH + 2)
-    assert from_json((output / "config.json").read_text()).config == config
+    words = json.loads((output / "identity.json").read_text())
+    assert words["problem.checkpoint"] == "'roberta'"  # wherever it lies
 
 
 def test_the_task_holds_the_checkpoint_and_the_ids_are_its(tiny):
-    config = config_of(tiny)
-    run = Run("fedavg", {}, 0, config)
-    assert from_json(to_json(run)) == run
-    dataset = dataset_of(config)
-    folder = tiny / "roberta"
+    problem, folder = problem_of(tiny), tiny / "roberta"
     encoder = roberta_encoder(folder / "vocab.json", folder / "merges.txt", 8)
     expected = encoder.encode([sentence for sentence, _ in ROWS])
-    np.testing.assert_array_equal(dataset.x_train, expected)
-    assert dataset.tokens == 270
-    task = simulation_of(run, dataset).settings.task
-    model = models.roberta_of(folder)
-    frozen = models.load_roberta(folder / "model.safetensors", model)
-    (logits,) = task.grad.args
+    np.testing.assert_array_equal(problem.dataset.x_train, expected)
+    assert problem.dataset.tokens == 270
+    frozen = load_roberta(folder / "model.safetensors", roberta_of(folder))
+    (logits,) = problem.task.grad.args
     jax.tree.map(np.testing.assert_array_equal, logits.args[0], frozen)
     # by the file alone, which lies beside the others
-    beside = config_of(tiny, checkpoint=folder / "model.safetensors")
-    np.testing.assert_array_equal(dataset_of(beside).x_train, expected)
+    beside = problem_of(tiny, checkpoint=folder / "model.safetensors")
+    np.testing.assert_array_equal(beside.dataset.x_train, expected)
 
 
-def test_swin_starts_at_its_checkpoint(tiny):
+def test_swin_starts_at_its_checkpoint(tiny, monkeypatch):
     """In all of its parameters, for images of another size and other classes."""
-    swin = {"dataset": "digits", "model": "swin_tiny", "checkpoint": tiny / "swin"}
-    config = config_of(tiny, **swin, compute_dtype="bfloat16")
     x = np.random.default_rng(0).normal(size=(40, 4, 4, 3)).astype(np.float32)
     y = np.arange(40) % 3
     images = data.check(data.Dataset(x, y, x, y, ("a", "b", "c")))
-    setup = simulation_of(Run("fedavg", {}, 0, config), images).settings
-    params = setup.task.init(jax.random.key(0))
-    _, expected = models.load_swin(tiny / "swin")
+    how = {"checkpoint": tiny / "swin", "clients": 2, "divide": fm.partition.iid}
+    params = swin_tiny(images, **how).task.init(jax.random.key(0))
+    _, expected = load_swin(tiny / "swin")
     assert params["head"]["kernel"].shape == (12, 3)
     del params["head"], expected["head"]
     jax.tree.map(np.testing.assert_array_equal, params, expected)
-    digits = dataset_of(config)
     with pytest.raises(ValueError, match="must match the task's: patches is not one"):
-        simulation_of(Run("fedavg", {}, 0, config), digits)  # of one channel
+        swin_tiny("digits", **how)  # of one channel
 
 
 REFUSED = (
-    ({"checkpoint": None}, "roberta is not trained from scratch; give --checkpoint"),
-    ({"model": "rnn"}, "rnn takes no checkpoint; leave out checkpoint, or choose"),
-    ({"problem": "auc"}, "a checkpoint is only for classification; leave out"),
-    ({"checkpoint": Path("no")}, "checkpoint no does not exist; give the directory of"),
-    ({"dataset": "digits"}, "digits does not take an encoder"),
-    ({"compute_dtype": "bfloat16"}, "roberta computes in float32; leave out compute_d"),
+    ({"checkpoint": Path("no")}, "vocab.json does not exist; download"),
     ({"max_tokens": 3}, "length must be at least 5 tokens, got 3"),
-    ({"lora_rank": 0}, "rank must be at least 1, got 0"),
+    ({"rank": 0}, "rank must be at least 1, got 0"),
 )
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED)
 def test_refusals(tiny, changes, message):
-    config = config_of(tiny, **changes)
-    with pytest.raises(ValueError, match=message):
-        simulation_of(Run("fedavg", {}, 0, config), dataset_of(config))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        problem_of(tiny, **changes)
 
 
 @pytest.mark.parametrize(
     ("positions", "settings", "message"),
     [
         (4, {"max_position_embeddings": 4}, "N from 1 to 2, got shape"),
-        (66, {"pad_token_id": 0}, r"has the padding 1, config.json 0; take both from"),
+        (66, {"pad_token_id": 0}, r"the padding 1, config.json 270 and 0; take both"),
+        # ids above the model's give NaN
+        (66, {"vocab_size": 269}, r"vocab.json has 270 token ids .* config.json 269"),
     ],
 )
 def test_settings_that_do_not_fit(tiny, tmp_path, positions, settings, message):
     folder = checkpoints.write_roberta(tmp_path, positions=positions)
     rewrite(folder, **settings)
-    config = config_of(tiny, checkpoint=folder)
     with pytest.raises(ValueError, match=message):
-        simulation_of(Run("fedavg", {}, 0, config), dataset_of(config))
+        problem_of(tiny, checkpoint=folder)
 
 
 def test_packages_that_are_not_there(tiny, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # as if not installed
-    message = r'a checkpoint needs tokenizers, .* pip install "tokenizers<0\.24,>=0\.23'
+    message = r'encoder needs tokenizers, .* pip install "tokenizers<0\.24,>=0\.23'
     with pytest.raises(ImportError, match=message):
-        dataset_of(config_of(tiny))
+        problem_of(tiny)
 
 
 def rewrite(folder, **values):
@@ -305,12 +276,12 @@ def rewrite(folder, **values):
 def test_tokens_are_in_files(place):
     (place / "roberta" / "merges.txt").unlink()
     with pytest.raises(FileNotFoundError, match=r"merges\.txt does not exist; downl"):
-        dataset_of(config_of(place))
+        problem_of(place)
 
 
 def test_sizes_of_a_checkpoint(place):
     folder = place / "roberta"
-    assert models.roberta_of(folder, 3).hidden == 32
+    assert roberta_of(folder, 3).hidden == 32
     dropout = {"hidden_act": "gelu", "attention_probs_dropout_prob": 0.2}
     for changes, message in (
         ({"hidden_act": "relu"}, r"config\.json must say .*'hidden_act': 'gel"),
@@ -319,9 +290,9 @@ def test_sizes_of_a_checkpoint(place):
     ):
         rewrite(folder, **changes)
         with pytest.raises(ValueError, match=message):
-            models.roberta_of(folder)
+            roberta_of(folder)
     (folder / "config.json").unlink()
-    assert models.roberta_of(folder, 3) == models.RoBERTa(3)  # roberta-base
+    assert roberta_of(folder, 3) == RoBERTa(3)  # roberta-base
 
 
 # --------------------------------------------- damaged, or made to harm
@@ -334,10 +305,10 @@ def changed(folder, change) -> None:
 
 
 def read_roberta(place):
-    return models.load_roberta(place / "roberta", models.roberta_of(place / "roberta"))
+    return load_roberta(place / "roberta", roberta_of(place / "roberta"))
 
 
-READ = {"roberta": read_roberta, "swin": lambda place: models.load_swin(place / "swin")}
+READ = {"roberta": read_roberta, "swin": lambda place: load_swin(place / "swin")}
 NAMES = {
     "roberta": "roberta.encoder.layer.0.output.dense.bias",
     "swin": "layers.0.blocks.0.mlp.fc1.bias",
@@ -442,15 +413,6 @@ def test_a_depth_that_the_file_does_not_have(place):
     """Tracing a thousand layers would take a minute."""
     rewrite(place / "roberta", num_hidden_layers=999)
     refused(place, "roberta", "does not match a RoBERTa of depth 999: missing encoder")
-
-
-def test_vocabulary_and_settings_of_two_models(place):
-    """Ids above the model's give NaN."""
-    rewrite(place / "roberta", vocab_size=269)
-    config = Config(dataset="cola", model="roberta", checkpoint=place / "roberta")
-    message = "vocab.json has 270 token ids, config.json 269"
-    with pytest.raises(ValueError, match=message):
-        dataset_of(config)
 
 
 def renamed(old, new):

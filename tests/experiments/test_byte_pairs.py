@@ -2,14 +2,17 @@
 
 import itertools
 import json
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from packages import needs
 
+from experiments.papers.pretrained.byte_pairs import roberta_encoder
+from experiments.papers.pretrained.roberta import RoBERTa
 from fedjax_muon import data
-from fedjax_muon.data.byte_pairs import roberta_encoder
 
 pytestmark = pytest.mark.slow
 checkpoints = needs("tiny_checkpoints")
@@ -80,7 +83,7 @@ def test_sentences_and_pairs(files, monkeypatch):
     for row, own in zip(found.tolist(), expected, strict=True):
         assert row == own + [1] * (longest - len(own))
     assert encoder.encode([]).shape == (0, 0)
-    monkeypatch.setattr("fedjax_muon.data.byte_pairs.BATCH_SIZE", 2)
+    monkeypatch.setattr("experiments.papers.pretrained.byte_pairs.BATCH_SIZE", 2)
     np.testing.assert_array_equal(encoder.encode([*TEXTS, *pairs]), found)
 
 
@@ -130,3 +133,29 @@ def test_refusals(files):
         said = rf"{path.name} does not exist; download .*huggingface\.co/"
         with pytest.raises(FileNotFoundError, match=said):
             roberta_encoder(*files)
+
+
+def test_words_of_no_merge_in_vocabularies(tmp_path):
+    """RoBERTa's own file has some."""
+    checkpoints.write_vocabulary(tmp_path)
+    path = tmp_path / "vocab.json"
+    ids = json.loads(path.read_text())
+    ids |= {"<mask>": len(ids), "madeupword0000": len(ids) + 1, "<|endoftext|>": 272}
+    path.write_text(json.dumps(ids))
+    assert roberta_encoder(path, tmp_path / "merges.txt").tokens == 273
+
+
+REAL = Path(os.environ.get("FEDJAX_MUON_DATA", ".")) / "tokenizers"
+TOKENS = [REAL / f"roberta-base.{file}" for file in ("vocab.json", "merges.txt")]
+
+
+@pytest.mark.skipif(
+    not all(path.is_file() for path in TOKENS),
+    reason="FEDJAX_MUON_DATA names no directory with tokenizers/roberta-base",
+)
+def test_real_tokens_of_roberta():
+    encoder = roberta_encoder(*TOKENS)
+    assert (encoder.padding, encoder.tokens) == (1, RoBERTa().vocabulary_size)
+    # as transformers' documentation of RobertaTokenizer has them
+    found = encoder.encode(["Hello world", " Hello world"])
+    assert found.tolist() == [[0, 31414, 232, 2], [0, 20920, 232, 2]]
