@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
@@ -9,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import docstring_parser
 
 
-def call(program: Callable[..., None], about: str | None, name: str = "") -> None:
+def call(program: Callable[..., None], about: str | None) -> None:
     """Calls a function with what the command line gives.
 
     Args:
@@ -17,10 +18,10 @@ def call(program: Callable[..., None], about: str | None, name: str = "") -> Non
         tuples of them. Those without a default, or before a `/`, have a place; the
         others are options.
       about: What the help begins with, such as the docstring of the module.
-      name: Of the program, if it is not that of the file.
     """
+    module = sys.modules["__main__"].__spec__
     parser = argparse.ArgumentParser(
-        name or None,
+        module and f"python -m {module.name.removesuffix('.__main__')}",
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -115,9 +115,7 @@ def decayed(method: Algorithm, rounds: int) -> Algorithm:
 def command(paper: str, about: str | None, items: Mapping[str, Item]) -> None:
     """Runs the command line of a paper's module."""
     listed = "\n".join(f"  {name:12}{item.about}" for name, item in items.items())
-    about = f"{about}\n\nitems:\n{listed}"
-    program = functools.partial(run, paper, items)
-    call(program, about, f"python -m experiments.papers.{paper}")
+    call(functools.partial(run, paper, items), f"{about}\n\nitems:\n{listed}")
 
 
 def run(

@@ -1,5 +1,7 @@
 """Another way to find polar factors, put into the methods that orthogonalize."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,15 +10,12 @@ import pytest
 from jaxprs import products
 
 from fedjax_muon import decentralized, engine, minimax
-from fedjax_muon.algorithms import ALL, fedmuon_align
+from fedjax_muon.algorithms import ALL
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
-from fedjax_muon.decentralized import private_methods as private_agents
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.engine import plans
-from fedjax_muon.linalg.newton_schulz import orthogonalize, polar
-from fedjax_muon.runs.build import algorithm_of
-from fedjax_muon.runs.config import METHODS, Config, Run
+from fedjax_muon.linalg.newton_schulz import orthogonalize, polar, schatten8
 from fedjax_muon.transforms import (
     by_rank,
     default_rule,
@@ -25,7 +24,7 @@ from fedjax_muon.transforms import (
 )
 
 PARAMS = {"kernel": jnp.eye(6) + 0.1, "bias": jnp.ones(6)}
-BOTH = {name: METHODS[name] for name in METHODS.keys() - private_agents.ALL.keys()}
+BOTH = {**ALL, **minimax.ALL, **decentralized.ALL}
 KEY = jax.random.key(0)
 
 
@@ -123,22 +122,18 @@ def test_methods_that_multiply_matrices_are_those_that_take_a_polar():
 
 
 @pytest.mark.slow
-def test_the_momentum_of_the_command_line_reaches_the_rule():
-    def momentum_after_a_round(algorithm):
+def test_the_momentum_reaches_the_rule():
+    def momentum_after_a_round(**hyper):
         grad = lambda params, batch, key: jax.tree.map(lambda p: p + batch, params)
+        algorithm = ALL["fedmuon_align"].function(**hyper)
         state = engine.init(algorithm, PARAMS, 1)
         run = engine.make_round(algorithm, Objective(grad), 1, plans.loop)
         batches = jnp.arange(3.0)[None]
         return run(state, jnp.arange(1), batches, jnp.ones(1), KEY)[0].server.momentum
 
-    moved = lambda **hyper: momentum_after_a_round(
-        algorithm_of(Run("fedmuon_align", hyper, 0, Config()))
-    )
-    usual, same = moved(), moved(momentum=0.98)
+    usual, same = momentum_after_a_round(), momentum_after_a_round(momentum=0.98)
     jax.tree.map(np.testing.assert_array_equal, usual, same)
-    other = moved(momentum=0.5)
-    want = momentum_after_a_round(fedmuon_align(momentum=0.5))
-    jax.tree.map(np.testing.assert_array_equal, other, want)
+    other = momentum_after_a_round(momentum=0.5)
     assert np.abs(jax.tree.leaves(other)[0] - jax.tree.leaves(usual)[0]).max() > 0.1
 
 
@@ -147,21 +142,17 @@ MUON = [name for name in ALL if ALL[name].takes("polar")]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUON)
-def test_options_of_the_command_line_reach_the_kernel(name):
+def test_options_of_the_polar_reach_the_kernel(name):
     """A step on a square matrix is two products with it and one of small squares."""
-    types = lambda **options: types_in_a_round(
-        algorithm_of(Run(name, {}, 0, Config(**options)))
-    )
+
+    def types(**options):
+        given = {"polar": partial(orthogonalize, **options)} if options else {}
+        return types_in_a_round(ALL[name].function(**given))
+
     # of truncated singular values too, and of the means of clients
     other = len(types()) - 15
     assert other == len(types_in_a_round(ALL[name].function(polar=lambda x: x)))
-    assert len(types(newton_schulz_steps=2)) == 6 + other
-    assert len(types(newton_schulz_normalization="schatten8")) == 16 + other
+    assert len(types(steps=2)) == 6 + other
+    assert len(types(normalization=schatten8)) == 16 + other
     assert jnp.bfloat16 not in types()
-    rounded = types(newton_schulz_dtype="bfloat16", newton_schulz_steps=3)
-    assert rounded.count(jnp.bfloat16) == 6
-
-
-def test_options_leave_other_algorithms_alone():
-    config = Config(newton_schulz_steps=2, newton_schulz_dtype="bfloat16")
-    assert not types_in_a_round(algorithm_of(Run("fedavg", {}, 0, config)))
+    assert types(dtype=jnp.bfloat16, steps=3).count(jnp.bfloat16) == 6

@@ -303,7 +303,7 @@ class Fault(NamedTuple):
 
 
 SGDA, FTRL, MIX, STORM = (
-    f"train --algorithm {name}"
+    f"{name}, on a problem"
     for name in ("dp_sgda", "dp_ftrl", "dpmixsgd", "private_storm")
 )
 FAULTS = {

@@ -1,14 +1,13 @@
 """Small private simulations to be audited, by name."""
 
-import dataclasses
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 from audits import audited, audited_together
 from canaries import Worlds, canary_data, canary_task
 from released import agent_worlds, client_worlds
 
+import fedjax_muon as fm
 from fedjax_muon.algorithms import ALL as ALGORITHMS, fedavg
 from fedjax_muon.decentralized import topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
@@ -16,9 +15,13 @@ from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy.client_mechanism import AdaptiveClip
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.correlated import Banded, BufferedToeplitz
-from fedjax_muon.runs import build
-from fedjax_muon.runs.config import METHODS, Config, Run, hyper_parameters
+from fedjax_muon.privacy.correlated import (
+    Banded,
+    BufferedToeplitz,
+    banded,
+    buffered_toeplitz,
+)
+from fedjax_muon.problems import Problem
 from fedjax_muon.simulation.federated import federate
 
 AGENTS, CLIP, DELTA, LR = 3, 1.0, 1e-3, 0.1
@@ -26,7 +29,7 @@ BANDED = Banded((0.6, 0.58, 0.55))
 BUFFERED = BufferedToeplitz((0.9, 0.3), (0.2, 0.3))
 # the norm grows by a factor of 1.6 in a round, and is far below that of messages
 ADAPTIVE = AdaptiveClip(quantile=1.0, initial=1e-3, lr=1.0, count_noise=0.75)
-COMMANDS = {f"train --algorithm {name}": name for name in PRIVATE}
+PROBLEMS = {f"{name}, on a problem": name for name in PRIVATE}
 WEIGHTS = (np.eye(AGENTS) + np.full((AGENTS, AGENTS), 1 / AGENTS)) / 2
 
 
@@ -84,36 +87,29 @@ def agents(case: Case) -> Worlds:
     return agent_worlds(simulation_of(case), 0, WEIGHTS, LR)
 
 
-def command(name: str) -> Worlds:
-    """Makes the worlds of what `fedjax-muon train` trains, with a case's noise."""
-    config = Config(
-        problem="auc",
-        num_clients=4,
-        graph="ring",
-        rounds=7,
-        batch_size=2,
-        epsilon=(3.0,),
+def on_problem(name: str) -> Worlds:
+    """Makes the worlds of a method on a problem, with a case's noise."""
+    rounds, batch, number = 7, 2, 4
+    dataset, parts = canary_data((8,) * number, owner=0)
+    task = canary_task(LR, period_of(PRIVATE[name], 8, batch))
+    weights = topology.metropolis(topology.ring(number))
+    divided, mixing = (lambda *_: parts), (lambda *_: weights)
+    problem = Problem("canary", task, dataset, divided, {}, weights=mixing)
+    strategies = {
+        "dp_ftrl": banded(rounds + 1, 4),
+        "dp_ftrl_buffered": buffered_toeplitz(rounds + 1, 8 // batch),
+    }
+    mechanism = Mechanism(CLIP, CLIP / 5, 0.1, batch, strategies.get(name))
+    privacy = AgentPrivacy(
+        PRIVATE[name],
+        mechanism,
+        rounds=rounds,
         delta=DELTA,
-        clip_norm=CLIP,
-        change_clip_norm=CLIP / 5,
+        noise_scale=CASES[name].noise,
         insecure_fixed_noise=True,
     )
-    run = Run(name, {}, 0, config)
-    dataset, parts = canary_data((8,) * config.num_clients, owner=0)
-    rate = hyper_parameters(METHODS[name])["lr"]
-    task = canary_task(rate, period_of(PRIVATE[name], 8, config.batch_size))
-    plain = build._agent_privacy
-    given = {"epsilon": None, "noise_scale": CASES[name].noise}
-    # calibration to an epsilon under Poisson sampling takes a minute
-    known = lambda *made: dataclasses.replace(plain(*made), **given)
-    with (
-        mock.patch.object(build, "_agent_privacy", known),
-        mock.patch.object(build, "parts_of", return_value=parts),
-        mock.patch.object(build, "task_of", return_value=task),
-    ):
-        prepared = build.simulation_of(run, dataset)
-    weights = topology.metropolis(build.graph_of(config, 0))
-    return agent_worlds(prepared, 0, weights, rate)
+    prepared = fm.simulate(PRIVATE[name].base(lr=LR), problem, privacy=privacy)
+    return agent_worlds(prepared, 0, weights, LR)
 
 
 def clients(algorithm=None, number: int = 8, **changes: Any) -> Worlds:
@@ -158,8 +154,8 @@ def worlds_of(setting: str) -> list[Worlds]:
         return [agents(first), agents(first._replace(noise=2 * first.noise))]
     if setting in CLIENTS:
         return [clients(**CLIENTS[setting])]
-    if setting in COMMANDS:
-        return [command(COMMANDS[setting])]
+    if setting in PROBLEMS:
+        return [on_problem(PROBLEMS[setting])]
     special = {"clients": clients, "prologue": prologue}
     make = special.get(setting)
     return [agents(CASES[setting]) if make is None else make()]

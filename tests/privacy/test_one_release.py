@@ -14,23 +14,24 @@ import numpy as np
 import pytest
 from error_lines import refused
 
-from fedjax_muon import data, files, tasks, tracking
+import fedjax_muon as fm
+from fedjax_muon import data, files, problems, tasks, tracking
 from fedjax_muon.algorithms import fedavg, fedmuon
+from fedjax_muon.data.dataset import digest
 from fedjax_muon.decentralized import gradient_tracking, topology
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped
-from fedjax_muon.experiments import recording
+from fedjax_muon.experiments import privacy, recording, training
+from fedjax_muon.experiments.directory import METRICS
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.privacy.ledger import Ledger
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import directory, privacy, train as training
-from fedjax_muon.runs.build import simulation_of
-from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.federated import federate
+from fedjax_muon.terminal import Progress
 
 KEY = jax.random.key(0)
 DRAWS = np.random.default_rng(0)
@@ -168,16 +169,7 @@ class Killed(BaseException):
     """As a process that is killed here."""
 
 
-CONFIG = Config(
-    dataset="breast_cancer",
-    num_clients=6,
-    cohort_size=3,
-    hidden=(2,),
-    rounds=2,
-    evaluate_every=1,
-    epsilon=(8.0,),
-    delta=0.01,
-)
+PRIVACY = ClientPrivacy(clip_norm=0.5, cohort_size=3, rounds=2, delta=0.01, epsilon=8.0)
 # what a run does to its files, in any order
 WRITES = [
     (checkpoint, "save"),
@@ -193,8 +185,14 @@ WRITES = [
 
 @functools.cache
 def prepared():
-    dataset = data.load("breast_cancer")
-    return dataset, simulation_of(Run("fedavg", {}, 0, CONFIG), dataset)
+    """A run, but for its directory."""
+    model = functools.partial(problems.mlp, hidden=(2,))
+    problem = problems.classification("breast_cancer", clients=6, model=model)
+    method, how = fedavg(), {"privacy": PRIVACY}
+    given = "FedAvg", method, problem, 0, how, fm.simulate(method, problem, **how)
+    every = {"rounds": 2, "evaluate_every": 1, "drop_nonfinite": False}
+    make = functools.partial(training.job_of, *given, digest(problem.dataset), **every)
+    return problem.dataset, make
 
 
 class Job:
@@ -202,23 +200,24 @@ class Job:
 
     def __init__(self, place):
         self.place, self.ledger = place / "run", Ledger(place / "ledger.json")
-        self.run = Run("fedavg", {}, 0, replace(CONFIG, ledger=self.ledger.path))
+        self.dataset, make = prepared()
+        self.job = make(directory=self.place)
         self.released = {}  # losses by round, of all starts
-        directory.create(self.place, self.run)
+
+    def begin(self):
+        training.begin([self.job], self.dataset, self.place, self.ledger.path)
 
     def start(self):
-        dataset, one = prepared()
-        job = {self.place: privacy.Private(self.run, one.guarantee)}
-        privacy.state(job, dataset, self.place)
+        self.begin()
         ignore = lambda _: None
         watching = tracking.Tracker("watching", ignore, self.see, ignore)
         try:
-            training.train(self.run, one, self.place, trackers=[watching])
+            training.run(self.job, Progress(2), lambda: False, [watching])
         finally:
             self.look()
 
     def look(self):
-        metrics = self.place / "metrics.csv"
+        metrics = self.place / METRICS
         if metrics.exists():
             for row in metrics_csv.parsed(metrics.read_text()):
                 self.see(row)
@@ -337,7 +336,8 @@ def test_parameters_that_are_exported_are_released(tmp_path, monkeypatch):
             job.start()
     (name,) = [entry.run for entry in job.ledger.entries()]
     assert job.ledger.round_of(name) == 1
-    assert training.last_state(job.run, prepared()[1], job.place).round == 2
+    state = recording.last_state(job.job.simulation, job.job.course, job.place)
+    assert state.round == 2
     assert job.ledger.round_of(name) == 2
     shutil.rmtree(tmp_path / "ledger.secret" / name / "checkpoints" / "2")
     refused("is an older copy", job.start)
@@ -351,22 +351,21 @@ def test_a_run_whose_secrets_are_deleted_is_refused(tmp_path, monkeypatch):
             job.start()
     assert 0 in job.released
     shutil.rmtree(tmp_path / "ledger.secret")
-    (job.place / "metrics.csv").unlink()
+    (job.place / METRICS).unlink()
     refused("secret state.*is missing.*start again in another directory", job.start)
     job.check()
 
 
 def test_what_can_not_hold_secrets_is_refused_before_the_charge(tmp_path):
-    dataset, one = prepared()
     (tmp_path / "file.secret").write_text("")
     for name, said in (
         ("a[1].json", r"can't be read from a path with \[ \]"),
         ("a.secret", "is where secrets are kept"),
         ("file.json", "can't be made .File exists"),
     ):
-        config = replace(CONFIG, ledger=tmp_path / name)
-        run = privacy.Private(Run("fedavg", {}, 0, config), one.guarantee)
-        refused(said, privacy.check_budget, [run], dataset)
+        job = Job(tmp_path)
+        job.ledger = Ledger(tmp_path / name)
+        refused(said, job.begin)
         assert not (tmp_path / name).exists()
 
 

@@ -44,8 +44,8 @@ def check_seeds(worlds):
 
 # ---------------------------------------------------------------------------- no faults
 @pytest.mark.parametrize("method", slow_but(("dpmixsgd",), PRIVATE))
-def test_methods_of_the_command_raise_no_alarm(method):
-    check_seeds(private_worlds.command(method))
+def test_methods_on_a_problem_raise_no_alarm(method):
+    check_seeds(private_worlds.on_problem(method))
 
 
 @pytest.mark.slow

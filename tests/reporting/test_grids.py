@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from grids import BY_HAND, assert_reported, by_hand, table
+from grids import BY_HAND, assert_reported, by_hand, table, values
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy import stats
@@ -51,13 +51,24 @@ def test_equals_on_validation_are_told_apart_by_its_loss():
 
 @pytest.mark.slow
 def test_the_best_is_best_on_validation_and_never_diverged(tmp_path):
-    place = by_hand(tmp_path / "sweep", BY_HAND)
     labels = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "fedmuon": "FedMuon"}
-    assert_reported(place, labels | {"stem": "STEM (all clients)"})
+    every = labels | {"stem": "STEM (all clients)"}
+    place = by_hand(tmp_path / "sweep", BY_HAND, every)
+    assert_reported(place, every)
     summary = {row["method"]: row for row in table(place / "summary.csv")}
     for label in labels.values():
         assert summary[label]["hyper"] == "lr=0.2", label
     assert summary["STEM (all clients)"]["status"] == "diverged"
+
+
+@pytest.mark.slow
+def test_a_sweep_in_which_everything_diverged_is_reported(tmp_path):
+    place = by_hand(tmp_path / "sweep", {"stem": BY_HAND["stem"]}, {"stem": "STEM"})
+    (line,) = values(place / "summary.csv")
+    assert line == ["STEM", "diverged", *[""] * 8]
+    ends = [line[2:] for line in values(place / "points.csv")]
+    assert ends == [["diverged", 1, 0, *[""] * 6]] * 2
+    assert (place / "grids.png").exists()
 
 
 def test_edges_are_of_hyper_parameters_with_several_values():

@@ -13,19 +13,21 @@ import psutil
 import pytest
 from command import refused
 
-from fedjax_muon import models, simulation, tasks
+from fedjax_muon import models, problems, simulation, tasks
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.cli import main
 from fedjax_muon.core import tree
 from fedjax_muon.data import load
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine import plans
-from fedjax_muon.runs import compare, directory, sweep as swept
+from fedjax_muon.experiments import comparing, sweeping
+from fedjax_muon.runs import directory
 from fedjax_muon.runs.build import simulation_of
-from fedjax_muon.runs.config import Comparison, Config, Run
+from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation import memory, rounds, sweeps
 from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.batching import with_replacement
+from fedjax_muon.simulation.groups import Outcome
 from fedjax_muon.simulation.memory import (
     UnknownMemoryError,
     check_memory,
@@ -266,21 +268,34 @@ def test_the_smallest_limit_of_the_groups_counts(tmp_path, groups, limits, found
 
 
 def test_methods_that_are_compared_share_one_copy_of_the_examples(monkeypatch):
-    shape = load("digits").x_train.shape
+    problem = problems.classification()
+    shape = problem.dataset.x_train.shape
     earlier = jax.live_arrays()  # of other tests, which stay where they are
-    others, held = {id(x) for x in earlier}, set[int]()
+    others, held = {id(x) for x in earlier}, list[int]()
+    row = {"round": 0, "validation_accuracy": 0.5, "validation_loss": 1.0}
+    row |= {"test_accuracy": 0.5, "train_loss": 1.0}
 
-    def count(simulation):
+    def count():
         mine = [x for x in jax.live_arrays() if x.shape[1:] == shape[1:]]
-        large = (x for x in mine if len(x) > shape[0] // 2 and id(x) not in others)
-        held.update(x.unsafe_buffer_pointer() for x in large)
+        large = [x for x in mine if len(x) > shape[0] // 2 and id(x) not in others]
+        held.append(len({x.unsafe_buffer_pointer() for x in large}))
 
-    monkeypatch.setattr(compare, "check_memory", count)
-    monkeypatch.setattr(swept, "check_memory", count)
-    names, config = ("fedavg", "fedmuon", "scaffold"), Config(rounds=2)
-    grids = dict.fromkeys(names, (0.1, 0.3))
-    compare.check(Comparison(names, {}, {}, (0,), config, grids))
-    assert len(held) == 2  # all of them, and those without validation
+    def train(*given):
+        count()
+        return None, [row]
+
+    def cells(simulation, wanted, **how):
+        count()
+        yield [Outcome([row], None) for _ in wanted]
+
+    monkeypatch.setattr(comparing, "run", train)
+    monkeypatch.setattr(sweeping, "run_cells", cells)
+    makes = {"one": ALL["fedavg"], "two": ALL["fedmuon"], "three": ALL["scaffold"]}
+    methods = {name: row.function() for name, row in makes.items()}
+    grids = {name: {"lr": (0.01, 0.1, 1.0)} for name in methods}
+    comparing.compare(methods, problem, rounds=2, grids=grids, progress=False)
+    assert len(held) >= 3 + 3 * 3  # of searches and of runs
+    assert max(held) == 2  # all of them, and those without validation
 
 
 def test_examples_on_the_device_have_the_digest_of_those_on_the_host():

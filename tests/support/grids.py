@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import run as command
 
-from fedjax_muon.runs import config, directory, sweep as sweeps
-
-TINY: Any = {"num_clients": 6, "cohort_size": 3, "local_steps": 2, "batch_size": 8}
-CONFIG = config.Config(**TINY, hidden=(8,), rounds=5, evaluate_every=2)
+from fedjax_muon.experiments import sweep_reports
+from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.reporting.comparison import Point
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -120,14 +118,14 @@ BY_HAND = {
 }
 
 
-def by_hand(place: Path, methods) -> Path:
-    """A sweep whose cells are written down, reported by `resume`."""
-    grids = {name: {"lr": tuple(points)} for name, points in methods.items()}
-    what = config.Sweep(tuple(methods), grids, (3, 4), 0.1, None, CONFIG)
-    directory.create(place, what)
-    (place / "cells").mkdir()
+def by_hand(place: Path, methods, labels: dict[str, str]) -> Path:
+    """The report of sweeps whose cells are written down."""
+    (place / "cells").mkdir(parents=True)
+    grids = {}
     for name, points in methods.items():
+        cells, grids[labels[name]] = [], []
         for lr, (accuracy, loss, test, lost) in points.items():
+            ended = []
             for seed in (3, 4):
                 diverged = lost if seed == 4 else -1
                 rounds = [0, 2, 4, 5] if diverged < 0 else [0, 2][: 1 + diverged // 2]
@@ -141,6 +139,11 @@ def by_hand(place: Path, methods) -> Path:
                     | {"dropped": 0, "seconds": done + 0.5}
                     for done in rounds
                 ]
-                sweeps.rows_of(what, name, place).extend(rows)
-    command("resume", place)
+                cells += rows
+                if diverged < 0:
+                    ended.append({k: np.array([r[k] for r in rows]) for k in rows[0]})
+            grids[labels[name]].append(Point({"lr": lr}, ended, 2 - len(ended)))
+        text = metrics_csv.text_of(cells, header=True)
+        (place / "cells" / f"{name}.csv").write_text(text)
+    sweep_reports.report(grids, place, "by hand", 2, "accuracy")
     return place

@@ -11,11 +11,9 @@ from federation import Dropping
 from jax.tree_util import Partial
 from sklearn.metrics import accuracy_score, log_loss, matthews_corrcoef
 
-from fedjax_muon import models, simulation, tasks
+from fedjax_muon import models, problems, simulation, tasks
 from fedjax_muon.algorithms import stem
 from fedjax_muon.data import Dataset
-from fedjax_muon.runs.build import simulation_of
-from fedjax_muon.runs.config import Config, Run
 from fedjax_muon.simulation import evaluation
 from fedjax_muon.tasks import classification
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip, draw as draw_crops
@@ -274,15 +272,14 @@ def test_methods_that_compare_two_points_meet_the_same_crops():
 
 
 @pytest.mark.slow
-def test_the_config_names_it():
+def test_a_problem_takes_it():
     dataset = Dataset(IMAGES, LABELS, IMAGES, LABELS, ("a", "b", "c"))
-    sizes = {"num_clients": 3, "cohort_size": 2, "partition": "iid", "hidden": (4,)}
+    model = partial(problems.mlp, hidden=(4,))
     plain = tasks.classification(models.MLP(3, (4,)), IMAGES.shape[1:])
     changed = augmented(plain, crop_and_flip(4))
     params = plain.init(KEY)
-    for kind, expected in (("none", plain), ("crop_and_flip", changed)):
-        config = Config(augmentation=kind, **sizes)
-        task = simulation_of(Run("fedavg", {}, 0, config), dataset).settings.task
+    for kind, expected in ((None, plain), (crop_and_flip(), changed)):
+        task = problems.classification(dataset, model=model, augment=kind).task
         found = jax.jit(task.grad)(params, batch(), KEY)
         wanted = jax.jit(expected.grad)(params, batch(), KEY)
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
