@@ -74,7 +74,6 @@ def _given(name: str, argv: list[str]) -> Any:
 RUNNERS = {  # module and function of a command
     "compare": ("commands", "compare"),
     "train": ("commands", "train"),
-    "deploy": ("commands", "deploy"),
     "sweep": ("commands", "sweep"),
     "resume": ("commands", "resume"),
     "list": ("lists", "methods"),
@@ -91,6 +90,5 @@ def command_kinds(argv: list[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
 
     job, algorithm = arguments.job_in(argv), arguments.algorithm_in(argv)
     kinds = {name: getattr(arguments, name.title()) for name in RUNNERS}
-    for name in ("train", "deploy"):
-        kinds[name] = arguments.of_algorithm(kinds[name], algorithm)
+    kinds["train"] = arguments.of_algorithm(kinds["train"], algorithm)
     return {name: (kind, arguments.defaults(kind, job)) for name, kind in kinds.items()}

@@ -78,17 +78,6 @@ class Train(OneAlgorithm):
 
 
 @dataclasses.dataclass(frozen=True)
-class Deploy(OneAlgorithm):
-    """Write a Flower app that trains on real clients, with the options of `train`."""
-
-    directory: Positional[Path] = Path("flower-app")
-    """Directory of the app, new or empty."""
-    largest_client: int | None = None
-    """Largest number of examples of a client. By default, the largest of the clients of
-    `train`."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Compare:
     """Train several algorithms on several seeds; show a table and draw curves.
 
@@ -304,12 +293,12 @@ def _named(arguments: Sequence[str]) -> set[str]:
 
 
 def algorithm_in(arguments: list[str]) -> str:
-    """The algorithm of train or deploy, which decides what other options there are."""
+    """The algorithm of train, which decides what other options there are."""
     problem = value_in(arguments, "--problem", "classification")
     usual = "fed_nsgda_m" if problem == "auc" else "fedmuon"
     return (
         value_in(arguments, "--algorithm", usual)
-        if arguments[:1] in (["train"], ["deploy"])
+        if arguments[:1] == ["train"]
         else usual
     )
 

@@ -1,7 +1,6 @@
 """The commands, once their arguments are known to make sense."""
 
 import dataclasses
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 from fedjax_muon import data
 from fedjax_muon.ahead_of_time import compile_for, report
 from fedjax_muon.cli import arguments
-from fedjax_muon.core import check_count
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.engine.processes import is_first
@@ -23,7 +21,6 @@ from fedjax_muon.reporting.comparison import score_column
 from fedjax_muon.runs import (
     compare as comparisons,
     directory,
-    flower_app,
     launch,
     plans,
     privacy,
@@ -155,27 +152,6 @@ def _train(
     if "own_accuracy_mean" in columns:
         mean = columns["own_accuracy_mean"][-1]
         console.print(f"mean accuracy of clients with their own parameters {mean:.4f}")
-
-
-def deploy(args) -> None:
-    """`fedjax-muon deploy`."""
-    size = min(args.config.cohort_size, args.config.num_clients)
-    config = dataclasses.replace(args.config, cohort_size=size)
-    run = Run(args.algorithm, dataclasses.asdict(args.hyper), args.seed, config)
-    with refusing():
-        flower_app.check(run)
-        dataset, largest = dataset_of(config), args.largest_client
-        if largest is None:
-            largest = max(map(len, parts_of(config, dataset, run.seed)))
-        check_count("largest_client", largest)
-        facts = flower_app.facts_of(dataset, largest)
-        flower_app.federation_of(run, facts)
-        flower_app.write_app(args.directory, run, facts)
-    words = shlex.join(["flwr", "run", str(args.directory), "--stream"])
-    print(
-        f"wrote a Flower app; run it by: {words}\non this machine alone: {words} "
-        f"--federation-config num-supernodes={config.num_clients}"
-    )
 
 
 def compare(args: arguments.Compare) -> None:
@@ -336,10 +312,6 @@ def resume(args: arguments.Resume) -> None:
     with refusing():
         job = directory.read(run_dir)
         directory.check_own_code(run_dir, job, args.named)
-        if (run_dir / flower_app.FACTS).exists():
-            raise ValueError(
-                f"{run_dir} was made by `deploy`; to resume it, use `flwr run` again"
-            )
         part = sweeps.part_of(args.part)
         if part != sweeps.EVERYTHING and not isinstance(job, Sweep):
             raise ValueError(

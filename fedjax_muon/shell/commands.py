@@ -28,7 +28,7 @@ from fedjax_muon.runs import launch as launching
 from fedjax_muon.runs.errors import logged, refusing
 from fedjax_muon.shell import jobs
 from fedjax_muon.shell.jobs import Job, Words
-from fedjax_muon.shell.names import Grid, near
+from fedjax_muon.shell.names import Grid, importing_only, near
 from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.simulation.tuning import tune
@@ -137,8 +137,12 @@ def parsed_train(argv: Sequence[str]) -> Job:
     words = Words(argv)
     if len(words.first) > 1:
         raise ValueError("train takes one method; for several, use compare")
-    usual = "fed_nsgda_m" if words.options.get("problem") == "auc" else "fedmuon"
-    return Job(words, experiments.train, jobs.training, [usual])
+    return Job(words, experiments.train, jobs.training, [usual_method(words)])
+
+
+def usual_method(words: Words) -> str:
+    """The method that is trained if none is named."""
+    return "fed_nsgda_m" if words.options.get("problem") == "auc" else "fedmuon"
 
 
 def train(argv: Sequence[str]) -> None:
@@ -393,14 +397,19 @@ def resume(argv: Sequence[str]) -> None:
         directory = Path(words.first[0]).expanduser().absolute()
         trusted = words.options.pop("trust", "").split(",")
         about = command_of(directory)
+        name, *given = about["argv"]
+        if name == "deploy":
+            raise ValueError(
+                f"{directory} was made by deploy; to resume it, use flwr run again"
+            )
         check_trusted(directory, about, trusted)
         if Path(about["directory"]).is_dir():  # where relative paths are of
             os.chdir(about["directory"])
-        name, *given = about["argv"]
         more = [f"{jobs.dashed(k)}={v}" for k, v in words.options.items()]
         if name not in COMMANDS:
             raise ValueError(f"{directory} was made by {name}, which does not resume")
-    COMMANDS[name]([*given, *more, f"--directory={directory}"])
+    with importing_only(trusted):  # whatever the directory says of its modules
+        COMMANDS[name]([*given, *more, f"--directory={directory}"])
 
 
 def check_trusted(

@@ -9,7 +9,7 @@ from typing import Any
 
 import docstring_parser
 
-from fedjax_muon.shell import commands, names
+from fedjax_muon.shell import commands, flower_app, names
 from fedjax_muon.shell.jobs import Section, Words, dashed
 
 USAGE = """\
@@ -38,6 +38,12 @@ HELP: Mapping[str, str] = {
     " options of train.",
 }
 SIZES = ("cohort_size", "local_steps", "batch_size")  # that a problem has
+PARSERS: Mapping[str, Callable[[Sequence[str]], Any]] = {
+    **commands.PARSERS,
+    "deploy": flower_app.parsed_deploy,
+}
+# first words of a command that has none
+USUAL = {"sweep": ["fedavg"], "deploy": ["my_app"]}
 
 
 def help_of(argv: Sequence[str]) -> str:
@@ -47,11 +53,11 @@ def help_of(argv: Sequence[str]) -> str:
         lines = [f"  {name:10} {_filled(text, 13)}" for name, text in HELP.items()]
         return "\n".join([USAGE, *lines, "", "--version prints the version."])
     name, *rest = words
-    if name not in commands.PARSERS:
+    if name not in PARSERS:
         return f"fedjax-muon {name}: {HELP[name]}"
-    if name == "sweep" and not Words(rest).first:
-        rest = ["fedavg", *rest]
-    job = commands.PARSERS[name](rest)
+    if not Words(rest).first:
+        rest = [*USUAL.get(name, ()), *rest]
+    job = PARSERS[name](rest)
     return "\n".join(
         [f"fedjax-muon {name}: {HELP[name]}", *map(_section, job.sections)]
     )

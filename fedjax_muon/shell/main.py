@@ -24,7 +24,7 @@ def _main(argv: Sequence[str]) -> None:
         print(f"fedjax-muon {fedjax_muon.__version__}")
         return
     # imported here, so that whatever they raise ends in one line too
-    from fedjax_muon.shell import commands, helping, load, others
+    from fedjax_muon.shell import commands, flower_app, helping, load, others
     from fedjax_muon.shell.names import near
     from fedjax_muon.startup import cache_programs
 
@@ -36,6 +36,7 @@ def _main(argv: Sequence[str]) -> None:
         "partition": others.partition,
         "prepare": others.prepare,
         "export": load.export,
+        "deploy": flower_app.deploy,
     }
     name, *rest = argv
     with errors.refusing():

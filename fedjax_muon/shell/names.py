@@ -9,6 +9,7 @@ What a text may be is what the annotation of the argument says. A name is looked
 the table of its argument, and nothing is evaluated.
 """
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -18,7 +19,8 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -300,6 +302,30 @@ def advice(name: str, known: typing.Collection[str]) -> str:
     return f"{near(name, known)}choose one of {names}, or your own as MODULE:FUNCTION"
 
 
+class UntrustedError(ValueError):
+    """A function is of a module that must not be imported."""
+
+    def __init__(self, name: str, module: str):
+        self.name, self.module = name, module
+        super().__init__(
+            f"{name} is somebody's own code; if you trust it, add --trust {module}"
+        )
+
+
+# modules of users that may be imported while words of others are read; None for all
+_trusted: ContextVar[Collection[str] | None] = ContextVar("_trusted", default=None)
+
+
+@contextlib.contextmanager
+def importing_only(modules: Collection[str] | None) -> Iterator[None]:
+    """Lets names that someone else has written import no other modules of users."""
+    before = _trusted.set(modules)
+    try:
+        yield
+    finally:
+        _trusted.reset(before)
+
+
 def imported(name: str) -> Callable[..., Any]:
     """Imports MODULE:FUNCTION of a user, from here or an installed package."""
     module_name, _, attribute = name.partition(":")
@@ -308,6 +334,9 @@ def imported(name: str) -> Callable[..., Any]:
             f"{name!r} must be MODULE:FUNCTION, such as my_algorithm:fedfoo for the "
             "function fedfoo in my_algorithm.py"
         )
+    trusted = _trusted.get()
+    if trusted is not None and module_name not in trusted:
+        raise UntrustedError(name, module_name)
     here = os.getcwd()
     if here not in sys.path:  # as for `python -m`
         sys.path.insert(0, here)

@@ -6,31 +6,31 @@ import os
 
 import numpy as np
 import psutil
+import shell
 
+from fedjax_muon import engine, experiments
 from fedjax_muon.deploy import in_process
-from fedjax_muon.runs import flower_app
-from fedjax_muon.runs.build import parts_of, simulation_of, start_key
-from fedjax_muon.runs.config import Config, Run
-from fedjax_muon.runs.pretrained import dataset_of
+from fedjax_muon.experiments.prepared import start_key
+from fedjax_muon.shell import flower_app
 
-SIZES = {"num_clients": 3, "cohort_size": 3, "local_steps": 2, "batch_size": 8}
-CONFIG = Config(**SIZES, hidden=(8,), rounds=4, evaluate_every=1, plan="mapped")
-RUN = Run("fedmuon", {"lr": 0.02}, 0, CONFIG)
+SIZES = "--clients 3 --cohort-size 3 --local-steps 2 --batch-size 8"
+RUN = [*f"fedmuon:lr=0.02 {SIZES} --model mlp:hidden=8".split()]
+RUN += ["--rounds", "4", "--evaluate-every", "1"]
 
 
-def data_of(run):
-    """The dataset, each client's part of it, and the facts about both."""
-    dataset = dataset_of(run.config)
-    parts = parts_of(run.config, dataset, run.seed)
-    return dataset, parts, flower_app.facts_of(dataset, max(map(len, parts)))
+def job_of(words):
+    """The job of a command, its problem, and what nodes know of that."""
+    job = flower_app.parsed_deploy(["app", *words])
+    problem = job.problem()
+    return job, problem, flower_app.facts_of(job, problem)
 
 
-def written(place, run=RUN):
+def written(place, words=RUN):
     """Writes an app, and a file of each client's examples; returns what nodes have."""
-    dataset, parts, facts = data_of(run)
-    flower_app.write_app(place, run, facts)
-    configs = []
-    for client, part in enumerate(parts):
+    shell.run("deploy", place, *words)
+    problem = job_of(words)[1]
+    dataset, configs = problem.dataset, []
+    for client, part in enumerate(problem.parts(0)):
         (own := place / f"node{client}").mkdir()
         data = str(own / "examples.npz")
         np.savez(data, x=np.asarray(dataset.x_train)[part], y=dataset.y_train[part])
@@ -55,10 +55,13 @@ def without(client, nodes, after):
     return sent
 
 
-def assert_simulated(run, rows, rounds):
+def assert_simulated(words, rows, rounds, **how):
     """The first rows have the numbers of `train`."""
-    simulation = simulation_of(run, dataset_of(run.config))
-    state = simulation.init(start_key(run.seed))
+    job, problem, _ = job_of(words)
+    [method] = job.methods().values()
+    how = {**job.settings(problem), "plan": engine.plans.mapped, **how}
+    simulation = experiments.simulate(method, problem, 0, **how)
+    state = simulation.init(start_key(0))
     for round in range(rounds + 1):
         if round:
             state, _ = simulation.train_round(state)

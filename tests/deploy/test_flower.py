@@ -1,6 +1,5 @@
 """Nodes over Flower: a grid in memory, and Flower's simulation on this machine."""
 
-import dataclasses
 import importlib
 import os
 import re
@@ -28,11 +27,12 @@ from small_federation import (
     simulated,
 )
 
+import fedjax_muon as fm
 from fedjax_muon.algorithms import ALL, fedmuon_correct
 from fedjax_muon.deploy import Node
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import flower_app
+from fedjax_muon.shell import flower_app
 
 needs("flwr.serverapp", "flower")
 
@@ -258,13 +258,12 @@ def test_without_flower_the_pip_command_is_named(monkeypatch):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("late", [{}, {"buffer": 2, "concurrency": 3}])
+@pytest.mark.parametrize("late", [(), ("--arrivals", "buffered:3,2")])
 def test_the_written_app_trains(tmp_path, monkeypatch, late):
-    place = tmp_path / "app"
-    run = dataclasses.replace(
-        RUN, config=dataclasses.replace(RUN.config, rounds=2, **late)
-    )
-    configs = dict(enumerate(written(place, run), 100))
+    place, words = tmp_path / "app", [*RUN, "--rounds", "2", *late]
+    if late:  # they decide who takes part
+        del words[(at := words.index("--cohort-size")) : at + 2]
+    configs = dict(enumerate(written(place, words), 100))
     monkeypatch.syspath_prepend(place)
     for module in (names := ("client_app", "server_app")):
         monkeypatch.delitem(sys.modules, module, raising=False)
@@ -273,10 +272,12 @@ def test_the_written_app_trains(tmp_path, monkeypatch, late):
     project = tomllib.loads((place / "pyproject.toml").read_text())
     options = project["tool"]["flwr"]["app"]["config"]
     server_app.app(grid, Context(RUN_ID, 1, {}, RecordDict(), options))
+    again = {}
     if late:
-        late = {"replay": str(place / flower_app.ARRIVALS)}
-        run = dataclasses.replace(run, config=dataclasses.replace(run.config, **late))
-    assert_simulated(run, metrics_csv.read(place / "metrics.csv"), rounds=2)
+        record = place / flower_app.ARRIVALS
+        again = {"arrivals": fm.replayed(fm.buffered(3, 2), record)}
+    found = metrics_csv.read(place / "metrics.csv")
+    assert_simulated(words, found, rounds=2, **again)
 
 
 @pytest.fixture
@@ -297,15 +298,15 @@ def flower_home(tmp_path, monkeypatch):
 
 
 def test_flwr_run_has_the_bits_of_train_though_it_is_killed(tmp_path, flower_home):
-    options = "--algorithm fedmuon_correct --num-clients 3 --cohort-size 3 --hidden 8 "
+    options = "fedmuon_correct --clients 3 --cohort-size 3 --model mlp:hidden=8 "
     options += "--batch-size 8 --local-steps 2 --rounds 8 --evaluate-every 1"
     place, trained = tmp_path / "app", tmp_path / "trained"
 
-    def ours(command, *more):
-        words = [sys.executable, "-m", "fedjax_muon", command, *options.split(), *more]
-        subprocess.run(words, check=True)
+    def ours(*words):
+        command = [sys.executable, "-m", "fedjax_muon.shell.main", *words]
+        subprocess.run(command, check=True)
 
-    ours("deploy", place)
+    ours("deploy", place, *options.split())
     command = ["flwr", "run", place, "--stream"]
     command += ["--federation-config", "num-supernodes=3"]
     with subprocess.Popen(command) as process:
@@ -320,7 +321,7 @@ def test_flwr_run_has_the_bits_of_train_though_it_is_killed(tmp_path, flower_hom
     after = metrics_csv.read(place / "metrics.csv")
     assert after["seconds"][0] == before["seconds"][0]  # it has not begun again
     assert not after["missing"].any()
-    ours("train", "--plan", "mapped", "--output", trained)
+    ours("train", *options.split(), "--plan", "mapped", "--directory", trained)
     expected = metrics_csv.read(trained / "metrics.csv")
     for name in ("round", "test_accuracy", "test_loss"):
         np.testing.assert_array_equal(after[name], expected[name])

@@ -1,32 +1,27 @@
 """The written Flower app without Flower: its files, its nodes and its results."""
 
-import dataclasses
+import json
 import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import refused, run
 from deployed_run import (
     RUN,
     assert_simulated,
-    data_of,
+    job_of,
     nodes_from,
     without,
     written,
 )
+from shell import run, stopped
 
+import fedjax_muon as fm
 from fedjax_muon.deploy import in_process
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import flower_app
-from fedjax_muon.runs.config import Config, Run
+from fedjax_muon.shell import flower_app
 
-SMALL = ("--algorithm", "fedavg", "--num-clients", "3", "--hidden", "8")
-
-
-@pytest.fixture(scope="module")
-def data():
-    return data_of(RUN)
+SMALL = ("fedavg", "--clients", "3", "--model", "mlp:hidden=8")
 
 
 @pytest.fixture
@@ -51,20 +46,21 @@ def test_the_command_writes_the_template_and_the_run(capsys, tmp_path, monkeypat
         assert name in compile(source, module, "exec").co_names
     assert all((place / name[1:]).is_file() for name in project["app"]["fab-include"])
     job, facts = flower_app.read_app(place)
-    assert (job.algorithm, job.config.hidden) == ("fedavg", (8,))
-    assert facts.max_client_size == 4096
-    assert "is already used" in refused(capsys, "deploy", place, *SMALL)
-    assert "was made by `deploy`" in refused(capsys, "resume", place)
+    assert job.calls[0].name == "fedavg"
+    assert job.problem_call.keywords["model"].keywords == {"hidden": (8,)}
+    assert facts.sizes["max_client_size"] == 4096
+    assert "is already used" in stopped(capsys, "deploy", place, *SMALL)
+    assert "made by deploy; to resume it, use flwr" in stopped(capsys, "resume", place)
     (place / flower_app.FACTS).write_text("{}")
     with pytest.raises(ValueError, match="the same version of fedjax_muon"):
         flower_app.read_app(place)
 
 
-def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app, data):
+def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app):
     """Here of nodes in this process, which have the numbers of `train`."""
-    (place, configs), (dataset, _, facts) = app, data
+    (place, configs), (job, problem, facts) = app, job_of(RUN)
     send = without(1, nodes_from(place, configs), after=3)
-    flower_app.train_with(RUN, facts, dataset, send, place)
+    flower_app.train_with(job, facts, problem, send, place)
     rows = metrics_csv.read(place / "metrics.csv")
     assert rows["round"].tolist() == [0, 1, 2, 3, 4]
     # exchanges: the prologue, then one in every round
@@ -72,7 +68,7 @@ def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app, d
     lost = [f"{round},1,1,no answer" for round in (2, 3)]
     assert (place / "missing.csv").read_text().splitlines()[1:] == lost
     assert_simulated(RUN, rows, rounds=2)
-    flower_app.train_with(RUN, facts, dataset, send, place)  # it has ended
+    flower_app.train_with(job, facts, problem, send, place)  # it has ended
     again = metrics_csv.read(place / "metrics.csv")
     for name in ("round", "test_loss"):
         np.testing.assert_array_equal(rows[name], again[name])
@@ -92,14 +88,14 @@ def test_damaged_rows_do_not_stop_a_later_start(tmp_path):
 
 
 def test_arrivals_are_recorded_once_whenever_the_server_is_killed(
-    data, tmp_path, monkeypatch
+    tmp_path, monkeypatch
 ):
     """After it has saved a checkpoint, and before it writes the rows of that round."""
-    dataset, _, facts = data
-    late = {"cohort_size": 3, "concurrency": 2, "buffer": 1, "rounds": 2}
-    run = dataclasses.replace(RUN, config=dataclasses.replace(RUN.config, **late))
+    words = [w for w in RUN if w not in ("--cohort-size", "3")] + ["--clients", "3"]
+    words += ["--arrivals", "buffered:concurrency=2,buffer=1", "--rounds", "2"]
+    job, problem, facts = job_of(words)
     place = tmp_path / "app"
-    configs = written(place, run)
+    configs = written(place, words)
     arrivals, add = place / flower_app.ARRIVALS, flower_app._Record.add
     arrivals.write_text("round,client,start,seconds\n-1,0,-1,0.5\n")  # checkpoints gone
     inner = in_process(nodes_from(place, configs))
@@ -118,14 +114,14 @@ def test_arrivals_are_recorded_once_whenever_the_server_is_killed(
     monkeypatch.setattr(flower_app, "SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     for _ in range(len(dying)):
         with pytest.raises(InterruptedError):
-            flower_app.train_with(run, facts, dataset, send, place)
-    flower_app.train_with(run, facts, dataset, send, place)
+            flower_app.train_with(job, facts, problem, send, place)
+    flower_app.train_with(job, facts, problem, send, place)
     rows = metrics_csv.read(arrivals)
     assert rows["round"].tolist() == [-1, 0, 1]
     assert rows["client"][0] == 1
-    late = dataclasses.replace(run.config, replay=str(arrivals))
-    replay = dataclasses.replace(run, config=late)
-    assert_simulated(replay, metrics_csv.read(place / "metrics.csv"), rounds=2)
+    again = fm.replayed(fm.buffered(2, 1), arrivals)
+    found = metrics_csv.read(place / "metrics.csv")
+    assert_simulated(words, found, rounds=2, arrivals=again)
 
 
 def test_without_a_file_a_client_has_its_part_of_train(app, tmp_path):
@@ -137,7 +133,7 @@ def test_without_a_file_a_client_has_its_part_of_train(app, tmp_path):
     assert (tmp_path / "states1").is_dir()
 
 
-def test_a_node_without_what_it_needs_is_refused(app, data):
+def test_a_node_without_what_it_needs_is_refused(app):
     place, (config, *_) = app
     own = Path(config["data"])
     for client, message in ((None, "'partition-id=0'"), (3, "clients 0 to 2, got 3")):
@@ -150,36 +146,80 @@ def test_a_node_without_what_it_needs_is_refused(app, data):
     ):
         np.savez(own, y=np.zeros(3, "i4"), **arrays)
         with pytest.raises(ValueError, match=message):
-            flower_app.load_examples(own, data[-1])
+            flower_app.load_examples(own, job_of(RUN)[-1])
 
 
-def test_a_node_imports_only_what_its_user_names():
-    own = Config(model="own_net:Gated")
-    flower_app.check_own(Run("fedavg", {}, 0, Config()), "")
-    flower_app.check_own(Run("fedavg", {}, 0, own), "os:abort own_net:Gated")
-    why = 'only if this SuperNode has --node-config own-code="own_net:Gated"'
-    with pytest.raises(ValueError, match=why):
-        flower_app.check_own(Run("fedavg", {}, 0, own), "own_net:sized")
-    with pytest.raises(ValueError, match="the server's algorithm is os:abort"):
-        flower_app.check_own(Run("os:abort", {}, 0, Config()), "")
-    cut = Run("fedavg", {}, 0, Config(partition="own_cut:dealt"))
-    flower_app.check_own(cut, "")  # the node has its own examples
-    with pytest.raises(ValueError, match="the server's partition is own_cut:dealt"):
-        flower_app.check_own(cut, "", divides=True)
+def test_only_the_server_needs_its_data(tmp_path, monkeypatch):
+    """Here a file, by a path relative to where the app was written."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{i % 3},{i},{i % 2}" for i in range(30)]
+    own, place = tmp_path / "own.csv", tmp_path / "app"
+    own.write_text("\n".join(["ward,age,label", *rows]))
+    run("deploy", "app", "fedavg", "--dataset", "own.csv", "--owner", "ward")
+    np.savez(mine := tmp_path / "mine.npz", x=np.ones((4, 1), "f4"), y=[0, 1, 0, 1])
+    node = lambda **has: flower_app.node_of({"partition-id": 2, **has}, server, place)
+    server = {"output": str(tmp_path)}
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert node().client == 2
+    own.unlink()
+    sizes = node(data=mine).shared.setup
+    assert (sizes.num_clients, sizes.cohort_size) == (3, 3)
+    with pytest.raises(OSError, match=r"own\.csv"):
+        node()
+
+
+OWN_NET = """
+from fedjax_muon import models
+def gated(dataset):
+    return models.MLP(len(dataset.classes), (4,))
+"""
+
+
+def test_a_node_imports_only_the_modules_that_its_user_names(tmp_path, monkeypatch):
+    (tmp_path / "own_net.py").write_text(OWN_NET)
+    monkeypatch.chdir(tmp_path)
+    run("deploy", place := tmp_path / "app", *SMALL, "--model", "own_net:gated")
+    project = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]
+    assert project["app"]["config"]["own-code"] == "own_net"
+    np.savez("mine.npz", x=np.zeros((4, 8, 8, 1), "f4"), y=np.zeros(4, "i4"))
+    config = {"partition-id": 0, "data": "mine.npz"}
+    flower_app.node_of({**config, "own-code": "json,own_net"}, {}, place)
+    node = lambda: flower_app.node_of({**config, "own-code": "own"}, {}, place)
+    why = (
+        'own_net:gated is imported only if this SuperNode has --node-config own-code="'
+    )
+    with pytest.raises(ValueError, match=f'{why}own_net"'):
+        node()
+    path = place / "command.json"  # whatever the server says of its modules
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({**about, "argv": ["deploy", "a", "os:abort"]}))
+    with pytest.raises(ValueError, match="the server's os:abort is imported only if"):
+        node()
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("words", "said"),
     [
-        (("--dropout", "0.1"), "deploy does not support dropout"),
-        (("--plan", "vmapped"), "plan mapped; leave out plan, got vmapped"),
-        (("--local-epochs", "1"), "deploy does not support local_epochs, since node"),
-        (("--largest-client", "0"), "largest_client must be at least 1, got 0"),
-        (("--buffer", "2", "--concurrency", "9"), "concurrency=9 of 3 clients"),
+        ("fedavg --dropout 0.1", "deploy does not support --dropout, since clients"),
+        ("fedavg --devices 2", "deploy does not support --devices, since clients have"),
+        ("fedavg --split-examples", "deploy does not support --split-examples, since"),
+        ("fedavg --local-epochs 1", "does not support --local-epochs, since nodes"),
+        ("fedavg --clock constant", "not support --clock, since real rounds take"),
+        ("fedavg --client-tests", "--client-tests, since the server tests on its own"),
+        ("fedavg --problem classification:client_tests=true", "support --client-tests"),
+        ("fedavg --epsilon 8", "--epsilon, since no ledger would know of its rounds"),
+        ("fedavg --plan vmapped", "plan mapped; leave out --plan, got vmapped"),
+        ("fedavg --arrivals replayed:buffered", "deploy takes messages as they come"),
+        ("fedavg --arrivals buffered:9,2", "concurrency=9 of 3 clients"),
+        ("fedavg --largest-client 0", "largest_client must be at least 1, got 0"),
+        ("fedavg --ledger a.json", "unknown option --ledger"),
+        ("dsgd", "dsgd has no server"),
+        ("fedavg fedmuon", "deploy takes a new directory and one method"),
     ],
 )
-def test_options_that_a_deployment_can_not_have_are_refused(
-    capsys, tmp_path, options, message
-):
-    assert message in refused(capsys, "deploy", tmp_path / "app", *SMALL, *options)
+def test_what_a_deployment_can_not_have_is_refused(capsys, tmp_path, words, said):
+    options = () if words.startswith("dsgd") else SMALL[1:]
+    words = ["deploy", tmp_path / "app", *words.split(), *options]
+    assert said in stopped(capsys, *words)
     assert not (tmp_path / "app").exists()

@@ -149,7 +149,6 @@ SLOW = {
         "--lr-schedule cosine": "takes no learning rate schedule",
     },
     "sweep --algorithms dpmixsgd": {"--epsilon 1": "use compare"},
-    "deploy --num-clients 2 --algorithm dsgd": {"": "dsgd has no server"},
 }
 
 
