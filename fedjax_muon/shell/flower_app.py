@@ -110,8 +110,10 @@ def facts_of(job: Job, problem: Problem, largest_client: int | None = None) -> F
     return Facts(x.shape[1:], x.dtype.name, classes, dataset.tokens, kept)
 
 
-SIZES = ("cohort_size", "local_steps", "batch_size", "num_clients", "max_client_size")
-SIZES += ("classes",)
+SIZES = (  # arguments of `federation` that nodes are told
+    *("cohort_size", "local_steps", "batch_size"),
+    *("num_clients", "max_client_size", "classes"),
+)
 
 
 def deploying(*, largest_client: int | None = None) -> None:
@@ -192,6 +194,7 @@ def problem_of_server(job: Job, place: Path) -> Problem:
 
 def federation_of(job: Job, problem: Problem, facts: Facts) -> Federation:
     """Makes what the server and all nodes share."""
+    method: Any
     [method], how = job.methods().values(), job.settings(problem)
     given = {name: how[name] for name in SHARED if name in how}
     return federation(method, problem.task, **facts.sizes, **given)

@@ -139,8 +139,6 @@ def test_other_directories_and_numbers_are_refused(short, capsys, monkeypatch):
     monkeypatch.undo()
     with directory.held(short):
         assert "another process is using" in refused(capsys, *words, 9)
-    (short / "deployed.json").write_text("{}")
-    assert "was made by `deploy`" in refused(capsys, *words, 9)
     assert (short / "config.json").read_text() == text
 
 
