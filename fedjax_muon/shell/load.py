@@ -24,6 +24,7 @@ from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.runs.errors import refusing
 from fedjax_muon.shell import commands
 from fedjax_muon.shell.jobs import Job, Words
+from fedjax_muon.shell.names import importing_only
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record
 from fedjax_muon.versions import PACKAGE_VERSION, check_installed
@@ -82,7 +83,8 @@ class LoadedRun:
         about = commands.command_of(roots[0])
         commands.check_trusted(roots[0], about, self.trust)
         name, *words = about["argv"]
-        return commands.PARSERS[name](words), roots[0]
+        with importing_only(self.trust):
+            return commands.PARSERS[name](words), roots[0]
 
     @functools.cached_property
     def problem(self) -> Problem:
