@@ -5,6 +5,7 @@ import re
 from mkdocs.structure.files import File
 
 from fedjax_muon.shell import helping
+from fedjax_muon.shell.main import COMMANDS
 
 SECTION = re.compile(r"(\S.*)")
 OPTION = re.compile(r"  (--\S+)")
@@ -19,9 +20,9 @@ def cell(text: str) -> str:
 
 def section(command: str) -> str:
     """The options of a command as tables."""
-    about, *lines = helping.help_of([command, *METHODS.get(command, [])]).splitlines()
-    rows = [f"## fedjax-muon {command}", "", about.partition(": ")[2]]
-    for line in lines:
+    options = helping.options_of(command, METHODS.get(command, []))
+    rows = [f"## fedjax-muon {command}", "", COMMANDS[command].about]
+    for line in options.splitlines():
         if option := OPTION.fullmatch(line):
             rows.append(f"| `{option[1]}` | |")
         elif title := SECTION.fullmatch(line):
@@ -33,7 +34,7 @@ def section(command: str) -> str:
 
 def page() -> str:
     """The page."""
-    sections = map(section, helping.HELP)
+    sections = map(section, COMMANDS)
     return "\n\n".join(["# Command-line options", *sections]) + "\n"
 
 

@@ -32,7 +32,7 @@ from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.experiments import Swept
 from fedjax_muon.experiments.directory import versions
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs.errors import refusing, show_error
+from fedjax_muon.shell.errors import refusing, show_error
 
 Scale = Literal["smoke", "cpu", "full"]
 Grid = Mapping[str, tuple[float, ...]]

@@ -22,9 +22,9 @@ from experiments.arguments import call
 from fedjax_muon import algorithms, minimax, problems
 from fedjax_muon.core import numbers_of
 from fedjax_muon.core.schedules import cosine_decay
+from fedjax_muon.experiments.tuned import RATES as TUNED
 from fedjax_muon.reporting.comparison import Point, best
-from fedjax_muon.runs.errors import refusing
-from fedjax_muon.runs.tuned import TUNED
+from fedjax_muon.shell.errors import refusing
 
 EXPONENTS = range(-6, 2)  # of half decades: rates from 0.001 to 3
 SCHEDULES = ("constant", "cosine")

@@ -24,9 +24,8 @@ from fedjax_muon.experiments.sweeping import SHARES, Swept
 from fedjax_muon.experiments.tuned import RATES
 from fedjax_muon.files import claim, read_text, reading
 from fedjax_muon.reporting import comparison, plots, tables
-from fedjax_muon.runs import launch as launching
-from fedjax_muon.runs.errors import logged, refusing
-from fedjax_muon.shell import jobs
+from fedjax_muon.shell import jobs, launch as launching
+from fedjax_muon.shell.errors import logged, refusing
 from fedjax_muon.shell.jobs import Job, Words
 from fedjax_muon.shell.names import Grid, importing_only, near
 from fedjax_muon.simulation.memory import check_memory

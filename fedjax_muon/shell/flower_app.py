@@ -48,8 +48,8 @@ from fedjax_muon.files import read_text, reading, write
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.reporting.comparison import score_column
-from fedjax_muon.runs.errors import refusing
 from fedjax_muon.shell.commands import Place, command_of, usual_method
+from fedjax_muon.shell.errors import refusing
 from fedjax_muon.shell.jobs import Job, Words, dashed, launch
 from fedjax_muon.shell.names import UntrustedError, importing_only
 from fedjax_muon.simulation.arguments import check_dataset

@@ -12,31 +12,6 @@ import docstring_parser
 from fedjax_muon.shell import commands, flower_app, names
 from fedjax_muon.shell.jobs import Section, Words, dashed
 
-USAGE = """\
-usage: fedjax-muon COMMAND METHODS... [--option value]
-
-  fedjax-muon train fedmuon --lr 0.03 --alpha 0.5
-  fedjax-muon compare fedavg:lr=0.3 fedmuon:lr=0.03 --seeds 0,1,2
-  fedjax-muon sweep fedavg fedmuon --lr 0.01,0.03,0.1
-  fedjax-muon train my_code:fedfoo --problem my_code:hospital --ward 3
-"""
-HELP: Mapping[str, str] = {
-    "train": "Train one method. Options: fedjax-muon train METHOD --help",
-    "compare": "Train several methods on several seeds; show a table and draw curves.",
-    "sweep": "Train methods on grids, such as --lr 0.01,0.03; report the best of each.",
-    "resume": "Continue what a command began: resume DIRECTORY [--rounds N]"
-    " [--trust MODULE,...]. Further options replace those it was started with.",
-    "plot": "Draw curves: plot DIRECTORIES... [--output curves.png]",
-    "list": "Show every method, every dataset and other names. [--data-dir DIR]",
-    "partition": "Show the labels of each client: partition [--alpha 0.5] [--seed 0]"
-    " [--output partition.png], and the options of a problem.",
-    "prepare": "Download and convert a dataset of tensorflow-datasets: prepare NAME"
-    " [--data-dir DIR]. Needs TensorFlow (the extra prepare).",
-    "export": "Write the parameters of a run: export DIRECTORY FILE.safetensors"
-    " [--overwrite] [--trust MODULE,...]",
-    "deploy": "Write a Flower app for real clients: deploy DIRECTORY METHOD, with the"
-    " options of train.",
-}
 SIZES = ("cohort_size", "local_steps", "batch_size")  # that a problem has
 PARSERS: Mapping[str, Callable[[Sequence[str]], Any]] = {
     **commands.PARSERS,
@@ -46,21 +21,14 @@ PARSERS: Mapping[str, Callable[[Sequence[str]], Any]] = {
 USUAL = {"sweep": ["fedavg"], "deploy": ["my_app"]}
 
 
-def help_of(argv: Sequence[str]) -> str:
-    """The help of a command, with the methods and the problem that it names."""
-    words = [word for word in argv if word not in ("-h", "--help")]
-    if not words:
-        lines = [f"  {name:10} {_filled(text, 13)}" for name, text in HELP.items()]
-        return "\n".join([USAGE, *lines, "", "--version prints the version."])
-    name, *rest = words
-    if name not in PARSERS:
-        return f"fedjax-muon {name}: {HELP[name]}"
-    if not Words(rest).first:
-        rest = [*USUAL.get(name, ()), *rest]
-    job = PARSERS[name](rest)
-    return "\n".join(
-        [f"fedjax-muon {name}: {HELP[name]}", *map(_section, job.sections)]
-    )
+def options_of(command: str, words: Sequence[str]) -> str:
+    """The options of a command, with the methods and the problem that it names."""
+    if command not in PARSERS:
+        return ""
+    if not Words(words).first:
+        words = [*USUAL.get(command, ()), *words]
+    job = PARSERS[command](words)
+    return "\n".join([*map(_section, job.sections), ""])
 
 
 def _section(section: Section) -> str:

@@ -22,8 +22,7 @@ from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.experiments.prepared import Method
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.problems import Problem
-from fedjax_muon.runs import launch as launching
-from fedjax_muon.shell import names
+from fedjax_muon.shell import launch as launching, names
 from fedjax_muon.shell.names import METHODS, Call, Grid, called, made, near, value_of
 from fedjax_muon.simulation.federated import federate
 

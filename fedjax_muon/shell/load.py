@@ -21,8 +21,8 @@ from fedjax_muon.experiments.training import Job as Run, job_of
 from fedjax_muon.models.weights import check_target, save_params
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs.errors import refusing
 from fedjax_muon.shell import commands
+from fedjax_muon.shell.errors import refusing
 from fedjax_muon.shell.jobs import Job, Words
 from fedjax_muon.shell.names import importing_only
 from fedjax_muon.simulation.simulation import Simulation

@@ -23,8 +23,8 @@ from fedjax_muon.experiments.directory import METRICS
 from fedjax_muon.experiments.identity import ARRAYS, CODE, IDENTITY, words_of
 from fedjax_muon.experiments.sweeping import read_points
 from fedjax_muon.reporting import comparison, metrics_csv, plots
-from fedjax_muon.runs.errors import refusing
 from fedjax_muon.shell.commands import only
+from fedjax_muon.shell.errors import refusing
 from fedjax_muon.shell.jobs import Taken, Words, dashed
 from fedjax_muon.shell.names import METHODS, TABLES, called
 from fedjax_muon.terminal import plain_console

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from command import SMALL, run, spawn, wait_for
 from federation import assert_close, assert_same_bits, trained
+from fedjax_muon.runs import build as building, directory
+from fedjax_muon.runs.train import last_state
 from jaxprs import equations
 
 from fedjax_muon import data, simulation
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.engine import plans, processes, sharding
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.runs import build as building, directory
-from fedjax_muon.runs.train import last_state
 from fedjax_muon.simulation import batching, sweeps
 from fedjax_muon.simulation.batching import with_replacement
 

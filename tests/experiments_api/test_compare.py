@@ -21,23 +21,11 @@ from fedjax_muon.experiments.comparing import compare
 from fedjax_muon.experiments.sweeping import sweep, table_of
 from fedjax_muon.experiments.training import train
 from fedjax_muon.privacy import ClientPrivacy
-from fedjax_muon.runs import compare as runs, tuned
-from fedjax_muon.runs.config import Comparison, Config
-from fedjax_muon.runs.pretrained import dataset_of
 
 SIZES = {"cohort_size": 3, "local_steps": 2, "batch_size": 8}
 EVERY = {"rounds": 4, "evaluate_every": 2, "progress": False}
 PROBLEM = problems.classification(
     clients=6, model=partial(problems.mlp, hidden=(4,)), train_share=0.3, alpha=1.0
-)
-CONFIG = Config(
-    num_clients=6,
-    hidden=(4,),
-    train_share=0.3,
-    alpha=1.0,
-    rounds=4,
-    evaluate_every=2,
-    **SIZES,
 )
 GRID = {"lr": (0.001, 0.01)}  # far too small
 METHODS = {"fedavg": fm.fedavg(lr=0.1), "fedmuon": fm.fedmuon(lr=0.01)}
@@ -49,43 +37,35 @@ def untimed(rows):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """The best rate of fedavg, and both methods on two seeds; here and of today."""
+    """The best rate of fedavg, and both methods on two seeds."""
     place = tmp_path_factory.mktemp("compared")
     options = {**EVERY, **SIZES, "seeds": (0, 1), "grids": {"fedavg": GRID}}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sweeping, "MOST_RATES", 3)
-        patched.setattr("fedjax_muon.runs.sweep.MOST_RATES", 3)
         result = compare(METHODS, PROBLEM, directory=place / "new", **options)
-        lr = {"fedmuon": 0.01}
-        job = Comparison(
-            ("fedavg", "fedmuon"), lr, {}, (0, 1), CONFIG, {"fedavg": GRID["lr"]}
-        )
-        (place / "old").mkdir()
-        chosen = runs.tuned(job, place / "old")
-        runs.run(chosen, runs.Checked(dataset_of(CONFIG), "", []), place / "old")
-        (table,) = runs.report(job, place / "old", {})
-    return place, result, chosen, table
+    return place, result
 
 
-def test_a_comparison_has_the_numbers_of_the_command_line(compared):
-    place, result, chosen, table = compared
-    assert result.sweeps["fedavg"].chosen == {"lr": chosen.lr["fedavg"]} == {"lr": 0.03}
-    for cell in ("fedavg/seed0", "fedavg/seed1", "fedmuon/seed0", "fedmuon/seed1"):
-        assert_same_but_for_seconds(
-            *(place / run / cell / "metrics.csv" for run in ("old", "new"))
-        )
+# the last test losses, as first computed on a Xeon by the command line before this one
+LOSSES = {"fedavg": (2.146223, 2.3308), "fedmuon": (2.471782, 2.324142)}
+
+
+def test_a_comparison_has_the_numbers_that_it_had(compared):
+    place, result = compared
+    assert result.sweeps["fedavg"].chosen == {"lr": 0.03}
+    for name, losses in LOSSES.items():
+        last = [run["test_loss"][-1] for run in result.runs[name]]
+        assert last == pytest.approx(losses, rel=2e-6)
     assert result.rates == {"fedavg": "0.03 (edge)", "fedmuon": "0.01"}
     ours = result.table()
-    assert (ours.title, ours.caption, ours.columns) == table[:3]
-    assert str(ours).startswith(f"# {ours.title}\n\n| algorithm | lr |")
-    rows = [tuple(row[1:-1]) for row in table.rows]
-    assert [tuple(row[1:-1]) for row in ours.rows] == rows
+    title = "digits, 6 clients by dirichlet (1), 3 per round, 2 local steps"
+    assert str(ours).startswith(f"# {title}\n\n| algorithm | lr |")
     names = "summary.csv summary.tex comparison.png versions.json fedavg fedmuon tuning"
     assert {path.name for path in (place / "new").iterdir()} == set(names.split())
 
 
 def test_in_memory_the_numbers_are_the_same(compared):
-    _, result, *_ = compared
+    _, result = compared
     lr = {"fedavg": fm.fedavg(lr=0.03)}
     alone = compare(lr, PROBLEM, **EVERY, **SIZES, seeds=(0, 1))
     for known, run in zip(result.runs["fedavg"], alone.runs["fedavg"], strict=True):
@@ -237,13 +217,7 @@ def test_learning_rates_are_told_in_words():
 
 
 def test_grids_lie_around_the_rate_of_a_method():
-    for name, method in (
-        ("fedavg", fm.fedavg(lr=0.3)),
-        ("fedmuon", fm.fedmuon(lr=0.03)),
-    ):
-        assert sweeping.around(method)["lr"] == tuned.rates_to_try(
-            name, "classification"
-        )
+    assert sweeping.around(fm.fedavg(lr=0.3)) == {"lr": (0.03, 0.09, 0.3, 0.9)}
     with pytest.raises(ValueError, match="has no number as its learning rate"):
         sweeping.around(fm.fedavg(lr=lambda index: 0.1))
 

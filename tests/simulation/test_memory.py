@@ -12,18 +12,18 @@ import numpy as np
 import psutil
 import pytest
 from command import refused
+from fedjax_muon.runs import directory
+from fedjax_muon.runs.build import simulation_of
+from fedjax_muon.runs.config import Config, Run
 
 from fedjax_muon import models, problems, simulation, tasks
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.cli import main
 from fedjax_muon.core import tree
 from fedjax_muon.data import load
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine import plans
 from fedjax_muon.experiments import comparing, sweeping
-from fedjax_muon.runs import directory
-from fedjax_muon.runs.build import simulation_of
-from fedjax_muon.runs.config import Config, Run
+from fedjax_muon.shell.main import main
 from fedjax_muon.simulation import memory, rounds, sweeps
 from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.batching import with_replacement

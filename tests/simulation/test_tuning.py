@@ -7,12 +7,12 @@ import federation
 import jax
 import pytest
 from command import SMALL, run
+from fedjax_muon.runs.directory import read
 
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.engine.plans import mapped, vmapped
 from fedjax_muon.privacy import ClientPrivacy
-from fedjax_muon.runs.directory import read
 from fedjax_muon.simulation import tuning
 from fedjax_muon.simulation.memory import Memory
 from fedjax_muon.simulation.tuning import tune

@@ -1,1 +1,0 @@
-"""Runs: their configuration, directories and resumption."""
