@@ -194,6 +194,8 @@ def sweep(
     check_sweep(method, grid, seeds, how)
     for name, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
         check_count(name, value)
+    if cells_at_once is not None:
+        check_count("cells_at_once", cells_at_once)
     tuned = dataclasses.replace(problem.with_validation(validation), tested=None)
     tuned = shared(tuned, how)
     for seed in seeds:

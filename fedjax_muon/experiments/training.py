@@ -296,6 +296,8 @@ def train(
     """
     place = None if directory is None else Path(directory).expanduser()
     check_directory(place, ledger, budget, log)
+    for name, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
+        check_count(name, value)
     simulation = simulate(method, problem, seed, **how)
     check(simulation)
     data = "" if place is None else digest(problem.dataset)

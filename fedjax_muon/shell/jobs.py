@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fedjax_muon.algorithms import minimax
-from fedjax_muon.core import Algorithm
+from fedjax_muon.core import Algorithm, check_count
 from fedjax_muon.core.recipe import hyper_parameters
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.decentralized import ALL as OF_AGENTS, PRIVATE_METHODS
+from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.private_methods import ExamplePrivacy, PrivateAgents
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.experiments.prepared import Method
@@ -76,7 +77,7 @@ class Words:
             name = word[2:].replace("-", "_")
             if not equals:
                 alone = not rest or rest[0].startswith("--")
-                text = "true" if alone else rest.pop(0)
+                text = "" if alone else rest.pop(0)
                 if alone and name.startswith("no_"):
                     name, text = name[3:], "false"
             if name == "with":
@@ -172,6 +173,7 @@ def launch(
       process_id: Number of this process, from 0, with --coordinator.
     """
     how = launching.Launch(distributed, coordinator, num_processes, process_id)
+    check_count("devices", devices)
     launching.begin(how, devices)
     return devices
 
@@ -304,11 +306,12 @@ class Job:
             self.promise = taken.take("Privacy", promise)
         else:
             self.promise = {}
-            if "epsilon" in taken.options:
-                raise ValueError(
-                    f"{next(iter(kinds))} has no private version; leave out --epsilon, "
-                    f"or choose one of {', '.join(PRIVATE_METHODS)}"
-                )
+        public = [name for name, each in kinds.items() if isinstance(each, Gossip)]
+        if public and ("epsilon" in taken.options or "epsilon" in self.promise):
+            raise ValueError(
+                f"{public[0]} has no private version; leave out --epsilon, or choose "
+                f"one of {', '.join(PRIVATE_METHODS)}"
+            )
         values = taken.take("Problem", self.problem_call.function)
         self.problem_call.keywords |= values
         self._check_server(next(iter(kinds)))
@@ -461,6 +464,7 @@ def _made(call: Call, rounds: int = 1) -> Any:
     """The method of a call; a schedule of its rate is a function of the method."""
     rate = call.keywords.get("lr")
     if isinstance(rate, Call) and rate.function is cosine_decay:
+        rate.check()
         rest = {**call.keywords, "lr": rate.keywords["lr"]}
         return rate.made(rounds, _made(call.given(rest), rounds))
     method = call.made(rounds)

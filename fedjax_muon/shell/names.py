@@ -138,7 +138,7 @@ TABLES: dict[str, Table] = {
     "lr": {"cosine": cosine_decay},
     "compressor": _public(compression, *WRAPPERS, "memory_share", "rank_share"),
     "rank": _named(compression.memory_share, compression.rank_share),
-    "aggregator": _public(aggregators, "robust"),
+    "aggregator": _public(aggregators, "robust", "with_all_messages"),
     "attack": _public(attacks, "attack", "flip_labels"),
     "with": _named(
         aggregators.robust,
@@ -153,6 +153,7 @@ TABLES: dict[str, Table] = {
 # arguments that the library gives, so that no text does
 SUPPLIED = {
     *("algorithm", "dataset", "labels", "num_clients", "agents", "key", "x", "rounds"),
+    *("fan_in", "fan_out", "owners"),
 }
 
 
@@ -218,12 +219,31 @@ class Call:
         except TypeError as error:
             if "missing" not in str(error):
                 raise ValueError(f"{self.name}: {error}") from None
+            self.check(bool(values))
             return (
                 functools.partial(self.function, **keywords)
                 if keywords
                 else self.function
             )
         return self.function(*values, **keywords)
+
+    def check(self, now: bool = True) -> None:
+        """Raises `ValueError` for arguments that are missing, and only texts can give.
+
+        Args:
+          now: Whether nothing else is given later.
+        """
+        for name, parameter in self.parameters.items():
+            needed = parameter.default is EMPTY and name not in self.keywords
+            plain = any(
+                _rank(kind) not in (0, FUNCTION) for kind in kinds_of(parameter)
+            )
+            if needed and (now or plain) and parameter.annotation is not EMPTY:
+                option = name.replace("_", "-")
+                raise ValueError(
+                    f"{self.name} needs {name}; give it by --{option}, or as "
+                    f"{self.name}:{name}=..."
+                )
 
 
 class Grid(tuple[float, ...]):
@@ -275,7 +295,7 @@ def called(table: str, text: str, what: str) -> Any:
         head, args = match[1], match[2]
     else:
         words = text.split(":")
-        own = words[0] not in known and len(words) > 1
+        own = words[0] not in known and len(words) > 1 and words[1].isidentifier()
         head, args = ":".join(words[: 1 + own]), ":".join(words[1 + own :])
     if head in known:
         value = known[head]
@@ -298,7 +318,7 @@ def advice(name: str, known: typing.Collection[str]) -> str:
     """What is said of a name that does not exist."""
     if len(known) > MOST_SHOWN:
         return f"{near(name, known)}`fedjax-muon list` shows all"
-    names = ", ".join(known)
+    names = ", ".join(dict.fromkeys(known))
     return f"{near(name, known)}choose one of {names}, or your own as MODULE:FUNCTION"
 
 
@@ -381,6 +401,10 @@ def value_of(
       mark: What separates several values.
     """
     kinds, table = kinds_of(parameter), TABLES.get(name, {})
+    if not text:
+        if bool in kinds:
+            return True
+        raise ValueError(f"{what} needs a value: {words_of(kinds)}")
     if text in table and not callable(table[text]):
         return table[text]
     for kind in kinds:

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from command import SMALL, run, spawn, wait_for
 from federation import assert_close, assert_same_bits, trained
-from fedjax_muon.runs import build as building, directory
-from fedjax_muon.runs.train import last_state
 from jaxprs import equations
 
-from fedjax_muon import data, simulation
+from fedjax_muon import simulation
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.engine import plans, processes, sharding
 from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.shell.load import load_run
 from fedjax_muon.simulation import batching, sweeps
 from fedjax_muon.simulation.batching import with_replacement
 
@@ -189,7 +188,7 @@ def test_other_devices_are_refused():
 
 # ---------------- two processes that train together, until one of them is killed
 
-TOGETHER = ["train", "--algorithm", "scaffold", "--model", "mlp", "--hidden", 8]
+TOGETHER = ["train", "scaffold", "--model", "mlp:hidden=8"]
 TOGETHER += [*SMALL, "--evaluate-every", 20]
 
 
@@ -199,7 +198,7 @@ def test_two_processes_are_one_run_and_the_death_of_one_ends_the_other(tmp_path)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
-    command = [*TOGETHER, "--rounds", 10**6, "--output", place]
+    command = [*TOGETHER, "--rounds", 10**6, "--directory", place]
     command += ["--coordinator", coordinator, "--num-processes", 2, "--process-id"]
     both = [spawn(*command, number) for number in range(2)]
     checkpoints = lambda: place.glob("checkpoints/[0-9]*")
@@ -221,17 +220,13 @@ def test_two_processes_are_one_run_and_the_death_of_one_ends_the_other(tmp_path)
 
     # one process reads what two have written: of the six clients, three each
     last, alone = saved()[-1], tmp_path / "alone"
-    run(*TOGETHER, "--rounds", last, "--output", alone)
+    run(*TOGETHER, "--rounds", last, "--directory", alone)
     ours, theirs = (metrics_csv.read(p / "metrics.csv") for p in (alone, place))
     assert ours["round"].tolist() == list(range(0, last + 1, 20))
     for name in set(ours) - {"seconds"}:
         known = theirs[name][: len(ours[name])]
         np.testing.assert_allclose(known, ours[name], 1e-3, 1e-4, err_msg=name)
-    what = directory.read(place)
-    dataset = data.load(what.config.dataset, what.config.data_dir)
-    simulation = building.simulation_of(what, dataset)
-    got = last_state(what, simulation, place).params
-    want = last_state(directory.read(alone), simulation, alone).params
+    got, want = load_run(place).params, load_run(alone).params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-3, 1e-3), got, want)
 
 

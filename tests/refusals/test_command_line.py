@@ -8,135 +8,141 @@ from cases import slow_but
 from command import refused
 
 NOT_MINIMAX = "minimax problems; add --problem auc"
-TWO_CLASSES = "two classes; the model gives 10"
-RATIOS = "--partition ratios --ratios 0.1 0.2"
-ONCE = "must name one or more, each once"
-SWEEP, PRIVATE = "sweep --algorithms fedavg", "compare dpmixsgd --epsilon 1"
+ONCE = "must be one or more numbers, each once"
+GRID, PRIVATE = "sweep fedavg --lr 0.1,0.2", "compare dpmixsgd --epsilon 1"
 LITTLE = (
-    "train --algorithm fedavg --train-share 0.2 --num-clients 4 --min-client-size 1 "
-    "--cohort-size 4 --rounds 2 --hidden 8 --batch-size 16"
+    "train fedavg --train-share 0.2 --clients 4 --rounds 2 --batch-size 16 "
+    "--divide dirichlet:alpha=1,min_size=1 --model mlp:hidden=8"
 )
-TABLE = "train --algorithm fedavg --dataset ../table.csv --cohort-size 2"
+TABLE = "train fedavg --dataset ../table.csv --cohort-size 2"
 # what is given, and what it is told, by the command
 QUICK = {
-    "resum": {"": "resume"},
+    "resum": {"": "did you mean resume?"},
     "train": {
-        "--problem regression": "invalid choice",
+        "--problem regression": "choose one of classification, auc, or your own",
         "--rounds 0": "rounds must be at least 1, got 0",
+        "--rounds": "--rounds needs a value: a whole number",
         "--train-share 0": "train_share must lie in (0, 1]",
-        "--algorithm muloco --algorithm.momentum 1": "momentum must lie in [0, 1)",
-        "--algorithm fedmun": "did you mean fedmuon",
+        "muloco --momentum 1": "momentum must lie in [0, 1)",
+        "fessgda": "did you mean fess_gda",
+        "fedmun": "unknown method 'fedmun'; did you mean fedmuon?",
         "--dataset digit": "did you mean 'digits'",
-        "--algorithm fsgda": NOT_MINIMAX,
-        "--problem auc --dataset digits": TWO_CLASSES,
-        "--algorithm.lrr 0.1": "--algorithm.lr",
+        "fsgda --problem classification": NOT_MINIMAX,
+        "fsgda --dataset digits": "two classes; the model gives 10",
+        "--lrr 0.1": "unknown option --lrr; did you mean --lr?",
         "--model resnet": "did you mean resnet18",
-        "--alpha small": "could not convert",
+        "--alpha small": "--alpha must be a number, got 'small'",
+        "--client-tests maybe": "must be true or false, got 'maybe'",
+        "fedavg fedmuon": "for several, use compare",
+        "fedmuon:lrr=1": "did you mean lr? it takes lr, momentum, rule, polar, synced",
+        "fedmuon:lr=x": "unknown fedmuon: lr 'x'; choose one of cosine",
+        "--lr 0.1,0.2": "train takes one lr; for several, use sweep",
+        "--lr cosine": "cosine needs lr",
+        "--model no_module:net": "there is no module 'no_module', of no_module:net",
+        "--with compres": "unknown wrapper 'compres'; did you mean compress?",
+        "--with compress": "compress needs compressor; give it by --compressor",
+        "--plan mapped --tune": "leave out --plan",
+        "--seeds 0,1": "did you mean --seed?",
+        "fedmuon --seed 0 1": "unexpected argument '1'",
     },
     LITTLE: {
-        "--local-epochs 1 2 3": "got 1 2 3",
-        "--own-leaves Dense_9": "no parameter has 'Dense_9'",
-        "--own-leaves Dense_1 --ditto 1": "cannot be combined",
-        "--buffer 3": "add --concurrency",
-        "--concurrency 3": "add --buffer",
-        "--staleness 1": "add --buffer",
-        "--clock lognormal": "such as constant:1:0",
-        "--clock fast:1": "got 'fast:1'",
-        "--clock nowhere.csv": "nowhere.csv",
+        "--local-epochs 1,2,3": "(low, high), got (1, 2, 3)",
+        "--with keep_own:Dense_9": "no parameter has 'Dense_9'",
+        "--arrivals buffered --buffer 3": "by --concurrency",
+        "--concurrency 3": "unknown option --concurrency",
+        "--clock lognormal": "lognormal needs sigma",
+        "--clock fast:1": "unknown --clock 'fast'",
+        "--clock trace:nowhere.csv": "nowhere.csv",
+        "--with robust:mean": "unknown robust: aggregator 'mean'",
     },
-    SWEEP: {
-        "--grid lr=0.1,-1": "the grid of fedavg: lr must lie in",
-        "--grid lr=-2 --lr-schedule cosine": "of fedavg: lr must lie in",
-        "--client-tests": "leave out client_tests",
+    GRID: {
+        "--lr 0.1,-1": "the grid of fedavg: lr must lie in",
+        "--lr 0.1,x": "--lr must be numbers",
         "--log lines": "unknown option --log",
+        "--part 3/2": "part must be such as 3/8",
     },
+    "sweep fedavg": {"": "fedavg has no grid", "--grid papers": "did you mean paper"},
     PRIVATE: {
         "--budget 0.1": "0.1 is allowed",
-        "--cohort-size 3": "has no server; leave out cohort_size",
+        "--cohort-size 3": "needs a server, and dpmixsgd has none",
     },
     "compare dpmixsgd dsgda": {"--epsilon 1": "dsgda has no private version"},
     "compare dpmixsgd fedavg": {"--epsilon 1 --delta 1e-3": "separately"},
-    "train --algorithm fedavg": {
-        "--epsilon": "it needs a value",
+    "train fedavg": {
+        "--epsilon": "--epsilon needs a value",
         "--clip-norm 1": "add --epsilon",
-        "--graph ring": "a graph is for agents",
-        "--epsilon 1 2": "for several, use compare",
+        "--graph ring": "is for agents without a server",
+        "--epsilon 1,2": "for several, use compare",
         "--log json": "unknown tracker 'json'; log takes",
         "--log wandb,wandb": "names 'wandb' twice",
-        "--output .": "choose another --output",
+        "--directory .": "choose another directory",
     },
-    "train --num-clients 6 --cohort-size 3": {
+    "train --clients 6 --cohort-size 3": {
         "--devices 9": "at most the 8 that this host has",
         "--devices 0": "devices must be at least 1",
         "--split-examples": "needs several devices",
         "--num-processes 2": "coordinator, num_processes and process_id go",
     },
-    "train --algorithm dpmixsgd": {
+    "train dpmixsgd": {
         "": "add --epsilon",
         "--epsilon 1 --ledger /dev/null/ledger.json": "/dev/null",
     },
-    TABLE: {"--label risk --owner bank": "add --partition by_owner"},
 }
 SLOW = {
     "train": {
         "--dataset fashion_mnist": "give data_dir",
         "--cohort-size 17": "between 1 and the 16 clients",
-        "--hidden 64 0": "hidden widths must be at least 1",
+        "--model mlp:hidden=64+0": "hidden widths must be at least 1",
         "--alpha 0": "alpha must",
-        "--algorithm scaffold --weighting examples": "has control variates",
-        "--plan chunked --chunk-size 0": "chunk_size must be at least 1",
-        "--model lenet --dataset digits": "LeNet",
-        "--dataset breast_cancer --augmentation crop_and_flip": "does not fit",
+        "scaffold --weighting examples": "has control variates",
+        "--plan chunked --size 0": "chunk_size must be at least 1",
+        "--model lenet": "LeNet",
+        "--dataset breast_cancer --augment crop_and_flip": "does not fit",
         "--positives 0.1": "labels must be 0",
-        "--model rnn": "rnn does not fit digits",
+        "--model rnn": "this dataset has numbers",
         "--label risk": "label is only for tables",
-        "--image-size 4 4": "only for directories of images",
-        "--partition by_owner": "does not say which clients",
+        "--image-size 4,4": "only for directories of images",
+        "--divide by_owner": "does not say which clients",
         "--dataset ../none.csv": "there is no file",
         "--dataset ../none/": "there is no folder",
     },
-    "train --problem auc": {
-        RATIOS: "one number for each of the 8 clients",
+    "train fess_gda": {
+        "--divide ratios --shares 0.1,0.2": "one number for each of the 8 clients",
         "--positives 0.9": "ratio 0.9 with",
-        "--algorithm fessgda": "did you mean fess_gda",
     },
     TABLE: {
-        "--label risk --exclude bank --partition by_owner": "with --owner",
-        "--label risk --owner bnk --partition by_owner": "no column 'bnk'",
+        "--label risk --exclude bank --divide by_owner": "name the column by owner",
+        "--label risk --owner bnk": "no column 'bnk'",
+        "--label risk --owner bank --divide iid": "leave out one of them",
     },
     "compare": {
-        "fedavg fedavg": f"algorithms {ONCE}",
-        "--seeds 1 1": f"seeds {ONCE}",
-        "--lr scafold 1": "'scafold', which is not compared",
-        "fedavg fsgda": NOT_MINIMAX,
+        "fedavg fedavg": "fedavg is named twice",
+        "--seeds 1,1": f"seeds {ONCE}",
+        "fedavg fsgda --problem classification": NOT_MINIMAX,
+        "fedavg dsgd": "has a server and dsgd has none",
         "--problem auc --cohort-size 4": "use a cohort_size of all 8",
+        "fedadamw --b1 0.1,0.2": "for grids of other numbers, use sweep",
     },
-    "resume": {"/nowhere": "is not a run directory"},
-    "plot": {"": "at least one run directory"},
-    SWEEP: {
-        "--grid lr=0.1 align=0.5": "'align', which is not a number",
-        "--grid lr=abc": "got 'lr=abc'",
-        "--grid lr": "got 'lr'",
-        "--grid lr=0.1,1e-1": "the grid of lr has a value twice",
-        "--grid lr=0.1 lr=0.2": "--grid names 'lr' twice",
-        "--grid": "got nothing",
-        "--seeds": f"seeds {ONCE}, got ()",
+    "resume": {"/nowhere": "is not the directory of a command"},
+    "plot": {"": "at least one directory", "here": "has no finished run"},
+    "partition": {"--output a.txt": "must end in .png, .pdf, .svg"},
+    "export": {"/nowhere b.safetensors": "is not the directory of a run"},
+    GRID: {
+        "--lr 0.1,1e-1": "the grid of lr must have one",
+        "--seeds": "--seeds needs a value",
         "--seeds 0,4294967296": "a seed must lie in [0, 2^32)",
         "--validation 1": "share must be in (0, 1)",
         "--validation 0.001": "the class '8'",
         "--cells-at-once 0": "cells_at_once must be at least 1",
-        "--compressor quantize --compressor-bits 9": "bits must be",
-        "--error-feedback 1": "need a compressor",
-        "--compressed-parts momentum": "compressed_parts and error_feedback need",
+        "--with compress:quantize:9": "bits must be",
     },
     "sweep": {
-        "--algorithms fedmuon --grid synced=0,1": "'synced', which is not a number",
-        "--algorithms": f"algorithms {ONCE}, got ()",
-        "--algorithms fedmuon_align --compressor svd --compressed-parts moment": (
+        "": "name the methods of the sweep",
+        "fedmuon --synced true,false": "must be true or false, got 'true,false'",
+        "fedmuon_align --lr 0.1,0.2 --with compress:top_k:0.1,fields=moment": (
             "no message has a field 'moment'"
         ),
-        "--algorithms fedavg,fsgda": NOT_MINIMAX,
-        f"--problem auc {RATIOS}": "one number for each of the 8 clients",
+        "dpmixsgd --epsilon 1 --lr 0.1,0.2": "use compare",
     },
     PRIVATE: {
         "--budget 0": "epsilon must lie in (0, infinity)",
@@ -144,11 +150,10 @@ SLOW = {
         "--epsilon 0": "epsilon must lie in [0.0001",
         "--delta 0.02": "delta must lie in (0, 0.01",
         "--batch-size 92": "batch must be at most 91",
-        "--num-clients 1000": "in 1..455 (the examples)",
-        "--graph tree": "invalid choice",
-        "--lr-schedule cosine": "takes no learning rate schedule",
+        "--clients 1000": "in 1..455 (the examples)",
+        "--graph tree": "unknown --graph 'tree'",
+        "--lr 0.1,0.2": "which privacy does not cover",
     },
-    "sweep --algorithms dpmixsgd": {"--epsilon 1": "use compare"},
 }
 
 

@@ -12,9 +12,6 @@ import numpy as np
 import psutil
 import pytest
 from command import refused
-from fedjax_muon.runs import directory
-from fedjax_muon.runs.build import simulation_of
-from fedjax_muon.runs.config import Config, Run
 
 from fedjax_muon import models, problems, simulation, tasks
 from fedjax_muon.algorithms import ALL
@@ -22,7 +19,7 @@ from fedjax_muon.core import tree
 from fedjax_muon.data import load
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine import plans
-from fedjax_muon.experiments import comparing, sweeping
+from fedjax_muon.experiments import comparing, simulate as prepare, sweeping
 from fedjax_muon.shell.main import main
 from fedjax_muon.simulation import memory, rounds, sweeps
 from fedjax_muon.simulation.arguments import on_device
@@ -190,18 +187,14 @@ def test_what_no_compiler_accepts_does_not_fit(limit, monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_refuses_before_the_first_round(limit, capsys, tmp_path):
-    config = Config(plan="vmapped", cohort_size=16)
-    asked = Run("fedavg", {}, 0, config)
-    alone = simulation_of(asked, load(config.dataset))
+    how = {"plan": plans.vmapped, "cohort_size": 16}
+    alone = prepare(ALL["fedavg"].function(), problems.classification(), **how)
     limit(memory_of(alone).total - 1)
-    old = directory.create(tmp_path / "old", asked)
-    new = ["--plan", "vmapped", "--cohort-size", 16, "--output", tmp_path / "new"]
-    line = refused(capsys, "train", "--algorithm", "fedavg", *new)
+    words = ["--plan", "vmapped", "--cohort-size", 16, "--directory", tmp_path / "new"]
+    line = refused(capsys, "train", "fedavg", *words)
     assert line.startswith("this plan needs ")
+    assert refused(capsys, "compare", "fedavg", *words) == line
     assert not (tmp_path / "new").exists()
-    assert refused(capsys, "resume", old) == line
-    assert refused(capsys, "compare", "fedavg", *new) == line
-    assert not list(tmp_path.rglob("metrics.csv"))
 
 
 @pytest.mark.slow
@@ -214,15 +207,15 @@ def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(module, "limit_of", unknown)
     with pytest.warns(UserWarning, match="^memory not checked: no device says"):
         check_memory(federation.federation())
-    short = ["--rounds", "1", "--model", "mlp", "--hidden", "4", "--cohort-size", "1"]
+    short = ["--rounds", "1", "--model", "mlp:hidden=4", "--cohort-size", "1"]
     out = tmp_path / "out"
-    main(["train", "--algorithm", "fedavg", *short, "--output", str(out)])
+    main(["train", "fedavg", *short, "--directory", str(out)])
     said = capsys.readouterr().err.splitlines()
     line = "fedjax-muon: warning: memory not checked: no device says"
     assert said.count(line) == 1  # beside what other packages warn of
     assert len((out / "metrics.csv").read_text().splitlines()) == 3
-    grid = ["--grid", "lr=0.1", "--seeds", "1", "--output", str(tmp_path / "grid")]
-    main(["sweep", "--algorithms", "fedavg", *grid, *short])
+    grid = ["--seeds", "1", "--no-extend", "--directory", str(tmp_path / "grid")]
+    main(["sweep", "fedavg:lr=0.1+0.2", *grid, *short])
     assert "memory not checked, one cell at a time: " in capsys.readouterr().err
 
 

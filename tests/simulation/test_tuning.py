@@ -1,5 +1,6 @@
 """The fastest plan: measured, and the same when a run is resumed."""
 
+import json
 import math
 
 import chex
@@ -7,7 +8,6 @@ import federation
 import jax
 import pytest
 from command import SMALL, run
-from fedjax_muon.runs.directory import read
 
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg
@@ -100,9 +100,10 @@ def test_a_run_keeps_its_plan(monkeypatch, tmp_path, capsys):
     timer(monkeypatch, 2, 1, math.inf)  # and no more when it is resumed
     place = tmp_path / "run"
     words = ("--rounds", "2", "--tune", *SMALL, "--cohort-size", "6")
-    run("train", "--algorithm", "fedavg", *words, "--output", place)
+    run("train", "fedavg", *words, "--directory", place)
     said = capsys.readouterr().out.replace("\n", " ")
     assert "fastest plan: chunked with chunk_size 3 (a round by plan: vmapped" in said
-    config = read(place).config
-    assert (config.plan, config.chunk_size) == ("chunked", 3)
+    argv = json.loads((place / "command.json").read_text())["argv"]
+    assert argv[-2:] == ["--plan", "chunked:3"]
+    assert "--tune" not in argv
     run("resume", place)
