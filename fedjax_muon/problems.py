@@ -253,15 +253,15 @@ def _classes(dataset: Dataset) -> int:
 
 def ratios(
     labels: np.ndarray,
-    clients: int,
+    num_clients: int,
     *,
     key: jax.Array,
     shares: Sequence[float] = (0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25),
 ) -> Parts:
     """Divides two classes; `shares` are every client's share of positives."""
-    if len(shares) != clients:
+    if len(shares) != num_clients:
         raise ValueError(
-            f"shares must have one number for each of the {clients} clients, got "
+            f"shares must have one number for each of the {num_clients} clients, got "
             f"{len(shares)}"
         )
     return imbalance.with_ratios(labels, shares, key=key)

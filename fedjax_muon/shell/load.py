@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -23,13 +24,15 @@ from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.shell import commands
 from fedjax_muon.shell.errors import refusing
-from fedjax_muon.shell.jobs import Job, Words
+from fedjax_muon.shell.jobs import Job, Words, dashed, launch
 from fedjax_muon.shell.names import importing_only
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record
 from fedjax_muon.versions import PACKAGE_VERSION, check_installed
 
 MOST_NAMED = 3  # runs of a comparison in an error
+# options of where a run was trained: it is read on this machine alone
+LAUNCH = [*inspect.signature(launch).parameters]
 OF_FLAX = ("parent", "name")  # fields of all modules
 
 
@@ -83,6 +86,10 @@ class LoadedRun:
         about = commands.command_of(roots[0])
         commands.check_trusted(roots[0], about, self.trust)
         name, *words = about["argv"]
+        given = Words(words)
+        options = {k: v for k, v in given.options.items() if k not in LAUNCH}
+        words = [*given.first, *(f"{dashed(k)}={v}" for k, v in options.items())]
+        words += [f"--with={wrapper}" for wrapper in given.wrappers]
         with importing_only(self.trust):
             return commands.PARSERS[name](words), roots[0]
 

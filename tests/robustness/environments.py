@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .kills import SMALL, environment
 
 TINY = [*SMALL, "--rounds", "3", "--evaluate-every", "1"]
-TRAIN = ["train", "--algorithm", "fedavg", *TINY]
+TRAIN = ["train", "fedavg", *TINY]
 MODULE = [sys.executable, "-m", "fedjax_muon"]
 # a user whom the list of users does not have
 HOMELESS = [
@@ -50,10 +50,10 @@ def limited_files(place: Path, sizes: tuple[int, ...] = (1, 2, 5, 50)) -> list[C
         own.mkdir()
         env = environment() | {"JAX_COMPILATION_CACHE_DIR": str(own / "cache")}
         limit = ["bash", "-c", f'ulimit -f {size}; exec "$@"', "limit", *MODULE]
-        process = spawn([*TRAIN, "--output", "run"], own, program=limit, env=env)
+        process = spawn([*TRAIN, "--directory", "run"], own, program=limit, env=env)
         status, text = ended(process)
         problem = _refused(status, text, (1, 2))
-        if not problem and (own / "run" / "config.json").exists():
+        if not problem and (own / "run" / "command.json").exists():
             status, text = ended(spawn(["resume", "run"], own))
             problem = "" if status == 0 else f"not resumed: {text[-200:]}"
         checks.append(Check(f"files of at most {size} kB", problem))
@@ -85,11 +85,11 @@ def without(place: Path) -> list[Check]:
     for name in ("HOME", "XDG_CACHE_HOME", "USER", "LOGNAME"):
         nobody.pop(name, None)
     nobody["JAX_ENABLE_X64"] = "1"
-    words = [*TRAIN, "--output", "homeless"]
+    words = [*TRAIN, "--directory", "homeless"]
     check("no home, 64 bits", spawn(words, place, env=nobody, program=HOMELESS), (0,))
     if os.getuid() != 0:
         (place / "read").mkdir(mode=0o500)
-        check("read-only", spawn([*TRAIN, "--output", "read/run"], place), (2,))
+        check("read-only", spawn([*TRAIN, "--directory", "read/run"], place), (2,))
     return checks
 
 

@@ -1,34 +1,35 @@
-"""Command lines and config files, made from the parser and mutated at random."""
+"""Command lines and their records, made from signatures and mutated at random."""
 
-import dataclasses
+import inspect
 import json
 import random
 import shutil
-import types
-import typing
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin
 
-from fedjax_muon.cli import command_kinds
-from fedjax_muon.runs.config import METHODS, OF_AGENTS, PARTITIONS
+from fedjax_muon.algorithms import ALL
+from fedjax_muon.algorithms.minimax import ALL as MINIMAX
+from fedjax_muon.shell.helping import PARSERS
+from fedjax_muon.shell.names import SEVERAL, TABLES, kinds_of
 
 from . import outcome
 from .outcome import Outcome
 
 # What makes a command fast; mutations change some of it.
-SMALL = {"num_clients": "4", "cohort_size": "2", "local_steps": "1", "batch_size": "8"}
-SMALL |= {"rounds": "2", "evaluate_every": "1", "hidden": "4"}
-WITH_SERVER = [name for name in METHODS if name not in OF_AGENTS]
+SMALL = {"clients": "4", "cohort_size": "2", "local_steps": "1", "batch_size": "8"}
+SMALL |= {"rounds": "2", "evaluate_every": "1", "model": "mlp:hidden=4"}
+WITH_SERVER = [*ALL, *MINIMAX]
 CHEAP = ("fedavg", "fedprox", "scaffold", "fedmuon", "local_sgdm", "fedadam")
 COMMANDS = (*["train"] * 20, "sweep", "compare", "compare private", "list")
 COMMANDS += ("partition", "plot", "resume", "prepare")
 # what belongs to other machines, or to the beginning of a process
-APART = ("data_dir", "devices")
+APART = ("data_dir", "devices", "compile_for", "tune")
 APART += ("distributed", "coordinator", "num_processes", "process_id")
 TRAINING = ("train", "sweep", "compare")
 NUMBERS = ("-1", "0", "1", "2", "3", "1e30", "nan", "inf", "-inf", "0.5", "1e-9")
 NUMBERS += ("99999999999999999999", "2147483648", "x", "", "1_000", "0x10", "²", "1,2")
 WORDS = ("", "digits", "breast_cancer", "a b", "../x", "x[1]", "*", "💥", "--", "none")
+WORDS += ("a:b", "a(b", "top_k:0.1", "mlp:hidden=4", "(", "1+2", "x=y")
 
 
 class Case(NamedTuple):
@@ -40,74 +41,61 @@ class Case(NamedTuple):
     problem: str
 
 
-def options(kind: Any, prefix: str = "") -> dict[str, Any]:
-    """The types of a command's options, as the parser is made from them."""
-    found: dict[str, Any] = {}
-    hints = get_type_hints(kind, include_extras=False)
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            # only the algorithm's own options have a prefix
-            found |= options(hint, "algorithm." if field.name == "hyper" else "")
-        else:
-            named = Literal[PARTITIONS] if field.name == "partition" else hint
-            found[prefix + field.name] = named
-    return found
+def options(command: str, method: str) -> dict[str, inspect.Parameter]:
+    """The options of a command with a method."""
+    sections = PARSERS[command]([method]).sections
+    return {name: p for each in sections for name, p in each.parameters.items()}
 
 
-def value(draw: random.Random, hint: Any, place: Path) -> list[str]:
-    """Words for an option of a type: mostly right, sometimes not."""
+def value(draw: random.Random, name: str, kinds: list[Any], place: Path) -> str:
+    """A word for an option: mostly right, sometimes not."""
     if draw.random() < 0.05:
-        return [draw.choice((*NUMBERS, *WORDS))]
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return [str(draw.choice(parts))]
-    if origin in (typing.Union, types.UnionType):
-        return value(draw, draw.choice(parts), place)
-    if origin is tuple:
-        count = draw.randint(0, 3)
-        return [word for _ in range(count) for word in value(draw, parts[0], place)]
-    if hint is bool:
-        return []
-    if hint is int:
-        return [str(draw.choice((0, 1, 2, 3, 4, 5, 8, -1)))]
-    if hint is float:
-        return [str(draw.choice((0.0, 0.01, 0.1, 0.5, 0.9, 1.0, -0.1, 2.0)))]
-    if hint is Path:
-        return [str(place / draw.choice(("a", "b[1]", "c d", "none/e.png")))]
-    return [draw.choice(WORDS)]
+        return draw.choice((*NUMBERS, *WORDS))
+    kind = draw.choice(kinds)
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if kind is type(None):
+        return "none"
+    if kind is bool:
+        return draw.choice(("true", "false"))
+    if kind is int:
+        return str(draw.choice((0, 1, 2, 3, 4, 5, 8, -1)))
+    if kind is float:
+        return str(draw.choice((0.0, 0.01, 0.1, 0.5, 0.9, 1.0, -0.1, 2.0)))
+    if kind is Path:
+        return str(place / draw.choice(("a", "b[1]", "c d", "none/e.png")))
+    if origin in SEVERAL and inner:
+        count = draw.randint(1, 3)
+        return ",".join(value(draw, name, [inner[0]], place) for _ in range(count))
+    if inner and all(isinstance(one, str) for one in inner):
+        return str(draw.choice(inner))
+    if name in TABLES:
+        return draw.choice(sorted(TABLES[name]))
+    return draw.choice(WORDS)
 
 
 def line(draw: random.Random, place: Path) -> list[str]:
     """A command line; about half of them are meant to train."""
     name, *private = draw.choice(COMMANDS).split()
     method = draw.choice(CHEAP) if draw.random() < 0.7 else draw.choice(WITH_SERVER)
-    kind, _ = command_kinds(["train", "--algorithm", method])[name]
-    known = options(kind)
-    chosen: dict[str, list[str]] = {}
-    if name in TRAINING:
-        chosen |= {key: [word] for key, word in SMALL.items() if key in known}
-        chosen["output"] = [str(place / "out")]
-    if name == "train":
-        chosen["algorithm"] = [method]
+    method = "dpmixsgd" if private else method
+    if name not in TRAINING:
+        return [name, *(draw.choice(WORDS) for _ in range(draw.randint(0, 2)))]
+    known = options(name, method)
+    chosen = {key: word for key, word in SMALL.items() if key in known}
+    chosen["directory"] = str(place / "out")
     if name == "sweep":
-        chosen |= {"algorithms": [method], "grid": ["lr=0.1"], "seeds": ["0"]}
+        chosen |= {"lr": "0.1,0.2", "extend": "false"}
+    if name != "train":
+        chosen["seeds"] = "0"
     if private:
-        method = "dpmixsgd"
-        chosen = {"epsilon": ["4"], "num-clients": ["3"], "rounds": ["2"]}
-        chosen["output"] = [str(place / "out")]
-        chosen["ledger"] = [str(place / "ledger.json")]
+        chosen |= {"epsilon": "4", "clients": "3", "ledger": str(place / "ledger.json")}
     count = min(len(known), draw.choice((0, 0, 1, 1, 2, 3)))
     for key in draw.sample(sorted(known), count):
         if key not in APART:
-            chosen[key] = value(draw, known[key], place)
-    words = [name]
-    if name == "compare":
-        words += [method, "--seeds", "0"]
-        chosen.pop("algorithms", None)
-        chosen.pop("seeds", None)
+            chosen[key] = value(draw, key, kinds_of(known[key]), place)
+    words = [name, method]
     for key, given in chosen.items():
-        words += ["--" + key.replace("_", "-"), *given]
+        words += ["--" + key.replace("_", "-"), given]
     if draw.random() < 0.05:
         position = draw.randrange(1, len(words) + 1)
         words.insert(position, draw.choice((*NUMBERS, *WORDS, "--nothing")))
@@ -128,27 +116,28 @@ def _judged(words: list[str], place: Path, result: Outcome) -> Case:
     return Case(words, result, started, problem)
 
 
-def try_config(draw: random.Random, finished: Path, place: Path) -> Case:
-    """Resumes a finished run whose config.json was edited."""
+def try_record(draw: random.Random, finished: Path, place: Path) -> Case:
+    """Resumes a finished run whose command.json was edited."""
     copy = place / "copy"
     shutil.copytree(finished, copy)
-    path = copy / "config.json"
-    config = json.loads(path.read_text())
-    tree = draw.choice([config, config.get("config", config)])
-    key = draw.choice(sorted(tree))
+    path = copy / "command.json"
+    about = json.loads(path.read_text())
+    tree: Any = draw.choice([about, about["argv"]])
+    key: Any = draw.choice(sorted(about)) if tree is about else None
     values = [None, True, -1, 0, 3, 1e300, "x", [], {}, [1, "a"], "fedavg", 2**70]
-    match draw.randrange(4):
-        case 0:
-            del tree[key]
-        case 1:
-            tree[key + draw.choice("xyz")] = draw.choice(values)
-        case _:
-            tree[key] = draw.choice(values)
-    path.write_text(json.dumps(config))
-    before = (copy / "metrics.csv").read_bytes()
+    if key is None:
+        key = draw.randrange(len(tree))
+        tree[key] = draw.choice(["x", "3", "0.5", "", "--", "fedavg", "true"])
+    elif draw.randrange(2):
+        del tree[key]
+    else:
+        tree[key] = draw.choice(values)
+    path.write_text(json.dumps(about))
+    before = (copy / "metrics.csv").read_text()
     result = outcome.run(["resume", copy])
     problem = result.problem
-    after = (copy / "metrics.csv").read_bytes()
-    if not problem and result.status == 0 and after != before:
-        problem = "other numbers under an edited config"
-    return Case(["resume", f"{key}={tree.get(key)!r}"], result, False, problem)
+    after = (copy / "metrics.csv").read_text()
+    # more rounds than before extend a run
+    if not problem and result.status == 0 and not after.startswith(before):
+        problem = "other numbers under an edited command"
+    return Case(["resume", f"{key}={tree}"], result, False, problem)

@@ -1,6 +1,6 @@
 """Processes that are killed and resumed, against those that are left alone.
 
-    python -m tests.robustness.kills FILE train --algorithm fedavg ...
+    python -m tests.robustness.kills FILE train fedavg ...
 
 is the command, which writes down what it is doing, so that it can be killed there.
 """
@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SIZES = "--num-clients 6 --cohort-size 3 --local-steps 2 --batch-size 8 --hidden 8"
+SIZES = (
+    "--clients 6 --cohort-size 3 --local-steps 2 --batch-size 8 --model mlp:hidden=8"
+)
 SMALL = SIZES.split()
-TRAIN = ["train", "--algorithm", "fedmuon", "--rounds", "120", "--evaluate-every", "20"]
+TRAIN = ["train", "fedmuon", "--rounds", "120", "--evaluate-every", "20"]
 
 TURN = 0.05  # seconds that evaluating and saving take at least, to be hit
 
@@ -104,7 +106,8 @@ def main() -> None:
     path, *words = sys.argv[1:]
     wrapped = noting(Path(path))
 
-    from fedjax_muon import cli, files
+    from fedjax_muon import files
+    from fedjax_muon.shell.main import main as command
     from fedjax_muon.simulation import checkpoint
     from fedjax_muon.simulation.simulation import Simulation
 
@@ -112,7 +115,7 @@ def main() -> None:
     files.write = wrapped("saving", files.write)
     for name, phase in (("evaluate", "evaluation"), ("train_rounds", "training")):
         setattr(Simulation, name, wrapped(phase, getattr(Simulation, name)))
-    cli.main(words)
+    command(words)
 
 
 if __name__ == "__main__":

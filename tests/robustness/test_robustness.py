@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 def finished(tmp_path_factory):
     """A finished run of a few rounds."""
     run_dir = tmp_path_factory.mktemp("runs") / "finished"
-    result = outcome.run([*environments.TRAIN, "--output", run_dir])
+    result = outcome.run([*environments.TRAIN, "--directory", run_dir])
     assert result.status == 0, result.text
     return run_dir
 
@@ -34,8 +34,8 @@ def test_command_lines_end_as_promised(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_edited_configs_are_refused_or_change_nothing(seed, finished, tmp_path):
-    case = fuzz.try_config(random.Random(seed), finished, tmp_path)
+def test_edited_commands_are_refused_or_change_nothing(seed, finished, tmp_path):
+    case = fuzz.try_record(random.Random(seed), finished, tmp_path)
     assert not case.problem, (case.problem, case.words, case.result.text)
 
 
@@ -49,14 +49,14 @@ def test_a_killed_run_is_resumed_to_the_same_numbers(tmp_path):
     """Killed while it saves, and again while it trains."""
     whole, run_dir, said = tmp_path / "whole", tmp_path / "run", tmp_path / "phase"
     words = [*kills.TRAIN, *kills.SMALL]
-    assert kills.finish(said, *words, "--output", str(whole)) == ""
-    again = [*words, "--output", str(run_dir)]
+    assert kills.finish(said, *words, "--directory", str(whole)) == ""
+    again = [*words, "--directory", str(run_dir)]
     for phase, number in (("saving", signal.SIGKILL), ("training", signal.SIGTERM)):
         said.unlink(missing_ok=True)
         process = kills.start(said, *again)
         assert kills.hit(process, said, phase, number, 0.0)
         assert process.returncode in (-signal.SIGKILL, 130)
-        if (run_dir / "config.json").exists():
+        if (run_dir / "command.json").exists():
             again = ["resume", str(run_dir)]
     assert kills.finish(said, *again) == ""
     assert kills.results(run_dir) == kills.results(whole)
