@@ -197,6 +197,7 @@ def test_a_sweep_runs_what_is_missing_of_a_larger_one(tmp_path, counted):
     names += "summary.md grids.png ranking.png curves.png"
     place = tmp_path / "sweep"
     assert {path.name for path in place.iterdir()} == set(names.split())
+    assert (place / "summary.csv").read_text().splitlines()[1].startswith("fedprox,")
     both = {"one": first, "two": result}
     assert [row[0] for row in table_of(both).rows] in (["one", "two"], ["two", "one"])
     with pytest.raises(ValueError, match="its rounds is 4, not 5; choose another"):
