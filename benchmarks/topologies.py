@@ -39,14 +39,7 @@ LATE = "not compiled within the limit"
 
 
 def row_of(case: Case) -> Row:
-    """Compiles a case.
-
-    Args:
-      case: A case.
-
-    Returns:
-      What the compiler says of it, or the reason of its refusal.
-    """
+    """Compiles a case; what the compiler says of it, or why it refuses."""
     simulation = prepare(case)
     began = time.perf_counter()
     try:

@@ -16,12 +16,11 @@ import numpy as np
 
 import fedjax_muon as fm
 from experiments.papers import fedmuon_004
+from experiments.papers.frame import METHODS, decayed
 from experiments.papers.pretrained.roberta import RoBERTa
 from experiments.papers.pretrained.swin import swin_tiny
 from fedjax_muon import algorithms, decentralized, minimax, partition, problems
-from fedjax_muon.core import numbers_of
 from fedjax_muon.core.pair import Pair
-from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.data import NAMES, Dataset
 from fedjax_muon.engine import plans as execution
 from fedjax_muon.simulation import Simulation
@@ -196,14 +195,7 @@ def dataset_of(setting: Setting) -> Dataset:
 
 
 def prepare(case: Case) -> Simulation:
-    """Prepares the simulation of a case, on this machine's devices.
-
-    Args:
-      case: A case.
-
-    Returns:
-      The simulation. It can be compiled but not run, since its examples are shapes.
-    """
+    """Prepares a simulation, on this machine's devices, whose examples are shapes."""
     setting = case.setting
     dataset = dataset_of(setting)
     classes = len(dataset.classes)
@@ -247,25 +239,16 @@ def problem_of(setting: Setting, dataset: Dataset) -> problems.Problem:
 
 
 def with_data(case: Case, dataset: Dataset) -> Simulation:
-    """Prepares the simulation of a case.
-
-    Args:
-      case: A case.
-      dataset: Its data.
-
-    Returns:
-      The simulation, which can be run.
-    """
+    """Prepares a simulation that can be run."""
     setting, problem = case.setting, problem_of(case.setting, dataset)
     how: dict[str, Any] = {"batch_size": setting.batch_size}
     if case.has_agents:
         lr = 0.1 if case.algorithm in DESCENT else Pair(0.1, 0.1)
         method = decentralized.ALL[case.algorithm].function(lr=lr)
         return fm.simulate(method, problem, mixer=decentralized.shifted, **how)
-    method = (algorithms.ALL | minimax.ALL)[case.algorithm].function()
+    method = METHODS[case.algorithm].function()
     if setting.rounds is not None:
-        lr = numbers_of(method)["lr"]
-        method = cosine_decay(method, lr=lr, rounds=setting.rounds)
+        method = decayed(method, setting.rounds)
     how |= {"cohort_size": setting.cohort_size, "local_steps": setting.local_steps}
     devices = jax.devices()[: setting.devices] if setting.devices > 1 else ()
     how |= {"devices": devices, "split_examples": setting.split_examples}

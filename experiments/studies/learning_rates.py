@@ -19,9 +19,8 @@ from typing import Any, Literal
 
 import fedjax_muon as fm
 from experiments.arguments import call
-from fedjax_muon import algorithms, minimax, problems
-from fedjax_muon.core import numbers_of
-from fedjax_muon.core.schedules import cosine_decay
+from experiments.papers.frame import METHODS, decayed
+from fedjax_muon import problems
 from fedjax_muon.experiments.tuned import RATES as TUNED
 from fedjax_muon.reporting.comparison import Point, best
 from fedjax_muon.shell.errors import refusing
@@ -29,7 +28,6 @@ from fedjax_muon.shell.errors import refusing
 EXPONENTS = range(-6, 2)  # of half decades: rates from 0.001 to 3
 SCHEDULES = ("constant", "cosine")
 PROBLEMS = {"classification": problems.classification, "auc": problems.auc}
-METHODS = {**algorithms.ALL, **minimax.ALL}
 SEEDS = (100, 101, 102, 103, 104)
 ROUNDS = 100
 MOST = 6  # extensions of a method's grid
@@ -47,7 +45,7 @@ def points(
     """Returns the point of every rate at a schedule."""
     method = METHODS[algorithm].function()
     if schedule == "cosine":
-        method = cosine_decay(method, lr=numbers_of(method)["lr"], rounds=ROUNDS)
+        method = decayed(method, ROUNDS)
     grid = {"lr": [rate(exponent) for exponent in exponents]}
     how = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seeds": SEEDS}
     swept = fm.sweep(method, problem, grid, extend=False, progress=False, **how)
