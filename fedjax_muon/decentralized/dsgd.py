@@ -33,7 +33,12 @@ def dsgd(
     rule: optax.GradientTransformation = optax.identity(),
     estimator: Estimator = fresh(),
 ) -> Gossip:
-    """Decentralized stochastic gradient descent."""
+    """Decentralized stochastic gradient descent.
+
+    Args:
+      estimator: How an agent estimates its gradient, such as `estimators.ema(0.9)`; by
+        default by the gradient of a batch.
+    """
     check_range("lr", lr)
 
     def advance(objective, x, g, memory, opt, mix, iteration):

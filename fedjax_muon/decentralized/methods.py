@@ -71,6 +71,12 @@ def _ema_from_the_first(momentum: Hyper) -> Estimator:
 
 
 def _noisy_storm(beta: Hyper, sigma: Hyper) -> Estimator:
+    """STORM with noise.
+
+    Args:
+      beta: Weight of the new gradient, in (0, 1].
+      sigma: Standard deviation of the noise in every coordinate.
+    """
     return noisy(storm(beta), sigma)
 
 

@@ -75,6 +75,8 @@ def suda(
       triple: The polynomials A, B2 and C; by default, exact diffusion.
       rule: Rule applied to the tracked gradient, an optax transformation without a
         learning rate; its state persists.
+      estimator: How an agent estimates its gradient, such as `estimators.ema(0.9)`; by
+        default by the gradient of a batch.
     """
     check_range("lr", lr)
     if abs(sum(triple.B2)) > 1e-9:

@@ -42,6 +42,8 @@ def gradient_tracking(
     Args:
       rule: Rule applied to the tracked gradient, an optax transformation without a
         learning rate; its state persists.
+      estimator: How an agent estimates its gradient, such as `estimators.ema(0.9)`; by
+        default by the gradient of a batch.
     """
     check_range("lr", lr)
 

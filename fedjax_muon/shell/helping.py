@@ -53,14 +53,15 @@ def _usual(parameter: inspect.Parameter) -> str:
         return "(default: the problem's)"
     if value is parameter.empty:
         return "(required)"
-    shown = "none" if value is None or value == () else str(value)
-    if isinstance(value, tuple) and value:
-        shown = ",".join(map(str, value))
-    if callable(value) or len(shown) > 40:
-        shown = getattr(value, "__name__", "")
-    return f"(default: {shown.lower() if isinstance(value, bool) else shown})" * bool(
-        shown
-    )
+    table = names.TABLES.get(parameter.name, {})
+    shown = next((name for name, each in table.items() if each is value), "")
+    if value is None or isinstance(value, bool):
+        shown = str(value).lower()
+    elif isinstance(value, int | float | str):
+        shown = str(value)
+    elif type(value) is tuple and not any(isinstance(x, tuple) for x in value):
+        shown = shown or ",".join(map(str, value))
+    return f"(default: {shown})" if shown else ""
 
 
 def _choices(name: str, parameter: inspect.Parameter) -> str:

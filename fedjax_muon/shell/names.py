@@ -153,7 +153,7 @@ TABLES: dict[str, Table] = {
 # arguments that the library gives, so that no text does
 SUPPLIED = {
     *("algorithm", "dataset", "labels", "num_clients", "agents", "key", "x", "rounds"),
-    *("fan_in", "fan_out", "owners"),
+    *("fan_in", "fan_out", "owners", "lhs", "rhs", "window_strides", "padding"),
 }
 
 

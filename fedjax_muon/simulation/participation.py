@@ -167,7 +167,7 @@ def work_of(
 ) -> Work:
     """Makes the work of the arguments of `federate`."""
     if (local_steps is None) == (local_epochs is None):
-        raise TypeError("give either local_steps or local_epochs")
+        raise ValueError("give either local_steps or local_epochs")
     if local_epochs is not None:
         return epochs(*_pair(local_epochs))
     steps: Any = local_steps

@@ -115,7 +115,7 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
 
     def init_client(params):
         own = _only(params, _paths(params, names))
-        return Personal(algorithm.init_client(params), own)
+        return _personal(algorithm, params, own)
 
     def change(number: int, exchange: Exchange) -> Exchange:
         def send(state, round):
@@ -148,6 +148,14 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
 
     changed = map_exchanges(change, algorithm)
     return changed._replace(init=init, init_client=init_client)
+
+
+def _personal(algorithm: Algorithm, params: Params, own: Params) -> Personal:
+    """The first state of a client with parameters of its own."""
+    inner = algorithm.init_client(params)
+    if isinstance(inner, Personal):
+        raise ValueError("keep_own and ditto cannot be combined; choose one")
+    return Personal(inner, own)
 
 
 def _name(key: Any) -> str:
@@ -217,7 +225,7 @@ def ditto(
     check_range("pull", pull)
 
     def init_client(params):
-        return Personal(algorithm.init_client(params), params)
+        return _personal(algorithm, params, params)
 
     def inner_only(exchange: Exchange) -> Exchange:
         def client(objective, broadcast, client_state, batches, round):

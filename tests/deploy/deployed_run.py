@@ -4,9 +4,9 @@ import contextlib
 import itertools
 import os
 
+import command
 import numpy as np
 import psutil
-import shell
 
 from fedjax_muon import engine, experiments
 from fedjax_muon.deploy import in_process
@@ -27,7 +27,7 @@ def job_of(words):
 
 def written(place, words=RUN):
     """Writes an app, and a file of each client's examples; returns what nodes have."""
-    shell.run("deploy", place, *words)
+    command.run("deploy", place, *words)
     problem = job_of(words)[1]
     dataset, configs = problem.dataset, []
     for client, part in enumerate(problem.parts(0)):

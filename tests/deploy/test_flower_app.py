@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import refused, run
 from deployed_run import (
     RUN,
     assert_simulated,
@@ -14,7 +15,6 @@ from deployed_run import (
     without,
     written,
 )
-from shell import run, stopped
 
 import fedjax_muon as fm
 from fedjax_muon.deploy import in_process
@@ -49,8 +49,8 @@ def test_the_command_writes_the_template_and_the_run(capsys, tmp_path, monkeypat
     assert job.calls[0].name == "fedavg"
     assert job.problem_call.keywords["model"].keywords == {"hidden": (8,)}
     assert facts.sizes["max_client_size"] == 4096
-    assert "is already used" in stopped(capsys, "deploy", place, *SMALL)
-    assert "made by deploy; to resume it, use flwr" in stopped(capsys, "resume", place)
+    assert "is already used" in refused(capsys, "deploy", place, *SMALL)
+    assert "made by deploy; to resume it, use flwr" in refused(capsys, "resume", place)
     (place / flower_app.FACTS).write_text("{}")
     with pytest.raises(ValueError, match="the same version of fedjax_muon"):
         flower_app.read_app(place)
@@ -221,5 +221,5 @@ def test_a_node_imports_only_the_modules_that_its_user_names(tmp_path, monkeypat
 def test_what_a_deployment_can_not_have_is_refused(capsys, tmp_path, words, said):
     options = () if words.startswith("dsgd") else SMALL[1:]
     words = ["deploy", tmp_path / "app", *words.split(), *options]
-    assert said in stopped(capsys, *words)
+    assert said in refused(capsys, *words)
     assert not (tmp_path / "app").exists()
