@@ -22,7 +22,7 @@
 # A machine without a network needs wheels of what it lacks:
 #
 #   python3.12 -m pip wheel --no-deps --wheel-dir wheels .
-#   python3.12 -m pip download --no-deps --dir wheels tyro platformdirs ...
+#   python3.12 -m pip download --no-deps --dir wheels docstring-parser platformdirs ...
 #   WHEELS=wheels benchmarks/gpu.sh
 set -uo pipefail
 cd "$(dirname "$0")/.."

@@ -30,7 +30,6 @@ USED_FOR = {
     "matplotlib": "figures",
     "networkx": "graphs of decentralized methods",
     "numpy": "datasets, partitions, values on the host",
-    "pydantic": "types of the values in config.json and in files of options",
     "optax": "gradient transformations of local and server steps, losses",
     "orbax-checkpoint": "checkpoints of runs",
     "packaging": "check of the installed versions",
@@ -40,7 +39,6 @@ USED_FOR = {
     "scikit-learn": "digits, breast cancer, stratified splits, words",
     "scipy": "privacy accounting, confidence intervals",
     "tensorflow-datasets": "reading and preparing the datasets `tfds:NAME`",
-    "tyro": "parser of the command line",
 }
 
 

@@ -59,6 +59,7 @@ from .algorithms.scaffold_m import scaffold_m as scaffold_m
 from .algorithms.scaffold_vr import scaffold_vr as scaffold_vr
 from .algorithms.stem import stem as stem
 from .algorithms.streaming_diloco import streaming_diloco as streaming_diloco
+from .cli.load import load_run as load_run
 from .core import (
     Algorithm as Algorithm,
     Exchange as Exchange,
@@ -94,7 +95,6 @@ from .models import (
     load_params as load_params,
     save_params as save_params,
 )
-from .shell.load import load_run as load_run
 from .simulation import (
     NonFiniteError as NonFiniteError,
     Simulation as Simulation,

@@ -1,5 +1,5 @@
 """`python -m fedjax_muon` is the command `fedjax-muon`."""
 
-from fedjax_muon.shell.main import main
+from fedjax_muon.cli.main import main
 
 main()

@@ -4,8 +4,8 @@ import re
 
 from mkdocs.structure.files import File
 
-from fedjax_muon.shell import helping
-from fedjax_muon.shell.main import COMMANDS
+from fedjax_muon.cli import helping
+from fedjax_muon.cli.main import COMMANDS
 
 SECTION = re.compile(r"(\S.*)")
 OPTION = re.compile(r"  (--\S+)")

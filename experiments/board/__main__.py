@@ -20,7 +20,7 @@ from experiments.board import page, protocol
 from experiments.board.entries import entries_of, entry_of
 from experiments.board.tracks import TRACKS
 from experiments.studies import tuned
-from fedjax_muon.shell.errors import refusing
+from fedjax_muon.cli.errors import refusing
 
 PLACE = Path("results/board")
 What = Literal[

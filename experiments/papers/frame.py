@@ -27,12 +27,12 @@ from experiments.papers import paper_report
 from experiments.papers.repeat import keep, narrow, read
 from fedjax_muon import algorithms, minimax, problems
 from fedjax_muon.algorithms.registry import Method
+from fedjax_muon.cli.errors import refusing, show_error
 from fedjax_muon.core import Algorithm, numbers_of
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.experiments import Swept
 from fedjax_muon.experiments.directory import versions
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.shell.errors import refusing, show_error
 
 Scale = Literal["smoke", "cpu", "full"]
 Grid = Mapping[str, tuple[float, ...]]

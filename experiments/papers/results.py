@@ -17,7 +17,7 @@ from experiments.papers import fedmuon_001, fedmuon_003, fedmuon_004, minimax_00
 from experiments.papers.claims import NO, OPEN, YES, Claim, Found, read
 from experiments.papers.paper_claims import CLAIMS
 from experiments.theory.frame import DERIVED
-from fedjax_muon.shell.errors import refusing
+from fedjax_muon.cli.errors import refusing
 
 PAPERS = {
     "fedmuon_001": fedmuon_001.ITEMS,

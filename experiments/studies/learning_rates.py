@@ -21,9 +21,9 @@ import fedjax_muon as fm
 from experiments.arguments import call
 from experiments.papers.frame import METHODS, decayed
 from fedjax_muon import problems
+from fedjax_muon.cli.errors import refusing
 from fedjax_muon.experiments.tuned import RATES as TUNED
 from fedjax_muon.reporting.comparison import Point, best
-from fedjax_muon.shell.errors import refusing
 
 EXPONENTS = range(-6, 2)  # of half decades: rates from 0.001 to 3
 SCHEDULES = ("constant", "cosine")

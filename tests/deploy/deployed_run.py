@@ -9,9 +9,9 @@ import numpy as np
 import psutil
 
 from fedjax_muon import engine, experiments
+from fedjax_muon.cli import flower_app
 from fedjax_muon.deploy import in_process
 from fedjax_muon.experiments.prepared import start_key
-from fedjax_muon.shell import flower_app
 
 SIZES = "--clients 3 --cohort-size 3 --local-steps 2 --batch-size 8"
 RUN = [*f"fedmuon:lr=0.02 {SIZES} --model mlp:hidden=8".split()]

@@ -29,10 +29,10 @@ from small_federation import (
 
 import fedjax_muon as fm
 from fedjax_muon.algorithms import ALL, fedmuon_correct
+from fedjax_muon.cli import flower_app
 from fedjax_muon.deploy import Node
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.shell import flower_app
 
 needs("flwr.serverapp", "flower")
 
@@ -303,7 +303,7 @@ def test_flwr_run_has_the_bits_of_train_though_it_is_killed(tmp_path, flower_hom
     place, trained = tmp_path / "app", tmp_path / "trained"
 
     def ours(*words):
-        command = [sys.executable, "-m", "fedjax_muon.shell.main", *words]
+        command = [sys.executable, "-m", "fedjax_muon.cli.main", *words]
         subprocess.run(command, check=True)
 
     ours("deploy", place, *options.split())

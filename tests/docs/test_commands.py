@@ -2,8 +2,6 @@
 
 import argparse
 import ast
-import functools
-import inspect
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -11,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tyro
 from printed import ROOT, all_commands, blocks
 
 from benchmarks import __main__ as benchmarks
 from fedjax_muon import data
+from fedjax_muon.cli import commands, jobs, main as shell, others
 from fedjax_muon.data.loading import is_of_user
-from fedjax_muon.shell import commands, jobs, main as shell, others
 
 pytestmark = pytest.mark.slow
 
@@ -53,13 +50,8 @@ def files(tmp_path, monkeypatch):
 @pytest.fixture
 def parsing(monkeypatch, files):
     """Programs end as soon as they have parsed their arguments."""
-    cli_of_tyro, parse_args = tyro.cli, argparse.ArgumentParser.parse_args
+    parse_args = argparse.ArgumentParser.parse_args
     only = commands.only
-
-    def parsed(program, **how):
-        if inspect.isfunction(program):  # which would be called; its likeness is
-            program = functools.wraps(program)(lambda *args, **given: (args, given))
-        raise ParsedError(cli_of_tyro(program, **how))
 
     def parsed_args(parser, *given):
         raise ParsedError(parse_args(parser, *given))
@@ -78,7 +70,6 @@ def parsing(monkeypatch, files):
         job.methods()
         raise ParsedError(job)
 
-    monkeypatch.setattr(tyro, "cli", parsed)
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed_args)
     for module in (commands, others):
         monkeypatch.setattr(module, "only", options)
@@ -100,7 +91,7 @@ def file_of(module: str) -> Path:
 
 def parses(source: str) -> bool:
     """Whether a program, or what it imports of programs, has a parser."""
-    if "tyro.cli(" in source or "parse_args(" in source:
+    if "parse_args(" in source:
         return True
     froms = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
     names = {node.module or "" for node in froms}

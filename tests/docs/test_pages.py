@@ -28,10 +28,10 @@ from benchmarks import table
 from fedjax_muon import compression, core, decentralized, minimax
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.algorithms.registry import Source
+from fedjax_muon.cli.main import main
 from fedjax_muon.core import tree
 from fedjax_muon.decentralized import gossip
 from fedjax_muon.decentralized.private import PRIVATE
-from fedjax_muon.shell.main import main
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ LAYERS = (
     {"problems"},
     {"reporting", "deploy", "ahead_of_time"},
     {"experiments"},
-    {"shell"},
+    {"cli"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP = {"__init__", "__main__"}

@@ -84,9 +84,7 @@ metadata.version = lambda name: "0.9.9" if name == "jax" else real(name)
 def test_the_command_ends_with_one_line_and_an_import_with_an_error():
     quiet = {"capture_output": True, "text": True}
     run = lambda script: subprocess.run([*COMMAND, WRONG + script], **quiet)
-    done = run(
-        "sys.argv = ['/bin/fedjax-muon', '--help']; import fedjax_muon.shell.main"
-    )
+    done = run("sys.argv = ['/bin/fedjax-muon', '--help']; import fedjax_muon.cli.main")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("fedjax-muon: error: fedjax-muon 0.1.0: jax is 0.9.9, ")
@@ -108,7 +106,7 @@ def test_a_checkout_that_is_not_installed_is_not_checked(monkeypatch):
 HEAVY = "sklearn matplotlib orbax tensorstore scipy networkx flax tensorflow_datasets"
 SCRIPTS = [
     ("import fedjax_muon", f"{HEAVY} jax optax chex numpy"),
-    ("from fedjax_muon.shell.main import main; main(['--help'])", HEAVY),
+    ("from fedjax_muon.cli.main import main; main(['--help'])", HEAVY),
     ("import fedjax_muon as fm; fm.federate", "scipy matplotlib orbax"),
 ]
 

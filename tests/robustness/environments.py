@@ -18,7 +18,7 @@ HOMELESS = [
     sys.executable,
     "-c",
     "import pwd\ndef none(*_): raise KeyError('no entry')\npwd.getpwuid = none\n"
-    "from fedjax_muon.shell.main import main; main()",
+    "from fedjax_muon.cli.main import main; main()",
 ]
 
 

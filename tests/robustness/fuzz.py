@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.algorithms.minimax import ALL as MINIMAX
-from fedjax_muon.shell.helping import PARSERS
-from fedjax_muon.shell.names import SEVERAL, TABLES, kinds_of
+from fedjax_muon.cli.helping import PARSERS
+from fedjax_muon.cli.names import SEVERAL, TABLES, kinds_of
 
 from . import outcome
 from .outcome import Outcome

@@ -107,7 +107,7 @@ def main() -> None:
     wrapped = noting(Path(path))
 
     from fedjax_muon import files
-    from fedjax_muon.shell.main import main as command
+    from fedjax_muon.cli.main import main as command
     from fedjax_muon.simulation import checkpoint
     from fedjax_muon.simulation.simulation import Simulation
 

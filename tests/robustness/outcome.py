@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_muon.shell.main import main
+from fedjax_muon.cli.main import main
 
 ALLOWED = (0, 1, 2, 130)
 LIMIT = 300  # seconds that a small command may take, beside other work

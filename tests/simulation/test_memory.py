@@ -15,12 +15,12 @@ from command import refused
 
 from fedjax_muon import models, problems, simulation, tasks
 from fedjax_muon.algorithms import ALL
+from fedjax_muon.cli.main import main
 from fedjax_muon.core import tree
 from fedjax_muon.data import load
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine import plans
 from fedjax_muon.experiments import comparing, simulate as prepare, sweeping
-from fedjax_muon.shell.main import main
 from fedjax_muon.simulation import memory, rounds, sweeps
 from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.batching import with_replacement

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedjax_muon.shell.main import main
+from fedjax_muon.cli.main import main
 
 SMALL = ["--clients", "6", "--cohort-size", "3", "--local-steps", "2"]
 SMALL += ["--batch-size", "8", "--evaluate-every", "2"]

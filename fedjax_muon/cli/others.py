@@ -14,6 +14,10 @@ from rich.table import Table
 from fedjax_muon import algorithms, data, decentralized
 from fedjax_muon.algorithms import minimax
 from fedjax_muon.algorithms.registry import Method
+from fedjax_muon.cli.commands import only
+from fedjax_muon.cli.errors import refusing
+from fedjax_muon.cli.jobs import Taken, Words, dashed
+from fedjax_muon.cli.names import METHODS, TABLES, called
 from fedjax_muon.core.recipe import hyper_parameters
 from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.loading import TFDS, place_of, source_of
@@ -23,10 +27,6 @@ from fedjax_muon.experiments.directory import METRICS
 from fedjax_muon.experiments.identity import ARRAYS, CODE, IDENTITY, words_of
 from fedjax_muon.experiments.sweeping import read_points
 from fedjax_muon.reporting import comparison, metrics_csv, plots
-from fedjax_muon.shell.commands import only
-from fedjax_muon.shell.errors import refusing
-from fedjax_muon.shell.jobs import Taken, Words, dashed
-from fedjax_muon.shell.names import METHODS, TABLES, called
 from fedjax_muon.terminal import plain_console
 from fedjax_muon.versions import install_command
 

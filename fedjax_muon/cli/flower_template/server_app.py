@@ -4,7 +4,7 @@ from pathlib import Path
 
 from flwr.serverapp import ServerApp
 
-from fedjax_muon.shell import flower_app
+from fedjax_muon.cli import flower_app
 from fedjax_muon.startup import cache_programs
 
 app = ServerApp()

@@ -16,6 +16,10 @@ import numpy as np
 
 from fedjax_muon import experiments
 from fedjax_muon.ahead_of_time import compile_for, report
+from fedjax_muon.cli import jobs, launch as launching
+from fedjax_muon.cli.errors import logged, refusing
+from fedjax_muon.cli.jobs import Job, Words
+from fedjax_muon.cli.names import Grid, importing_only, near
 from fedjax_muon.core import Algorithm
 from fedjax_muon.data.dataset import summary
 from fedjax_muon.engine.processes import is_first, run_on_first
@@ -24,10 +28,6 @@ from fedjax_muon.experiments.sweeping import SHARES, Swept
 from fedjax_muon.experiments.tuned import RATES
 from fedjax_muon.files import claim, read_text, reading
 from fedjax_muon.reporting import comparison, plots, tables
-from fedjax_muon.shell import jobs, launch as launching
-from fedjax_muon.shell.errors import logged, refusing
-from fedjax_muon.shell.jobs import Job, Words
-from fedjax_muon.shell.names import Grid, importing_only, near
 from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.simulation.tuning import tune

@@ -29,6 +29,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_muon.cli.commands import Place, command_of, usual_method
+from fedjax_muon.cli.errors import refusing
+from fedjax_muon.cli.jobs import Job, Words, dashed, launch
+from fedjax_muon.cli.names import UntrustedError, importing_only
 from fedjax_muon.core import check_count
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.loading import OPTIONS
@@ -48,10 +52,6 @@ from fedjax_muon.files import read_text, reading, write
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.reporting.comparison import score_column
-from fedjax_muon.shell.commands import Place, command_of, usual_method
-from fedjax_muon.shell.errors import refusing
-from fedjax_muon.shell.jobs import Job, Words, dashed, launch
-from fedjax_muon.shell.names import UntrustedError, importing_only
 from fedjax_muon.simulation.arguments import check_dataset
 from fedjax_muon.simulation.arrivals import PROLOGUE
 from fedjax_muon.simulation.evaluation import measure

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fedjax_muon.algorithms import minimax
+from fedjax_muon.cli import launch as launching, names
+from fedjax_muon.cli.names import METHODS, Call, Grid, called, made, near, value_of
 from fedjax_muon.core import Algorithm, check_count
 from fedjax_muon.core.recipe import hyper_parameters
 from fedjax_muon.core.schedules import cosine_decay
@@ -23,8 +25,6 @@ from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.experiments.prepared import Method
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.problems import Problem
-from fedjax_muon.shell import launch as launching, names
-from fedjax_muon.shell.names import METHODS, Call, Grid, called, made, near, value_of
 from fedjax_muon.simulation.federated import federate
 
 # methods of agents that minimize; the others are for the AUC

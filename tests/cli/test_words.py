@@ -11,12 +11,12 @@ import pytest
 from command import run
 
 import fedjax_muon as fm
+from fedjax_muon.cli import helping, names
+from fedjax_muon.cli.commands import parsed_compare, parsed_train
+from fedjax_muon.cli.main import COMMANDS
+from fedjax_muon.cli.names import METHODS, SUPPLIED, TABLES, value_of
 from fedjax_muon.core.recipe import described
 from fedjax_muon.linalg import newton_schulz
-from fedjax_muon.shell import helping, names
-from fedjax_muon.shell.commands import parsed_compare, parsed_train
-from fedjax_muon.shell.main import COMMANDS
-from fedjax_muon.shell.names import METHODS, SUPPLIED, TABLES, value_of
 from fedjax_muon.wrappers import aggregators
 
 # texts and their values, by the annotation of an argument

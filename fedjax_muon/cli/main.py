@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import fedjax_muon
-from fedjax_muon.shell import errors
+from fedjax_muon.cli import errors
 
 USAGE = """\
 usage: fedjax-muon COMMAND METHODS... [--option value]
@@ -114,7 +114,7 @@ def _main(words: list[str]) -> None:
             advice = f"did you mean {near[0]}?" if near else known
             raise ValueError(f"unknown command {name!r}; {advice}")
         if is_help:
-            helping = importlib.import_module("fedjax_muon.shell.helping")
+            helping = importlib.import_module("fedjax_muon.cli.helping")
             print(f"fedjax-muon {name}: {COMMANDS[name].about}")
             print(helping.options_of(name, rest), end="")
             return
@@ -122,7 +122,7 @@ def _main(words: list[str]) -> None:
 
     cache_programs()
     module, function, _ = COMMANDS[name]
-    getattr(importlib.import_module(f"fedjax_muon.shell.{module}"), function)(rest)
+    getattr(importlib.import_module(f"fedjax_muon.cli.{module}"), function)(rest)
 
 
 def overview() -> str:

@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedjax_muon import experiments
+from fedjax_muon.cli import commands
+from fedjax_muon.cli.errors import refusing
+from fedjax_muon.cli.jobs import Job, Words, dashed, launch
+from fedjax_muon.cli.names import importing_only
 from fedjax_muon.core.recipe import numbers_of, with_numbers
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.experiments.comparing import folder_of
@@ -22,10 +26,6 @@ from fedjax_muon.experiments.training import Job as Run, job_of
 from fedjax_muon.models.weights import check_target, save_params
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.shell import commands
-from fedjax_muon.shell.errors import refusing
-from fedjax_muon.shell.jobs import Job, Words, dashed, launch
-from fedjax_muon.shell.names import importing_only
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record
 from fedjax_muon.versions import PACKAGE_VERSION, check_installed

@@ -12,7 +12,7 @@ from typing import NoReturn
 import jax
 from jax.experimental import multihost_utils
 
-from fedjax_muon.shell.errors import is_refusal
+from fedjax_muon.cli.errors import is_refusal
 
 LIFE_SIGN = 30  # seconds without one, after which a process counts as dead
 SECONDS_BETWEEN_LOOKS = 5

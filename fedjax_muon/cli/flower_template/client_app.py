@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from fedjax_muon.cli import flower_app
 from fedjax_muon.deploy.flower import client_app
-from fedjax_muon.shell import flower_app
 from fedjax_muon.startup import cache_programs
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import docstring_parser
 
-from fedjax_muon.shell import commands, flower_app, names
-from fedjax_muon.shell.jobs import Section, Words, dashed
+from fedjax_muon.cli import commands, flower_app, names
+from fedjax_muon.cli.jobs import Section, Words, dashed
 
 SIZES = ("cohort_size", "local_steps", "batch_size")  # that a problem has
 PARSERS: Mapping[str, Callable[[Sequence[str]], Any]] = {
