@@ -446,9 +446,10 @@ def command_of(directory: Path) -> dict[str, Any]:
         )
     with reading(path, "the words of a command", "run the command itself again"):
         about = json.loads(read_text(path))
-        argv, modules = map(str, about["argv"]), map(str, about["modules"])
+        name, *argv = map(str, about["argv"])
+        modules = map(str, about["modules"])
         return {
-            "argv": [*argv],
+            "argv": [name, *argv],
             "modules": [*modules],
             "directory": str(about["directory"]),
         }

@@ -74,7 +74,7 @@ def _noisy_storm(beta: Hyper, sigma: Hyper) -> Estimator:
     """STORM with noise.
 
     Args:
-      beta: Weight of the new gradient, in (0, 1].
+      beta: Weight of the new gradient, in [0, 1].
       sigma: Standard deviation of the noise in every coordinate.
     """
     return noisy(storm(beta), sigma)
