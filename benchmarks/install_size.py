@@ -33,6 +33,7 @@ USED_FOR = {
     "optax": "gradient transformations of local and server steps, losses",
     "orbax-checkpoint": "checkpoints of runs",
     "packaging": "check of the installed versions",
+    "pyarrow": "reading CSV files; tensorflow-datasets reads with it",
     "pillow": "JPEG files of Tiny ImageNet; images in tensorflow-datasets",
     "platformdirs": "path of the cache of compiled programs",
     "rich": "tables and progress bars in the terminal",
