@@ -19,14 +19,17 @@ from fedjax_muon.ahead_of_time import compile_for, report
 from fedjax_muon.cli import jobs, launch as launching
 from fedjax_muon.cli.errors import logged, refusing
 from fedjax_muon.cli.jobs import Job, Words
-from fedjax_muon.cli.names import Grid, importing_only, near
+from fedjax_muon.cli.names import Call, Grid, importing_only, near
 from fedjax_muon.core import Algorithm
 from fedjax_muon.data.dataset import summary
+from fedjax_muon.engine.plans import Plan
 from fedjax_muon.engine.processes import is_first, run_on_first
 from fedjax_muon.experiments.prepared import score_of
 from fedjax_muon.experiments.sweeping import SHARES, Swept
 from fedjax_muon.experiments.tuned import RATES
 from fedjax_muon.files import claim, read_text, reading
+from fedjax_muon.models.convolution import by_patches
+from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import comparison, plots, tables
 from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
@@ -163,12 +166,12 @@ def train(argv: Sequence[str]) -> None:
             )
             print(report(compiled, job.extra["compile_for"]))
             return
-        words = ["train", *argv]
-        asked = job.extra.get("tune", False)
-        if isinstance(method, Algorithm) and _is_tuned(job, asked):
-            plan, how["plan"] = _fastest(method, problem, seed, how)
-            words = [word for word in words if word != "--tune"] + ["--plan", plan]
-        place = Place(job.calls[0].name, words, job)
+        if isinstance(method, Algorithm) and _is_tuned(job):
+            words = Words(argv)
+            words.options.pop("tune", None)
+            options, problem, how["plan"] = _fastest(job, method, problem, how)
+            argv = [*words.texts(), *options]
+        place = Place(job.calls[0].name, ["train", *argv], job)
     given = {**job.given, **how, "directory": place.directory}
     members = "client" if job.federated else "agent"
     check = checked(members, problem.dataset, job)
@@ -180,29 +183,33 @@ def train(argv: Sequence[str]) -> None:
         except NonFiniteError as error:
             say(str(error), style="red")
             sys.exit(1)
-    if not is_first():
-        return
+    if is_first():
+        _tell(label, done.records, score_of(problem), place.directory)
+
+
+def _tell(
+    label: str, records: Sequence[Mapping[str, Any]], score: str, directory: Path
+) -> None:
+    """Draws the curves of a run, and says what it came to."""
     with refusing():
-        columns = {
-            k: np.array([row[k] for row in done.records]) for k in done.records[0]
-        }
-        plots.curves({label: [columns]}, place.directory / "curves.png")
+        columns = {k: np.array([row[k] for row in records]) for k in records[0]}
+        plots.curves({label: [columns]}, directory / "curves.png")
         say(comparison.risen_loss(columns), style="yellow")
     virtual = ""
     if "virtual_seconds" in columns:
         virtual = f" and {columns['virtual_seconds'][-1]:.1f} virtual seconds"
     say(
-        f"test {score_of(problem)} {columns[comparison.score_column(columns)][-1]:.4f} "
-        f"after {columns['round'][-1]} rounds{virtual}; metrics and figure in "
-        f"{place.directory}"
+        f"test {score} {columns[comparison.score_column(columns)][-1]:.4f} after "
+        f"{columns['round'][-1]} rounds{virtual}; metrics and figure in {directory}"
     )
     if "own_accuracy_mean" in columns:
         mean = columns["own_accuracy_mean"][-1]
         say(f"mean accuracy of clients with their own parameters {mean:.4f}")
 
 
-def _is_tuned(job: Job, asked: bool) -> bool:
+def _is_tuned(job: Job) -> bool:
     """Whether the plan of a run is measured; on accelerators nobody has to ask."""
+    asked = job.extra.get("tune", False)
     if "plan" not in job.how:
         return asked or jax.default_backend() != "cpu"
     if asked:
@@ -211,14 +218,28 @@ def _is_tuned(job: Job, asked: bool) -> bool:
 
 
 def _fastest(
-    method: Any, problem: Any, seed: int, how: Mapping[str, Any]
-) -> tuple[str, Any]:
-    """The fastest plan by measurement, as a text and as a function."""
-    tuned = tune(experiments.simulate(method, problem, seed, **how))
+    job: Job, method: Any, problem: Problem, how: Mapping[str, Any]
+) -> tuple[list[str], Problem, Plan]:
+    """The fastest plan and form of convolutions by measurement, and their options."""
+    seed, forms = job.given.get("seed", 0), {"": problem}
+    model = job.problem_call.keywords.get("model")
+    open_to = {} if model is None else model.parameters.keys() - model.keywords
+    if "convolution" in open_to:
+        patches = model.given({**model.keywords, "convolution": by_patches})
+        others = {**job.problem_call.keywords, "model": patches}
+        forms["patches"] = job.problem_call.given(others).made(job.rounds)
+    tuned = tune(
+        {
+            name: experiments.simulate(method, each, seed, **how)
+            for name, each in forms.items()
+        }
+    )
     times = ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in tuned.seconds.items())
     say(f"fastest plan: {tuned.plan} (a round by plan: {times})")
-    text = tuned.plan.replace(CHUNKED, "chunked:")
-    return text, tuned.simulation.settings.plan
+    form, _, plan = tuned.plan.rpartition(", ")
+    options = [f"--plan={plan.replace(CHUNKED, 'chunked:')}"]
+    options += [f"--convolution={form}"] if form else []
+    return options, forms[form], tuned.simulation.settings.plan
 
 
 def parsed_compare(argv: Sequence[str]) -> Job:

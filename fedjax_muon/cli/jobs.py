@@ -20,7 +20,7 @@ from fedjax_muon.core.recipe import hyper_parameters
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.decentralized import ALL as OF_AGENTS, PRIVATE_METHODS
 from fedjax_muon.decentralized.gossip import Gossip
-from fedjax_muon.decentralized.private_methods import ExamplePrivacy, PrivateAgents
+from fedjax_muon.decentralized.private_methods import ExamplePrivacy
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.experiments.prepared import Method
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
@@ -84,6 +84,11 @@ class Words:
                 self.wrappers.append(text)
             else:
                 self.options[name] = text
+
+    def texts(self) -> list[str]:
+        """The same words, with every value in the word of its option."""
+        options = [f"{dashed(name)}={text}" for name, text in self.options.items()]
+        return [*self.first, *options, *(f"--with={text}" for text in self.wrappers)]
 
     def usually(self, options: Mapping[str, str]) -> None:
         """Sets options that are not given."""
@@ -272,7 +277,6 @@ class Job:
           extra: Function of the options that only the command has.
           methods: Names of the methods if the words have none.
         """
-        self.words = words
         # before anything is computed, since a CPU is divided into devices then
         self.devices = launch(**Taken(words).take("Devices", launch))
         first = _all(words) if words.first == ["all"] else words.first or [*methods]
@@ -281,37 +285,15 @@ class Job:
         self.grids = {str(i): _grid_of(call) for i, call in enumerate(self.calls)}
         kinds = {call.name: _made(call) for call in self.calls}
         words.usually(_usual(self.calls, words.options.get("problem")))
+        self.compares = extra is comparing
         self.taken = taken = Taken(words)
         self.given = taken.take("Command", command, OF_COMMAND)
-        self.compares = extra is comparing
+        self.rounds: int = self.given.get("rounds", 100)
         taken.take("Devices", launch)
         self.extra = taken.take("Execution", extra)
-        self.problem_call = called(
-            "problem", taken.options.pop("problem", ""), "problem"
-        )
-        served = {name: isinstance(each, Algorithm) for name, each in kinds.items()}
-        self.rounds: int = self.given.get("rounds", 100)
-        if len(set(served.values())) > 1:
-            one = {value: name for name, value in served.items()}
-            raise ValueError(
-                f"{one[True]} has a server and {one[False]} has none; compare them "
-                "separately"
-            )
-        self.federated = all(served.values())
-        engine = federate if self.federated else decentralize
-        self.how = taken.take("Rounds", engine, OF_ENGINE)
-        private = any(isinstance(each, PrivateAgents) for each in kinds.values())
-        if self.federated or private:
-            promise = client_privacy if self.federated else example_privacy
-            self.promise = taken.take("Privacy", promise)
-        else:
-            self.promise = {}
-        public = [name for name, each in kinds.items() if isinstance(each, Gossip)]
-        if public and ("epsilon" in taken.options or "epsilon" in self.promise):
-            raise ValueError(
-                f"{public[0]} has no private version; leave out --epsilon, or choose "
-                f"one of {', '.join(PRIVATE_METHODS)}"
-            )
+        text = taken.options.pop("problem", "")
+        self.problem_call = called("problem", text, "problem")
+        self._take_rounds(kinds)
         values = taken.take("Problem", self.problem_call.function)
         self.problem_call.keywords |= values
         self._check_server(next(iter(kinds)))
@@ -320,19 +302,49 @@ class Job:
             taken.fill(wrapper)
         self._take_hyper()
 
+    def _take_rounds(self, kinds: Mapping[str, Method]) -> None:
+        """Takes the options of `federate` or `decentralize`, and of the guarantee.
+
+        Args:
+          kinds: The methods by name, to see what they are.
+        """
+        served = {isinstance(each, Algorithm): name for name, each in kinds.items()}
+        if len(served) > 1:
+            raise ValueError(
+                f"{served[True]} has a server and {served[False]} has none; compare "
+                "them separately"
+            )
+        self.federated = True in served
+        engine = federate if self.federated else decentralize
+        self.how = self.taken.take("Rounds", engine, OF_ENGINE)
+        public = [name for name, each in kinds.items() if isinstance(each, Gossip)]
+        if public and "epsilon" in self.taken.options:
+            raise ValueError(
+                f"{public[0]} has no private version; leave out --epsilon, or choose "
+                f"one of {', '.join(PRIVATE_METHODS)}"
+            )
+        self.promise: dict[str, Any] = {}
+        if len(public) < len(kinds):
+            promise = client_privacy if self.federated else example_privacy
+            self.promise = self.taken.take("Privacy", promise)
+
     def _check_server(self, name: str) -> None:
         """Raises `ValueError` for options of methods with or without a server."""
-        other = decentralize if self.federated else federate
-        options = {**self.problem_call.keywords, **self.taken.options}
-        ours = inspect.signature(federate if self.federated else decentralize)
-        lacks = {"graph"} if self.federated else {"client_tests"}
-        lacks |= inspect.signature(other).parameters.keys() - ours.parameters.keys()
-        for option in options.keys() & (lacks - OF_ENGINE):
-            what = (
-                "is for agents without a server" if self.federated else "needs a server"
-            )
-            has = "has one" if self.federated else "has none"
-            raise ValueError(f"{dashed(option)} {what}, and {name} {has}; leave it out")
+        served, alone = (
+            inspect.signature(engine).parameters.keys() - OF_ENGINE
+            for engine in (federate, decentralize)
+        )
+        if self.federated:
+            lacks = {*alone, "graph"} - served
+            what, has = "is for agents without a server", "has one"
+        else:
+            lacks = {*served, "client_tests"} - alone
+            what, has = "needs a server", "has none"
+        for option in self.problem_call.keywords | self.taken.options:
+            if option in lacks:
+                raise ValueError(
+                    f"{dashed(option)} {what}, and {name} {has}; leave it out"
+                )
 
     def _take_hyper(self) -> None:
         """Gives every method the options that it has; several values are a grid."""

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_muon import experiments
 from fedjax_muon.cli import commands
 from fedjax_muon.cli.errors import refusing
-from fedjax_muon.cli.jobs import Job, Words, dashed, launch
+from fedjax_muon.cli.jobs import Job, Words, launch
 from fedjax_muon.cli.names import importing_only
 from fedjax_muon.core.recipe import numbers_of, with_numbers
 from fedjax_muon.data.dataset import digest
@@ -87,11 +87,10 @@ class LoadedRun:
         commands.check_trusted(roots[0], about, self.trust)
         name, *words = about["argv"]
         given = Words(words)
-        options = {k: v for k, v in given.options.items() if k not in LAUNCH}
-        words = [*given.first, *(f"{dashed(k)}={v}" for k, v in options.items())]
-        words += [f"--with={wrapper}" for wrapper in given.wrappers]
+        for option in LAUNCH:
+            given.options.pop(option, None)
         with importing_only(self.trust):
-            return commands.PARSERS[name](words), roots[0]
+            return commands.PARSERS[name](given.texts()), roots[0]
 
     @functools.cached_property
     def problem(self) -> Problem:

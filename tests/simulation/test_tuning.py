@@ -104,6 +104,6 @@ def test_a_run_keeps_its_plan(monkeypatch, tmp_path, capsys):
     said = capsys.readouterr().out.replace("\n", " ")
     assert "fastest plan: chunked with chunk_size 3 (a round by plan: vmapped" in said
     argv = json.loads((place / "command.json").read_text())["argv"]
-    assert argv[-2:] == ["--plan", "chunked:3"]
-    assert "--tune" not in argv
+    assert argv[-1] == "--plan=chunked:3"
+    assert not [word for word in argv if word.startswith("--tune")]
     run("resume", place)
