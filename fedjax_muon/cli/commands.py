@@ -19,7 +19,7 @@ from fedjax_muon.ahead_of_time import compile_for, report
 from fedjax_muon.cli import jobs, launch as launching
 from fedjax_muon.cli.errors import logged, refusing
 from fedjax_muon.cli.jobs import Job, Words
-from fedjax_muon.cli.names import Call, Grid, importing_only, near
+from fedjax_muon.cli.names import Grid, importing_only, near
 from fedjax_muon.core import Algorithm
 from fedjax_muon.data.dataset import summary
 from fedjax_muon.engine.plans import Plan

@@ -394,6 +394,7 @@ class Job:
     def problem(self) -> Problem:
         """Loads the data. Raises `ValueError` for what does not go together."""
         self.taken.check()
+        self.problem_call.check()
         problem = self.problem_call.made(self.rounds)
         if not isinstance(problem, Problem):
             kind = type(problem).__name__

@@ -235,10 +235,10 @@ class Call:
         """
         for name, parameter in self.parameters.items():
             needed = parameter.default is EMPTY and name not in self.keywords
-            plain = any(
+            plain = parameter.annotation is not EMPTY and any(
                 _rank(kind) not in (0, FUNCTION) for kind in kinds_of(parameter)
             )
-            if needed and (now or plain) and parameter.annotation is not EMPTY:
+            if needed and (now or plain):
                 option = name.replace("_", "-")
                 raise ValueError(
                     f"{self.name} needs {name}; give it by --{option}, or as "
