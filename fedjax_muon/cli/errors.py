@@ -111,7 +111,8 @@ def _place(error: Exception) -> str:
         package = frame.f_globals.get("__name__", "").split(".")[0]
         file = frame.f_code.co_filename
         installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
-        if package not in OWN and not installed and not file.startswith(standard):
+        users = not installed and not file.startswith(standard) and os.path.isfile(file)
+        if package not in OWN and users:
             return f"{file}:{line}: "
     return ""
 

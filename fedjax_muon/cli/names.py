@@ -432,7 +432,7 @@ def kinds_of(parameter: inspect.Parameter) -> list[Any]:
     kind, usual = parameter.annotation, parameter.default
     if kind is EMPTY:
         plain = isinstance(usual, bool | int | float | str)
-        return [type(usual)] if plain else [float, str]
+        return [type(usual)] if plain else [int, float, str]
     several = sorted(_flat(kind), key=_rank)
     if np.dtype in several:
         return [each for each in several if each in (type(None), np.dtype)]
