@@ -300,18 +300,29 @@ def _owners(owners: np.ndarray | None) -> np.ndarray:
 
 def _check_parts(divide: Divide, parts: Any, clients: int, examples: int) -> None:
     """Raises `ValueError` unless a function has divided examples among clients."""
-    several = isinstance(parts, Sequence | np.ndarray)
-    if not several or len(parts) != clients:
-        got = len(parts) if several else type(parts).__name__
+    is_list = isinstance(parts, Sequence | np.ndarray)
+    if not is_list or len(parts) != clients:
+        got = len(parts) if is_list else type(parts).__name__
         raise ValueError(
             f"{function_name(divide)} must return a list of {clients} arrays of ids, "
             f"one for each client, got {got}"
         )
-    largest = max((int(np.max(part, initial=0)) for part in parts), default=0)
-    if largest >= examples:
+    name, ids = function_name(divide), [np.asarray(part) for part in parts]
+    for client, part in enumerate(ids):
+        if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
+            raise ValueError(
+                f"{name} must return ids, whole numbers, of the examples of every "
+                f"client, got {part.dtype}{list(part.shape)} for client {client}"
+            )
+    several = np.concatenate([part.astype(np.int64) for part in ids])
+    for wrong in several[(several < 0) | (several >= examples)]:
         raise ValueError(
-            f"{function_name(divide)} names example {largest}, but there are only 0 to "
-            f"{examples - 1}"
+            f"{name} names example {wrong}, but there are only 0 to {examples - 1}"
+        )
+    found, counts = np.unique(several, return_counts=True)
+    for wrong in found[counts > 1]:
+        raise ValueError(
+            f"{name} gives example {wrong} to two clients, or twice to one"
         )
 
 
