@@ -458,6 +458,12 @@ def only(words: Words, *names: str) -> dict[str, str]:
     return words.options
 
 
+def at_home(about: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Where the relative paths of a command are of, if that is still there."""
+    there = Path(about["directory"])
+    return contextlib.chdir(there if there.is_dir() else ".")
+
+
 def command_of(directory: Path) -> dict[str, Any]:
     """What a directory says of the command that made it."""
     path = directory / COMMAND

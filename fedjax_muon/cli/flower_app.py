@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.cli.commands import Place, command_of, usual_method
+from fedjax_muon.cli.commands import Place, at_home, command_of, usual_method
 from fedjax_muon.cli.errors import refusing
 from fedjax_muon.cli.jobs import Job, Words, dashed, launch
 from fedjax_muon.cli.names import UntrustedError, importing_only
@@ -187,8 +187,7 @@ def problem_of_nodes(job: Job, facts: Facts) -> Problem:
 
 def problem_of_server(job: Job, place: Path) -> Problem:
     """The problem with its data; paths are relative to where `deploy` was run."""
-    there = Path(command_of(place)["directory"])
-    with contextlib.chdir(there if there.is_dir() else "."):
+    with at_home(command_of(place)):
         return job.problem()
 
 

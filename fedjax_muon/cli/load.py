@@ -89,13 +89,15 @@ class LoadedRun:
         given = Words(words)
         for option in LAUNCH:
             given.options.pop(option, None)
-        with importing_only(self.trust):
+        with importing_only(self.trust), commands.at_home(about):
             return commands.PARSERS[name](given.texts()), roots[0]
 
     @functools.cached_property
     def problem(self) -> Problem:
         """The problem, with the data."""
-        return self._job[0].problem()
+        job, root = self._job
+        with commands.at_home(commands.command_of(root)):
+            return job.problem()
 
     @functools.cached_property
     def method(self) -> Method:
@@ -208,7 +210,10 @@ def export(argv: Sequence[str]) -> None:
                 "export takes a directory and a file, such as: export runs/a "
                 "model.safetensors"
             )
-        path, overwrite = Path(words.first[1]), given.get("overwrite") == "true"
+        path, overwrite = (
+            Path(words.first[1]),
+            given.get("overwrite", "false") in ("", "true"),
+        )
         check_target(path, overwrite=overwrite)
         run = load_run(words.first[0], trust=given.get("trust", "").split(","))
         save_params(path, run.params, metadata=metadata_of(run), overwrite=overwrite)

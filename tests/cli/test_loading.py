@@ -1,0 +1,135 @@
+"""Run directories that are read: in Python, and to export parameters."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from command import SMALL, refused, run
+from packages import needs
+
+import fedjax_muon as fm
+from fedjax_muon.reporting import metrics_csv
+
+safetensors = needs("safetensors.numpy")
+OPTIONS = (*SMALL, "--model", "mlp:hidden=4", "--rounds", "6", "--divide", "iid")
+MODEL = {"name": "MLP", "features": [4], "classes": 2}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run on a table, and the inputs of its test examples as they are in the file."""
+    place = tmp_path_factory.mktemp("trained")
+    lines = ["age,income,risk,part"]
+    people = np.random.default_rng(0).normal((40, 50), (10, 1), size=(120, 2))
+    for number, (age, income) in enumerate(people):
+        risk = "high" if age + 10 * income > 540 else "low"
+        part = "train" if number < 100 else "test"
+        lines.append(f"{age:.6f},{income:.6f},{risk},{part}")
+    (place / "loans.csv").write_text("\n".join(lines))
+    data = ("--dataset", "loans.csv", "--label", "risk", "--split", "part")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(place)
+        run("train", "fedavg:lr=0.2", *OPTIONS, *data, "--directory", "run")
+    rows = [line.split(",")[:2] for line in lines[101:]]
+    return place / "run", np.array(rows, np.float32)
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    return shutil.copytree(trained[0], tmp_path / "run")
+
+
+def test_parameters_score_as_in_the_last_row(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # relative paths are of where it was trained
+    loaded = fm.load_run(trained[0])
+    rows = metrics_csv.parsed((trained[0] / "metrics.csv").read_text())
+    assert loaded.records == rows
+    assert [row["round"] for row in rows] == [0, 2, 4, 6]
+    scores = loaded.evaluate()
+    assert scores == {name: rows[-1][name] for name in scores}
+    assert "test_accuracy" in scores
+    assert (loaded.seed, loaded.words["method.lr"], loaded.state.round) == (0, "0.2", 6)
+
+
+def test_history_needs_no_data_and_pandas_alone(copied, monkeypatch):
+    path = copied / "command.json"
+    path.write_text(path.read_text().replace("loans.csv", "gone.csv"))
+    loaded = fm.load_run(str(copied))
+    assert len(loaded.records) == 4
+    with pytest.raises(FileNotFoundError, match=r"gone\.csv"):
+        _ = loaded.params
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'history needs pandas, .* "pandas'):
+        _ = loaded.history
+
+
+def test_runs_of_a_comparison_are_loaded_one_by_one(tmp_path, capsys):
+    place = tmp_path / "both"
+    words = ("compare", "fedavg:lr=0.1", "fedmuon:lr=cosine:0.05", *OPTIONS)
+    run(*words, "--seeds", "0,1", "--rounds", 2, "--directory", place)
+    with pytest.raises(ValueError, match=r"has 4 runs; load one of them: .*, \.\.\."):
+        fm.load_run(place)
+    (cell,) = place.glob("*Muon/seed1")
+    loaded = fm.load_run(cell)
+    scores = loaded.evaluate()
+    assert scores == {name: loaded.records[-1][name] for name in scores}
+
+
+@pytest.mark.slow
+def test_exported_weights_and_metadata_are_enough_to_classify(trained, tmp_path):
+    place, raw = trained
+    path = tmp_path / "loans.safetensors"
+    run("export", place, path)
+    about, weights = fm.load_metadata(path), safetensors.load_file(path)
+    x = (raw - about["standardization"]["mean"]) / about["standardization"]["std"]
+    hidden = np.maximum(x @ weights["Dense_0.kernel"] + weights["Dense_0.bias"], 0)
+    logits = hidden @ weights["Dense_1.kernel"] + weights["Dense_1.bias"]
+    loaded = fm.load_run(place)
+    data, params = loaded.problem.dataset, loaded.params
+    ours = loaded.problem.model.apply({"params": params}, data.x_test)
+    np.testing.assert_allclose(logits, ours, rtol=1e-4, atol=1e-5)
+    right = logits.argmax(1) == data.y_test
+    assert right.mean() == pytest.approx(loaded.records[-1]["test_accuracy"])
+    assert about["classes"] == ["high", "low"]
+    assert about["model"] | MODEL == about["model"]
+    assert about["input_shape"] == [2]
+    assert (about["algorithm"], about["round"]) == ("fedavg", 6)
+
+
+@pytest.mark.slow
+def test_parameters_of_a_minimax_run_are_a_pair(tmp_path):
+    place, path = tmp_path / "run", tmp_path / "m.safetensors"
+    words = ("--problem", "auc", "--rounds", 2, "--model", "mlp:hidden=4")
+    run("train", *words, "--directory", place)
+    run("export", place, path)
+    params = fm.load_run(place).params
+    found = fm.load_params(path, like=params)
+    assert type(found) is type(params)
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+
+
+def test_what_cannot_be_exported_is_said(capsys, copied, tmp_path):
+    path = tmp_path / "m.safetensors"
+    for words, said in {
+        (tmp_path / "no", path): "is not the directory of a run",
+        (copied, path.with_suffix(".onnx")): "must end in .safetensors",
+        (copied,): "export takes a directory and a file, such as",
+    }.items():
+        assert said in refused(capsys, "export", *words)
+    path.write_text("mine")
+    said = refused(capsys, "export", copied, path)
+    assert said.endswith("choose another name, or replace it (overwrite)")
+    assert path.read_text() == "mine"
+    run("export", copied, path, "--overwrite")
+    assert fm.load_metadata(path)["round"] == 6
+    path.unlink()
+    shutil.rmtree(copied / "checkpoints")
+    assert "has no checkpoint yet; train" in refused(capsys, "export", copied, path)
+    identity = copied / "identity.json"
+    words = json.loads(identity.read_text()) | {"problem.alpha": "7"}
+    identity.write_text(json.dumps(words))
+    said = refused(capsys, "export", copied, path)
+    assert "its problem.alpha is 7, not 0.1" in said
+    assert not path.exists()
