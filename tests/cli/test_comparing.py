@@ -144,6 +144,7 @@ def test_what_diverges_is_named_and_the_others_go_on(tmp_path, capsys):
 
 
 # ------------------------------------------------------------------------------ sweeps
+@pytest.mark.slow
 def test_a_sweep_is_extended_by_a_larger_grid(tmp_path, capsys):
     place = tmp_path / "sweep"
     words = ("sweep", "fedavg", "fedprox", *SMALL.split(), "--directory", place)

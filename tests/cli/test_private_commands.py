@@ -1,0 +1,124 @@
+"""Private runs as a user meets them: `train` and `compare` with `--epsilon`."""
+
+import csv
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from command import refused, run
+
+import fedjax_muon as fm
+from fedjax_muon.experiments import privacy, recording
+
+AGENTS = "dpmixsgd --rounds 2 --batch-size 20 --graph ring --evaluate-every 1"
+CLIENTS = "--clients 6 --cohort-size 3 --model mlp:hidden=4 --rounds 2"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:messages have params"),
+    pytest.mark.filterwarnings("ignore:the noise in the sum"),
+]
+
+
+@pytest.fixture
+def paid(tmp_path):
+    """Options of a run in a directory of its own, charged to a ledger beside it."""
+    return ["--ledger", tmp_path / "ledger.json", "--directory", tmp_path / "run"]
+
+
+def rows_of(cell):
+    with (cell / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def entries(place):
+    return json.loads((place / "ledger.json").read_text())["entries"]
+
+
+def left(place):
+    """The names of files beside the ledger of runs that are finished."""
+    return {path.name for path in place.glob("ledger.secret/**/*") if path.is_file()}
+
+
+def test_a_comparison_over_epsilons(paid, tmp_path, capsys):
+    run("compare", *AGENTS.split(), "--seeds", 3, "--epsilon", "1,8", *paid)
+    place, printed = tmp_path / "run", " ".join(capsys.readouterr().out.split())
+    with (place / "summary.csv").open() as file:
+        labels = [row["method"] for row in csv.DictReader(file)]
+    assert labels == [f"DPMixSGD (clipped), epsilon {e}" for e in (1, 8)]
+    assert "rates of dpmixsgd were not tuned with this clip norm and noise" in printed
+    cells = [next(place.glob(f"*/epsilon{e}/seed3")) for e in (1, 8)]
+    public = "bytes_down bytes_up test_accuracy test_auc test_loss"
+    assert {n for n in rows_of(cells[0])[0] if "_" in n} == set(public.split())
+    last = [float(rows_of(cell)[-1]["consensus"]) for cell in cells]
+    assert 0 < 3 * last[1] < last[0]  # noise drives agents apart
+    # runs of one seed share no noise
+    assert len({rows_of(cell)[0]["test_loss"] for cell in cells}) == 2
+    text = " ".join((place / "privacy.txt").read_text().split())
+    assert text.count("-differential privacy for one example of one agent") == 2
+    assert "all 2 runs of this job and 0 others that the ledger has seen" in text
+    assert len(entries(tmp_path)) == 2
+    # what is left has no secrets
+    assert left(tmp_path) == {"identity.json"}
+    loaded = fm.load_run(cells[0])
+    assert not np.any(jax.random.key_data(loaded.state.key))
+    secret = [
+        leaf
+        for path, leaf in jax.tree.leaves_with_path(loaded.state.training)
+        if not f".training{jax.tree_util.keystr(path)}".startswith(privacy.PUBLIC)
+    ]
+    assert secret
+    assert not any(map(np.any, secret))
+    assert loaded.evaluate()["test_auc"] == pytest.approx(
+        float(rows_of(cells[0])[-1]["test_auc"])
+    )
+
+
+def test_a_federated_method_protects_its_clients(paid, tmp_path, capsys):
+    words = ("train", "scaffold", *CLIENTS.split(), "--delta", 0.01, "--epsilon", 8)
+    run(*words, *paid)
+    assert "(8, 0.01)-differential privacy for one client" in capsys.readouterr().err
+    assert "train_loss" not in rows_of(tmp_path / "run")[-1]
+    run("resume", tmp_path / "run")  # is finished, and paid
+    assert len(entries(tmp_path)) == 1
+    more = ("--publish-training-metrics", "--insecure-fixed-noise")
+    paid[-1] = tmp_path / "other"
+    run(*words, *more, *paid)
+    assert "train_loss" in rows_of(tmp_path / "other")[-1]
+    assert "NO differential privacy" in (tmp_path / "other/privacy.txt").read_text()
+
+
+def test_a_run_without_its_secret_state_draws_no_other_noise(paid, tmp_path, capsys):
+    run("train", *AGENTS.split(), "--epsilon", 4, *paid)
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    with pytest.raises(SystemExit) as stop:
+        run("resume", tmp_path / "run")
+    assert stop.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "the secret state of" in said
+    assert "start again in another directory, which the ledger charges again" in said
+
+
+def test_a_run_that_ends_before_it_is_published_is_published_later(
+    paid, tmp_path, monkeypatch, capsys
+):
+    def interrupted(self, state):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recording.Recorder, "publish", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        run("train", *AGENTS.split(), "--epsilon", 4, *paid)
+    assert stop.value.code == 130
+    monkeypatch.undo()
+    assert len(left(tmp_path)) > 1
+    run("resume", tmp_path / "run")
+    assert fm.load_run(tmp_path / "run").state.round == 2
+    assert left(tmp_path) == {"identity.json"}
+
+
+def test_a_damaged_ledger_is_refused(paid, tmp_path, capsys):
+    (tmp_path / "ledger.json").write_text("{}")
+    said = refused(capsys, "train", *AGENTS.split(), "--epsilon", 4, *paid)
+    assert "is not a privacy ledger" in said
+    assert not (tmp_path / "run/metrics.csv").exists()
