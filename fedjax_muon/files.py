@@ -198,8 +198,3 @@ def claim(path: Path, text: str) -> bool:
         temporary.unlink(missing_ok=True)
     sync(path.parent)
     return True
-
-
-def is_temporary(path: Path) -> bool:
-    """Whether a file is the unfinished one of a process that writes or was killed."""
-    return path.name.startswith(".") and path.name.endswith(".tmp")

@@ -2,7 +2,6 @@
 
 identity.json    what a run computes, in words; see `identity`
 versions.json    of everything that computes, and the git revision
-data.sha256      digest of the data, which must not change; not of private runs
 metrics.csv      one row an evaluation
 clients.csv      one row a client, if they have test examples: their last scores
 checkpoints/     the last two states
@@ -20,12 +19,11 @@ from pathlib import Path
 import filelock
 import jax
 
-from fedjax_muon import files
 from fedjax_muon.engine.processes import run_on_first
 from fedjax_muon.versions import of_computing
 
 VERSIONS, METRICS = "versions.json", "metrics.csv"
-CLIENTS, DATA = "clients.csv", "data.sha256"
+CLIENTS = "clients.csv"
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"  # held by the process that works in a directory
 SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; preemption
@@ -58,34 +56,6 @@ def held(directory: Path) -> Iterator[None]:
         if lock.is_locked:
             (directory / LOCK).unlink(missing_ok=True)
             lock.release()
-
-
-def hold_to(place: Path, digest: str, name: str) -> None:
-    """Notes the digest of a run's data, or raises `ValueError` if it is another one.
-
-    Args:
-      place: The run directory; of a private run, the one with its secrets, since a
-        digest tells whether a guess of the data is right.
-      name: Of the dataset, in the error.
-    """
-
-    def note() -> None:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if files.claim(place / DATA, digest + "\n"):
-            (place / DATA).chmod(place.stat().st_mode & 0o666)  # as secret as the place
-
-    run_on_first(note)
-    check_held(place, digest, name)
-
-
-def check_held(place: Path, digest: str, name: str) -> None:
-    """Raises `ValueError` if another digest of a run's data was noted."""
-    path = place / DATA
-    if path.exists() and path.read_text().strip() != digest:
-        raise ValueError(
-            f"the data of {name} have changed since {place} began (by the digest in "
-            f"{DATA}); restore them, or start again in another directory"
-        )
 
 
 def versions() -> dict[str, str]:
