@@ -62,7 +62,7 @@ SECONDS_BETWEEN_CHECKPOINTS = 2.0  # nodes keep all states that were made since
 
 
 # arguments of problems that say which examples there are; nodes have their own
-OF_DATA = {"dataset", "data_dir", "train_share", "divide", *OPTIONS}
+OF_DATA = {"data_dir", "train_share", "divide", *OPTIONS}
 # what a deployed run can't have, and why
 REASONS = {
     **dict.fromkeys(inspect.signature(launch).parameters, "clients have their own"),

@@ -2,7 +2,7 @@
 
 import pytest
 from cases import slow_but
-from command import run
+from command import refused, run
 
 from fedjax_muon.reporting import metrics_csv
 
@@ -47,10 +47,39 @@ CASES = {
 }
 
 
+# what some of them say, in the last lines
+SAID = {
+    f"fedmuon {STEPS} {LATE}": "after 4 rounds and ",
+    f"fedavg {ROUNDS} --client-tests --with keep_own:Dense_1": (
+        "mean accuracy of clients with their own parameters 0."
+    ),
+}
+
+
 @pytest.mark.parametrize(("words", "known"), slow_but(3, [*CASES.items()]))
-def test_the_numbers_of_a_run_stay(words, known, tmp_path, monkeypatch):
+def test_the_numbers_of_a_run_stay(words, known, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run("train", *words.split(), "--directory", "run")
     columns = metrics_csv.read(tmp_path / "run/metrics.csv")
     found = [columns[name][-1] for name in ("test_loss", "bytes_up")]
     assert found == pytest.approx(known, rel=1e-6)
+    said = " ".join(capsys.readouterr().out.split())
+    assert SAID.get(words, "metrics and figure in run") in said
+
+
+def test_owners_of_a_table_are_the_clients(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        f"{i},note,{'south' if i % 3 else 'north'},{'ab'[i % 2]}" for i in range(40)
+    ]
+    text = "\n".join(["age,note,bank,risk", *rows])
+    (tmp_path / "table.csv").write_text(text)
+    words = "--dataset table.csv --label risk --owner bank --exclude note"
+    run("train", "fedavg", *words.split(), "--rounds", 1, "--directory", "run")
+    first, *_ = capsys.readouterr().out.splitlines()
+    expected = (
+        "40 examples (32 to train, 8 to test), 1 feature, 2 classes: a, b; 2 clien"
+    )
+    assert first.startswith(expected)
+    (tmp_path / "table.csv").write_text(text.replace("39,", "38,"))
+    assert "its data differ; choose another" in refused(capsys, "resume", "run")

@@ -14,11 +14,8 @@ from fedjax_muon.experiments import privacy, recording
 
 AGENTS = "dpmixsgd --rounds 2 --batch-size 20 --graph ring --evaluate-every 1"
 CLIENTS = "--clients 6 --cohort-size 3 --model mlp:hidden=4 --rounds 2"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:messages have params"),
-    pytest.mark.filterwarnings("ignore:the noise in the sum"),
-]
+IGNORED = "ignore:messages have params", "ignore:the noise in the sum"
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*IGNORED)]
 
 
 @pytest.fixture
