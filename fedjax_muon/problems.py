@@ -310,20 +310,15 @@ def _check_parts(divide: Divide, parts: Any, clients: int, examples: int) -> Non
     name, ids = function_name(divide), [np.asarray(part) for part in parts]
     for client, part in enumerate(ids):
         if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
-            raise ValueError(
-                f"{name} must return ids, whole numbers, of the examples of every "
-                f"client, got {part.dtype}{list(part.shape)} for client {client}"
-            )
-    several = np.concatenate([part.astype(np.int64) for part in ids])
-    for wrong in several[(several < 0) | (several >= examples)]:
-        raise ValueError(
-            f"{name} names example {wrong}, but there are only 0 to {examples - 1}"
-        )
-    found, counts = np.unique(several, return_counts=True)
+            got = f"{part.dtype}{list(part.shape)} for client {client}"
+            raise ValueError(f"{name} must return ids, whole numbers, got {got}")
+    found, counts = np.unique(np.concatenate(ids).astype(int), return_counts=True)
+    for wrong in found[(found < 0) | (found >= examples)]:
+        known = f"there are only 0 to {examples - 1}"
+        raise ValueError(f"{name} names example {wrong}, but {known}")
     for wrong in found[counts > 1]:
-        raise ValueError(
-            f"{name} gives example {wrong} to two clients, or twice to one"
-        )
+        twice = "to two clients, or twice to one"
+        raise ValueError(f"{name} gives example {wrong} {twice}")
 
 
 def function_name(function: Any) -> str:
