@@ -144,8 +144,6 @@ def _named(value: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------- models
-
-
 def mlp(
     dataset: Dataset,
     *,
@@ -249,8 +247,6 @@ def _classes(dataset: Dataset) -> int:
 
 
 # ------------------------------------------------------------------- clients and agents
-
-
 def ratios(
     labels: np.ndarray,
     num_clients: int,
@@ -317,8 +313,9 @@ def _check_parts(divide: Divide, parts: Any, clients: int, examples: int) -> Non
         known = f"there are only 0 to {examples - 1}"
         raise ValueError(f"{name} names example {wrong}, but {known}")
     for wrong in found[counts > 1]:
-        twice = "to two clients, or twice to one"
-        raise ValueError(f"{name} gives example {wrong} {twice}")
+        raise ValueError(
+            f"{name} gives example {wrong} to two clients, or twice to one"
+        )
 
 
 def function_name(function: Any) -> str:
@@ -343,8 +340,6 @@ def _of_owners(dataset: Dataset, key: jax.Array, parts: Parts) -> Parts:
 
 
 # ----------------------------------------------------------------------------- problems
-
-
 @named
 def classification(
     dataset: Source = "digits",

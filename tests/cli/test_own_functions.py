@@ -145,7 +145,7 @@ REFUSED = {
     "fedavg --model own_fed:word": "word must return a flax.linen module, or one of",
     "fedavg --divide own_fed:keyless": "keyless is called as keyless(labels, clients",
     "fedavg --divide own_fed:fewer": "fewer must return a list of 16 arrays of ids",
-    "fedavg --divide own_fed:shares": "ids, whole numbers, got float64[90] for client 0",
+    "fedavg --divide own_fed:shares": "whole numbers, got float64[90] for client 0",
     "fedavg --divide own_fed:empty": "client 15 has no examples",
     "fedavg --divide own_fed:outside": "names example 1437, but there are only 0 to",
     "fedavg --divide own_fed:twice": "gives example 3 to two clients, or twice to one",
