@@ -204,6 +204,28 @@ def test_a_sweep_runs_what_is_missing_of_a_larger_one(tmp_path, counted):
         sweep(method, PROBLEM, grid, seeds=(5,), **{**how, "rounds": 5})
 
 
+def test_parts_of_a_sweep_are_merged_to_the_whole(tmp_path, counted):
+    how = {**EVERY, **SIZES, "seeds": (5, 6), "extend": False}
+    method, grid, place = fm.fedavg(), {"lr": (0.1, 0.3)}, tmp_path / "sweep"
+    whole = sweep(method, PROBLEM, grid, **how)
+    for number in (2, 1, 3):
+        sweep(method, PROBLEM, grid, directory=place, part=f"{number}/3", **how)
+    assert not (place / "summary.csv").exists()
+    counted["rounds"] = 0
+    merged = sweep(method, PROBLEM, grid, directory=place, **how)
+    assert counted["rounds"] == 0
+    for one, other in zip(whole.points, merged.points, strict=True):
+        for known, run in zip(one.runs, other.runs, strict=True):
+            np.testing.assert_array_equal(known["test_loss"], run["test_loss"])
+    assert [point.hyper for point in sweeping.read_points(place)] != []
+    rows = place / "parts/1-of-3/cells.csv"
+    rows.write_text(rows.read_text().replace("1", "2", 1))
+    with pytest.raises(ValueError, match=r"is not what cells\.json says of it"):
+        sweep(method, PROBLEM, grid, directory=place, **how)
+    with pytest.raises(ValueError, match="part must be such as 3/8"):
+        sweep(method, PROBLEM, grid, directory=place, part="4/3", **how)
+
+
 def test_learning_rates_are_told_in_words():
     cosine = cosine_decay(fm.fedavg(), lr=0.1, rounds=4)
     told = {

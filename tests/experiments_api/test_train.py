@@ -333,6 +333,8 @@ def test_a_private_run_that_is_killed_is_charged_once_and_not_copied(tmp_path, d
     with pytest.raises(KilledError):
         private(place)
     shutil.copytree(place, copy)
+    folders = [tmp_path / "ledger.secret", *(tmp_path / "ledger.secret").iterdir()]
+    assert {folder.stat().st_mode & 0o077 for folder in folders} == {0}
     text = (place / "identity.json").read_text()
     assert not {"data", "clients"} & json.loads(text).keys()  # which would be guessed
     result = private(place)
@@ -359,6 +361,9 @@ def test_a_private_run_that_is_not_paid_does_not_begin(tmp_path):
     with pytest.raises(ValueError, match="it would be 8"):
         private(tmp_path / "run", budget=2.0)
     assert not (tmp_path / "run").exists()
+    private(tmp_path / "run", budget=9.0)
+    with pytest.raises(ValueError, match="1 runs have spent epsilon 8, with 1 more"):
+        private(tmp_path / "more", budget=9.0)
     with pytest.raises(ValueError, match="need a directory; add directory"):
         private(tmp_path / "run", directory=None, ledger=None)
 
