@@ -291,6 +291,7 @@ def called(table: str, text: str, what: str) -> Any:
       what: What the text is, for errors.
     """
     known = TABLES.get(table) or _anything()
+    split(text)  # may raise
     if match := re.fullmatch(r"([A-Za-z_][\w.]*(?::[A-Za-z_]\w*)?)\((.*)\)", text):
         head, args = match[1], match[2]
     else:

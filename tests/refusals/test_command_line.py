@@ -35,6 +35,7 @@ QUICK = {
         "--client-tests maybe": "must be true or false, got 'maybe'",
         "fedavg fedmuon": "for several, use compare",
         "fedmuon:lrr=1": "did you mean lr? it takes lr, momentum, rule, polar, synced",
+        "fedavg(lr=0.1": "a bracket is missing in 'fedavg(lr=0.1'",
         "fedmuon:lr=x": "unknown fedmuon: lr 'x'; choose one of cosine",
         "--lr 0.1,0.2": "train takes one lr; for several, use sweep",
         "--lr cosine": "cosine needs lr",
