@@ -15,13 +15,13 @@ METHODS = {"train": ["fedmuon"], "compare": ["fedmuon"], "sweep": ["fedmuon"]}
 
 def cell(text: str) -> str:
     """A text in a table."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"([|[])", r"\\\1", text).replace("<", "&lt;")
 
 
 def section(command: str) -> str:
     """The options of a command as tables."""
     options = helping.options_of(command, METHODS.get(command, []))
-    rows = [f"## fedjax-muon {command}", "", COMMANDS[command].about]
+    rows = [f"## fedjax-muon {command}", "", cell(COMMANDS[command].about)]
     for line in options.splitlines():
         if option := OPTION.fullmatch(line):
             rows.append(f"| `{option[1]}` | |")

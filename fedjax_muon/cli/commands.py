@@ -77,7 +77,7 @@ class Place:
     def running(self) -> Iterator[None]:
         """Ends with the command to go on, if that is interrupted."""
         try:
-            with launching.together(self.resume), refusing(), self._logged():
+            with refusing(), self._logged(), launching.together(self.resume):
                 yield
         except KeyboardInterrupt:
             if not (self.directory / COMMAND).exists():

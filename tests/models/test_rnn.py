@@ -196,6 +196,7 @@ def test_cells_on_the_command_line(tmp_path, capsys):
     run("train", "fedavg", *given, "--directory", tmp_path / "run")
     rows = metrics_csv.read(tmp_path / "run" / "metrics.csv")
     assert np.isfinite(rows["train_loss"]).all()
+    capsys.readouterr()
     for model in ("lstm", "gru"):
         said = refused(capsys, "train", "--model", model)
         assert "rnn takes token ids of texts, and this dataset has numbers" in said
