@@ -4,9 +4,8 @@
     problem = problems.classification("hospital.csv", label="risk", owner="ward")
     problem = problems.auc("breast_cancer", graph="ring")
 
-A problem is a value, and every seed has its own clients. It can be trained with a
-server, or by agents on a graph. A function that returns one is all that a new problem
-needs:
+A problem is a value, and every seed has its own clients. A server trains it, or agents
+on a graph. A function that returns one is all that a new problem needs:
 
     @problems.named
     def hospital(ward: int = 3) -> problems.Problem:
@@ -312,7 +311,8 @@ def _check_parts(divide: Divide, parts: Any, clients: int, examples: int) -> Non
     for wrong in found[(found < 0) | (found >= examples)]:
         known = f"there are only 0 to {examples - 1}"
         raise ValueError(f"{name} names example {wrong}, but {known}")
-    for wrong in found[counts > 1]:
+    most = np.inf if name == "dirichlet_per_client" else 1  # clients of an example
+    for wrong in found[counts > most]:
         raise ValueError(
             f"{name} gives example {wrong} to two clients, or twice to one"
         )

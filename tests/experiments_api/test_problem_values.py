@@ -43,6 +43,10 @@ CASES = {  # arguments, and a digest of the clients, their tests and the graph
         | {"client_tests": True},
         "189cccb39ff3",
     ),
+    "shared examples": (
+        {"divide": partial(partition.dirichlet_per_client, alpha=0.1)},
+        "aacce802dba3",
+    ),
     "positives": ({"positives": 0.2}, "7f40d61492f7"),
     "ratios": ({"divide": problems.ratios, "positives": None}, "efc2622166b3"),
     "auc": ({"client_tests": True}, "d5b88a4697e2"),
