@@ -287,9 +287,8 @@ def compare(argv: Sequence[str]) -> None:
         result = experiments.compare(
             methods, problem, grids=grids, check=check, begun=place.begun, **given
         )
-    shown = [result.table()]
     if is_first():
-        for table in shown:
+        for table in result.all_tables():
             plain_console().print(tables.for_terminal(table))
         say(_advice(result.sweeps), style="yellow")
         say(f"metrics, checkpoints and figures in {place.directory}")
@@ -313,7 +312,7 @@ def take_rates(job: Job) -> str:
     with another problem a grid around it. Returns what should be said of it."""
     problem = job.problem_call
     known = RATES.get(problem.name, {})
-    at_home = bool(known) and not problem.keywords.keys() & {"dataset", "model"}
+    at_home = bool(known) and job.has_usual_data
     private = bool(job.promise.get("epsilon"))
     untuned = []
     for number, call in enumerate(job.calls):

@@ -284,6 +284,7 @@ class Job:
         # by the number of the method: values to try
         self.grids = {str(i): _grid_of(call) for i, call in enumerate(self.calls)}
         kinds = {call.name: _made(call) for call in self.calls}
+        chosen = {*words.options}
         words.usually(_usual(self.calls, words.options.get("problem")))
         self.compares = extra is comparing
         self.taken = taken = Taken(words)
@@ -293,6 +294,8 @@ class Job:
         self.extra = taken.take("Execution", extra)
         text = taken.options.pop("problem", "")
         self.problem_call = called("problem", text, "problem")
+        chosen |= self.problem_call.keywords.keys()
+        self.has_usual_data = not chosen & {"dataset", "model"}
         self._take_rounds(kinds)
         values = taken.take("Problem", self.problem_call.function)
         self.problem_call.keywords |= values

@@ -40,6 +40,15 @@ class Comparison(NamedTuple):
         rates, diverged = self.rates, self.diverged
         return tables.compared(summaries, *numbers, rates=rates, diverged=diverged)
 
+    def all_tables(self) -> list[tables.Cells]:
+        """The table, and the accuracies of clients that have test examples."""
+        own = self._of_clients()
+        return [self.table(), *([fairness.table(own, "Clients")] if own else [])]
+
+    def _of_clients(self) -> dict[str, list[History]]:
+        name = fairness.PREFIX + "min"
+        return {k: runs for k, runs in self.runs.items() if name in runs[0]}
+
     @property
     def _target(self) -> float:
         return comparison.target_score(self.runs) if self.runs else np.nan
@@ -52,7 +61,7 @@ class Comparison(NamedTuple):
 
     def write(self, directory: str | Path) -> list[tables.Cells]:
         """Writes the summary and its figures; returns its tables."""
-        place, shown = Path(directory), [self.table()]
+        place, shown = Path(directory), self.all_tables()
         summaries = comparison.summarize(self.runs, self._target)
         status = {name: f"diverged ({at})" for name, at in self.diverged.items()}
         columns = {"lr": self.rates}
@@ -62,12 +71,8 @@ class Comparison(NamedTuple):
             plots.graph(self.graph, place / "graph.png", title="graph of the agents")
         if self.runs:
             self.plot(place / "comparison.png")
-            own = {
-                k: v for k, v in self.runs.items() if fairness.PREFIX + "min" in v[0]
-            }
-            if own:
+            if own := self._of_clients():
                 fairness.figure(own, place / "fairness.png", title=self.title)
-                shown.append(fairness.table(own, "Clients"))
         if len({epsilon for _, epsilon in self.epsilons.values()}) > 1 and self.runs:
             path, how = place / "utility.png", {"score": self.score}
             plots.utility(self._by_epsilon(), path, title=self.title, **how)
