@@ -43,7 +43,7 @@ def test_rates_are_those_of_the_default_problem_or_are_looked_for():
     assert rates("") == (usual, [{}] * len(usual), "")
     auc = {name: best.lr for name, best in RATES["auc"].items()}
     assert rates("--problem auc") == (auc, [{}] * len(auc), "")
-    assert rates("dsgda dm_hsgd")[1:] == ([{}, {}], "")  # whose usual data differ
+    assert rates("dsgd --problem auc")[1:] == ([{}], "")  # whose usual data differ
     given = "fedavg:lr=0.5 fedmuon --model mlp:hidden=8"
     fixed, grids, _ = rates(given)
     assert (fixed["fedavg"], grids[0]) == (0.5, {})
@@ -99,7 +99,6 @@ def test_a_comparison_is_resumed_extended_and_drawn(compared, tmp_path, capsys):
     assert "its method.lr is 0.2, not 0.3; choose another" in said
 
 
-@pytest.mark.slow
 def test_accuracies_of_clients_are_shown(tmp_path, capsys):
     words = ("compare", "fedavg", *SMALL.split(), "--quick", "--client-tests")
     run(*words, "--seeds", "3", "--directory", tmp_path / "run")
@@ -107,6 +106,7 @@ def test_accuracies_of_clients_are_shown(tmp_path, capsys):
     assert (tmp_path / "run/fairness.png").exists()
 
 
+@pytest.mark.slow
 def test_rates_that_are_not_settled_are_said(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(experiments.sweeping, "MOST_RATES", 2)
     words = ("compare", "fedavg", "--lr", "0.0001,0.0003", *SMALL.split())
