@@ -421,7 +421,7 @@ def classification(
         divide=_division(divide, owner, by_alpha),
         positives=positives,
         graph=graph,
-        own_tests=client_tests,
+        client_tests=client_tests,
     )
 
 
@@ -489,7 +489,7 @@ def auc(
         divide=_division(divide, owner, partition.iid),
         positives=positives,
         graph=graph,
-        own_tests=client_tests,
+        client_tests=client_tests,
         public_task=lambda data: _augmented(shared(data), augment, data),
     )
 
@@ -505,7 +505,7 @@ def _problem(
     divide: Divide,
     positives: float | None,
     graph: Graph | GraphOf,
-    own_tests: bool,
+    client_tests: bool,
     public_task: Callable[[Dataset], Task] | None = None,
 ) -> Problem:
     check_count("clients", clients)
@@ -515,7 +515,7 @@ def _problem(
     if divide is partition.by_owner:
         clients = len(np.unique(_owners(dataset.owners)))
         number, tested = "", _of_owners
-        if own_tests:
+        if client_tests:
             tested(dataset, jax.random.key(0), ())  # may raise
     share = "" if positives is None else f", {positives:.0%} positives"
     alpha = getattr(divide, "keywords", {}).get("alpha")
@@ -534,7 +534,7 @@ def _problem(
         dataset,
         functools.partial(_divided, divide, clients, positives),
         {**sizes, "cohort_size": cohort},
-        tested if own_tests else None,
+        tested if client_tests else None,
         lambda agents, key: metropolis(graph_of(agents, key)),
         public_task=public_task,
         model=module,

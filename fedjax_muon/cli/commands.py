@@ -202,8 +202,8 @@ def _tell(
         f"test {score} {columns[comparison.score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds{virtual}; metrics and figure in {directory}"
     )
-    if "own_accuracy_mean" in columns:
-        mean = columns["own_accuracy_mean"][-1]
+    if "personal_accuracy_mean" in columns:
+        mean = columns["personal_accuracy_mean"][-1]
         say(f"mean accuracy of clients with their own parameters {mean:.4f}")
 
 

@@ -49,7 +49,7 @@ from fedjax_muon.simulation.batching import (
     objective_of,
     shuffled_epochs,
 )
-from fedjax_muon.simulation.evaluation import Evaluation, OwnTests, evaluate
+from fedjax_muon.simulation.evaluation import ClientTests, Evaluation, evaluate
 from fedjax_muon.simulation.program import (
     Data,
     Program,
@@ -207,13 +207,13 @@ def run_rounds(
 
 
 def score_mean(
-    data: Data, partition: Partition, own_tests: OwnTests | None, params: Params
+    data: Data, partition: Partition, client_tests: ClientTests | None, params: Params
 ) -> Evaluation:
     """Evaluates the agents' mean parameters.
 
     "consensus" is the root of the mean over agents of ||x_i - mean x||^2.
     """
-    del own_tests  # agents have none
+    del client_tests  # agents have none
     mean = jax.tree.map(lambda x: x.mean(0), params)
     distance = lambda x: optax.tree.norm(tree.sub(x, mean), squared=True)
     consensus = jnp.sqrt(jax.vmap(distance)(params).mean())

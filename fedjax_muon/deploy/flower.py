@@ -75,7 +75,7 @@ class FlowerServer:
 
     def connected(self) -> set[int]:
         """Returns the ids of the clients that have a SuperNode."""
-        return set(self._places())
+        return set(self._nodes())
 
     def wait(self, count: int, seconds: float | None = None) -> set[int]:
         """Waits until so many clients have a SuperNode, and returns the ids of those
@@ -153,7 +153,7 @@ class FlowerServer:
             got = messages.plain(client)
             self._refuse(node, f"there are clients 0 to {bound}, got {got}")
             return
-        first = self._places().get(client)
+        first = self._nodes().get(client)
         self._clients[node] = client
         if first is not None and first not in self._silent:
             self._note(
@@ -172,20 +172,20 @@ class FlowerServer:
             self._reasons[node] = text
             warnings.warn(text, stacklevel=2)
 
-    def _places(self) -> dict[int, int]:
+    def _nodes(self) -> dict[int, int]:
         """The node of each client: the first one that is online and answers."""
-        places: dict[int, int] = {}
+        nodes: dict[int, int] = {}
         for node, client in self._clients.items():
-            first = places.get(client)
+            first = nodes.get(client)
             if node in self._online and (first is None or first in self._silent):
-                places[client] = node
-        return places
+                nodes[client] = node
+        return nodes
 
     def _give_up(self, waiting: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
         """Removes clients that have been without a node for too long."""
-        now, places = time.monotonic(), self._places()
+        now, nodes = time.monotonic(), self._nodes()
         for client in list(waiting):
-            if client in places:
+            if client in nodes:
                 self._gone.pop(client, None)
             elif now - self._gone.setdefault(client, now) > self.patience:
                 del waiting[client]
@@ -193,13 +193,13 @@ class FlowerServer:
 
     def _push(self, waiting: dict[int, bytes], life: float | None) -> dict[str, _Sent]:
         """Sends what waits for a node that is there now."""
-        sent, places = {}, self._places()
-        for client in [client for client in waiting if client in places]:
+        sent, nodes = {}, self._nodes()
+        for client in [client for client in waiting if client in nodes]:
             request = flwr.Message(
-                _packed(waiting[client]), places[client], f"train.{KIND}", ttl=life
+                _packed(waiting[client]), nodes[client], f"train.{KIND}", ttl=life
             )
             for name in self._pushed(request):
-                sent[name] = _Sent(client, places[client])
+                sent[name] = _Sent(client, nodes[client])
                 del waiting[client]
         return sent
 

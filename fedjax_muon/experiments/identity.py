@@ -75,7 +75,7 @@ def arrays_of(simulation: Simulation, data: str) -> dict[str, str]:
     partition = simulation.run.partition
     arrays = {
         "clients": (partition.order, partition.size),
-        "client_tests": simulation.run.own_tests,
+        "client_tests": simulation.run.client_tests,
         "weights": simulation.run.mixer,
     }
     digests = {name: checkpoint.digest(value) for name, value in arrays.items()}

@@ -306,7 +306,7 @@ def restore_rows(metrics: Path, rows: str, *, behind: bool = False) -> None:
 
 def clients_of(simulation: Simulation, state: Any) -> str:
     """The text of clients.csv; none if clients have no test examples, or privacy."""
-    if simulation.run.own_tests is None or simulation.guarantee is not None:
+    if simulation.run.client_tests is None or simulation.guarantee is not None:
         return ""
     columns = simulation.client_scores(state)
     values = zip(*(column.tolist() for column in columns.values()), strict=True)

@@ -20,14 +20,16 @@ Examples = tuple[Any, Any]  # x [n, ...], y [n]
 WORST_SHARE = 10  # percentile of the clients' accuracies
 
 
-class OwnTests(NamedTuple):
+class ClientTests(NamedTuple):
     """Which test examples the clients have, client by client."""
 
     ids: jax.Array  # int32 [m], of test examples
     owner: jax.Array  # int32 [m], the client that has each
 
 
-def own_tests_of(test_parts: Sequence[Any], num_clients: int, count: int) -> OwnTests:
+def client_tests_of(
+    test_parts: Sequence[Any], num_clients: int, count: int
+) -> ClientTests:
     """Puts the ids of the clients' test examples, of `count` ones, on the device."""
     check_listed("test_parts", test_parts)
     if len(test_parts) != num_clients:
@@ -45,7 +47,7 @@ def own_tests_of(test_parts: Sequence[Any], num_clients: int, count: int) -> Own
             f"from {ids.min()} to {ids.max()}"
         )
     owner = np.repeat(np.arange(num_clients), sizes)
-    return OwnTests(*(jnp.asarray(a, jnp.int32) for a in (ids, owner)))
+    return ClientTests(*(jnp.asarray(a, jnp.int32) for a in (ids, owner)))
 
 
 def evaluate(
@@ -53,7 +55,7 @@ def evaluate(
     params: Params,
     clients: Clients,
     test: Examples,
-    own_tests: OwnTests | None = None,
+    client_tests: ClientTests | None = None,
     validation: Examples | None = None,
 ) -> Evaluation:
     """Evaluates parameters on training, test and validation examples.
@@ -61,7 +63,7 @@ def evaluate(
     Args:
       clients: Their examples are the training examples. From more than 10,000 of them,
         as many are selected at equal distances in the order of clients.
-      own_tests: The clients' test examples, if they have their own.
+      client_tests: The clients' test examples, if they have their own.
       validation: Examples that no client has.
 
     Returns:
@@ -91,9 +93,9 @@ def evaluate(
         accuracy, counts = client_means(train["correct"], owner, len(clients.size))
         metrics["client_accuracy_std"] = jnp.std(accuracy, where=counts > 0)
         metrics["client_accuracy_min"] = jnp.min(accuracy, initial=1, where=counts > 0)
-        if own_tests is not None:
-            correct = tested["correct"][own_tests.ids]
-            owner = own_tests.owner
+        if client_tests is not None:
+            correct = tested["correct"][client_tests.ids]
+            owner = client_tests.owner
             accuracy, counts = client_means(correct, owner, len(clients.size))
             metrics |= {
                 f"client_test_accuracy_{name}": value

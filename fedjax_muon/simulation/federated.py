@@ -50,10 +50,10 @@ from fedjax_muon.simulation.batching import (
 )
 from fedjax_muon.simulation.clocks import Clock
 from fedjax_muon.simulation.evaluation import (
+    ClientTests,
     Evaluation,
-    OwnTests,
+    client_tests_of,
     evaluate,
-    own_tests_of,
 )
 from fedjax_muon.simulation.participation import (
     Cohorts,
@@ -210,8 +210,8 @@ def federate(
     data = Data(setup.task, clients.x, clients.y, test)
     run = Run(numbers(algorithm), clients.partition, timing=blank_inputs(setup))
     if test_parts is not None:
-        tests = own_tests_of(test_parts, len(parts), len(dataset.x_test))
-        run = run._replace(own_tests=tests)
+        tests = client_tests_of(test_parts, len(parts), len(dataset.x_test))
+        run = run._replace(client_tests=tests)
     if devices:
         data = _divided(setup, data)
         setup = setup._replace(task=data.task)
@@ -297,11 +297,11 @@ def _divided(setup: Setup, data: Data) -> Data:
 
 
 def score(
-    data: Data, partition: Partition, own_tests: OwnTests | None, params: Params
+    data: Data, partition: Partition, client_tests: ClientTests | None, params: Params
 ) -> Evaluation:
     """Evaluates the server's parameters."""
     clients = Clients(data.x, data.y, partition)
-    tests = data.test, own_tests, data.validation
+    tests = data.test, client_tests, data.validation
     return evaluate(data.task, params, clients, *tests)
 
 

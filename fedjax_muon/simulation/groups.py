@@ -256,7 +256,7 @@ def stack(
         told.append(_Told(timing, answered, counted.bytes_after))
         run = simulation.timed(run_key, 0, rounds)
         partition = dataclasses.replace(run.partition, max_size=max_client_size)
-        stacked.append(run._replace(partition=partition, own_tests=None))
+        stacked.append(run._replace(partition=partition, client_tests=None))
         states.append(state)
     together = lambda trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
     return together(stacked), together(states), told

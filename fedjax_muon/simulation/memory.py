@@ -58,7 +58,7 @@ def memory_of(simulation: Simulation) -> Memory | None:
     held, state = held_by(simulation), simulation.like
     rounds = simulation.compiled.rounds.trace(data, run, state, 1)
     # whatever the devices are, one of them evaluates
-    scored = data, run.partition, run.own_tests, state.params
+    scored = data, run.partition, run.client_tests, state.params
     score = simulation.compiled.score.trace(*jax.eval_shape(lambda *x: x, *scored))
     programs = (simulation.traced_begin, rounds, score)
     try:

@@ -13,7 +13,7 @@ from fedjax_muon.core import numbers_of
 from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine import Traffic
 from fedjax_muon.simulation.batching import Clients, Partition
-from fedjax_muon.simulation.evaluation import Evaluation, Examples, OwnTests
+from fedjax_muon.simulation.evaluation import ClientTests, Evaluation, Examples
 from fedjax_muon.tasks.task import Task
 
 
@@ -32,7 +32,9 @@ class Run(NamedTuple):
 
     numbers: dict[str, Any]  # hyperparameters by name
     partition: Partition
-    own_tests: OwnTests | None = None  # if clients have test examples of their own
+    client_tests: ClientTests | None = (
+        None  # if clients have test examples of their own
+    )
     mixer: Any = None  # of agents' messages
     timing: Any = None  # who arrives in time, or when
     # typed key of the next rounds of a private run, in place of the state's
@@ -52,7 +54,7 @@ class Program(NamedTuple):
     # (data, run, state, count) -> state, `Metrics`
     rounds: Callable[[Data, Run, Any, Any], tuple[Any, Any]]
     # (data, partition, own tests, parameters) -> metrics by name
-    score: Callable[[Data, Partition, OwnTests | None, Any], Evaluation]
+    score: Callable[[Data, Partition, ClientTests | None, Any], Evaluation]
     # (data, run) -> bytes of all clients, or over one link, before round 0 and in a
     # round
     traffic: Callable[[Data, Run], tuple[Traffic, Traffic]]

@@ -19,7 +19,7 @@ from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.privacy.guarantees import Guarantee
-from fedjax_muon.simulation import own_accuracy
+from fedjax_muon.simulation import client_evaluation
 from fedjax_muon.simulation.arguments import (
     Parts,
     check_key,
@@ -29,7 +29,7 @@ from fedjax_muon.simulation.arguments import (
     check_state,
 )
 from fedjax_muon.simulation.batching import Clients, partition_of
-from fedjax_muon.simulation.evaluation import own_tests_of
+from fedjax_muon.simulation.evaluation import client_tests_of
 from fedjax_muon.simulation.last_state import LastState
 from fedjax_muon.simulation.program import Compiled, Data, Program, Run, clients
 from fedjax_muon.simulation.rounds import Metrics, answers
@@ -229,7 +229,7 @@ class Simulation:
         """
         self._check_state(state)
         arguments: tuple[Any, ...] = (self.data, self.run.partition)
-        arguments += (self.run.own_tests, state.params)
+        arguments += (self.run.client_tests, state.params)
         copied = lambda x: isinstance(x, jax.Array) and x.is_fully_replicated
         if self.settings.devices and all(map(copied, jax.tree.leaves(arguments))):
             # On one device, since every device has the same arrays.
@@ -237,7 +237,9 @@ class Simulation:
         scores = self.compiled.score(*arguments)
         if self.guarantee is not None:
             return self.guarantee.published(scores)
-        return scores | own_accuracy.metrics(self.settings, self.data, self.run, state)
+        return scores | client_evaluation.metrics(
+            self.settings, self.data, self.run, state
+        )
 
     @promoting
     def client_accuracies(
@@ -273,21 +275,23 @@ class Simulation:
             check_key(key)
         self._check_client_tests()
         arrays = self.data, self.run, state
-        return own_accuracy.accuracies(self.settings, *arrays, steps, lr, key)
+        return client_evaluation.accuracies(self.settings, *arrays, steps, lr, key)
 
     def client_scores(self, state: Any) -> dict[str, np.ndarray]:
         """Scores every client on its test examples, with the parameters of the server.
 
         Returns:
           Columns [N] by name: "train_examples", "test_examples", "test_accuracy" and
-          "test_loss", which are NaN for clients without test examples; "own_accuracy"
-          too, if clients keep parameters.
+          "test_loss", which are NaN for clients without test examples;
+          "personal_accuracy" too, if clients keep parameters.
         """
         self._check_client_tests()
-        return own_accuracy.client_scores(self.settings, self.data, self.run, state)
+        return client_evaluation.client_scores(
+            self.settings, self.data, self.run, state
+        )
 
     def _check_client_tests(self) -> None:
-        if self.run.own_tests is None:
+        if self.run.client_tests is None:
             raise ValueError(
                 "clients have no test examples of their own; give federate test_parts"
             )
@@ -447,8 +451,8 @@ class Simulation:
             self.settings.check_sizes(list(map(len, parts)))
             run = run._replace(partition=partition_of(self.data.y, parts))
         if test_parts is not None:
-            tests = own_tests_of(test_parts, number, len(self.data.test[1]))
-            run = run._replace(own_tests=tests)
+            tests = client_tests_of(test_parts, number, len(self.data.test[1]))
+            run = run._replace(client_tests=tests)
         if weights is not None:
             if self.program.mix is None:
                 raise ValueError("a simulation with a server has no mixing weights")

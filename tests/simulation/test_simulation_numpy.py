@@ -249,9 +249,11 @@ def test_each_client_has_its_own_parameters(kind):
         assert not any(name.startswith("own_") for name in columns)
     else:
         mean, median = np.nanmean(found), np.nanmedian(found)
-        np.testing.assert_allclose(columns["own_accuracy_mean"], mean, rtol=1e-6)
-        np.testing.assert_allclose(columns["own_accuracy_median"], median, rtol=1e-6)
-        np.testing.assert_allclose(columns["own_accuracy_min"], np.nanmin(found))
+        np.testing.assert_allclose(columns["personal_accuracy_mean"], mean, rtol=1e-6)
+        np.testing.assert_allclose(
+            columns["personal_accuracy_median"], median, rtol=1e-6
+        )
+        np.testing.assert_allclose(columns["personal_accuracy_min"], np.nanmin(found))
     assert kind != "no" or not np.array_equal(found, later, equal_nan=True)
 
 

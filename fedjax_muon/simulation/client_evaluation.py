@@ -19,8 +19,8 @@ from fedjax_muon.simulation.batching import (
     objective_of,
 )
 from fedjax_muon.simulation.evaluation import (
+    ClientTests,
     Examples,
-    OwnTests,
     client_means,
     scores,
     spread,
@@ -49,8 +49,8 @@ def accuracies(
     params: tuple[Any, Any] = (state.params, kept)
     if settings.devices:  # evaluated on one of them
         data, run, params = jax.device_get((data, run, params))
-    assert run.own_tests is not None
-    rows = rows_of(run.own_tests, len(run.partition.size))
+    assert run.client_tests is not None
+    rows = rows_of(run.client_tests, len(run.partition.size))
     keys = jax.random.split(jax.random.key(0) if key is None else key, len(rows))
     fixed = settings.sampler, settings.batch_size, steps
     found = _accuracies(*fixed, (data, run.partition), params, rows, keys, lr)
@@ -61,16 +61,16 @@ def metrics(settings: Any, data: Data, run: Run, state: Any) -> dict[str, jax.Ar
     """Describes the accuracies of clients with their own parameters, for evaluations.
 
     Returns:
-      "own_accuracy_mean" and the entries of `spread` with this prefix; nothing if
+      "personal_accuracy_mean" and the entries of `spread` with this prefix; nothing if
       clients keep no parameters or have no test examples.
     """
-    if run.own_tests is None:
+    if run.client_tests is None:
         return {}
     if params_of_clients(state.params, state.training.client_states) is None:
         return {}
     accuracy = jnp.asarray(accuracies(settings, data, run, state))
     each = spread(accuracy, ~jnp.isnan(accuracy)) | {"mean": jnp.nanmean(accuracy)}
-    return {f"own_accuracy_{name}": value for name, value in each.items()}
+    return {f"personal_accuracy_{name}": value for name, value in each.items()}
 
 
 def client_scores(
@@ -78,32 +78,36 @@ def client_scores(
 ) -> dict[str, np.ndarray]:
     """See `Simulation.client_scores`."""
     sizes = run.partition.size
-    arguments: tuple[Any, ...] = (data.task, state.params, data.test, run.own_tests)
+    arguments: tuple[Any, ...] = (data.task, state.params, data.test, run.client_tests)
     if settings.devices:  # evaluated on one of them
         sizes, arguments = jax.device_get((sizes, arguments))
     means, counts = _client_means(*arguments, len(sizes))
     columns = {"train_examples": sizes, "test_examples": counts.astype(int), **means}
     if params_of_clients(state.params, state.training.client_states) is not None:
-        columns["own_accuracy"] = accuracies(settings, data, run, state)
+        columns["personal_accuracy"] = accuracies(settings, data, run, state)
     return {name: np.asarray(column) for name, column in columns.items()}
 
 
 @functools.partial(jax.jit, static_argnums=4)
 def _client_means(
-    task: Task, params: Params, test: Examples, own_tests: OwnTests, num_clients: int
+    task: Task,
+    params: Params,
+    test: Examples,
+    client_tests: ClientTests,
+    num_clients: int,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     means, counts = {}, jnp.zeros(num_clients)
     for name, values in scores(task, params, *test).items():
         if name in OF_EXAMPLES:
-            each = values[own_tests.ids]
-            mean, counts = client_means(each, own_tests.owner, num_clients)
+            each = values[client_tests.ids]
+            mean, counts = client_means(each, client_tests.owner, num_clients)
             means[OF_EXAMPLES[name]] = jnp.where(counts > 0, mean, jnp.nan)
     return means, counts
 
 
-def rows_of(own_tests: OwnTests, num_clients: int) -> np.ndarray:
+def rows_of(client_tests: ClientTests, num_clients: int) -> np.ndarray:
     """The ids of every client's test examples, int32 [N, most], -1 for padding."""
-    ids, owner = np.asarray(own_tests.ids), np.asarray(own_tests.owner)
+    ids, owner = np.asarray(client_tests.ids), np.asarray(client_tests.owner)
     counts = np.bincount(owner, minlength=num_clients)
     rows = np.full((num_clients, counts.max()), -1, np.int32)
     for client in range(num_clients):
