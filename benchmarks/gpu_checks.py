@@ -53,7 +53,7 @@ Row = dict[str, Any]
 Checks = Iterator[tuple[str, Callable[[], Row]]]  # names, and what measures them
 # Published rates of dense products in bfloat16, in operations per second.
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L4": 121e12}
-SMALL: Row = {"clients": 8, "cohort_size": 8, "local_steps": 2, "plan": "mapped"}
+SMALL: Row = {"clients": 8, "cohort": 8, "local_steps": 2, "plan": "mapped"}
 ROUNDS = 3
 PLANS: dict[str, dict[str, Any]] = {
     "mapped": {"plan": "mapped"},
@@ -162,7 +162,7 @@ def check_tune() -> Checks:
         tuned = tune(with_data(case, dataset_of(setting)))
         return {"plan": tuned.plan, "seconds": dict(tuned.seconds)}
 
-    several = {"mlp": Setting(clients=100, cohort_size=10)}
+    several = {"mlp": Setting(clients=100, cohort=10)}
     for name, setting in (several | MODELS).items():
         if name in ("mlp", "emnist_cnn", "resnet18", "vit_tiny"):
             yield name, partial(measure, setting)

@@ -85,7 +85,7 @@ def prepare(
         task,
         dataset,
         parts,
-        cohort_size=workload.cohort,
+        cohort=workload.cohort,
         local_steps=workload.steps,
         batch_size=workload.batch,
         weighting=simulation.by_examples,

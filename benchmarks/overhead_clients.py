@@ -40,7 +40,7 @@ def shared() -> Federation:
         fedavg(lr=0.1),
         classification(models.MLP(CLASSES), (INPUTS,)),
         num_clients=CLIENTS,
-        cohort_size=CLIENTS,
+        cohort=CLIENTS,
         local_steps=30,
         batch_size=20,
         max_client_size=1024,

@@ -106,7 +106,7 @@ def compiled(cases: Sequence[Case], seconds: float) -> Iterator[Row]:
                 "group": case.group,
                 "algorithm": case.algorithm,
                 "model": setting.model,
-                "cohort": setting.cohort_size,
+                "cohort": setting.cohort,
                 "plan": setting.plan,
                 "dtype": setting.dtype,
                 "topology": case.topology,

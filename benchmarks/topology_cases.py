@@ -53,7 +53,7 @@ class Setting:
     clients: int = MANY_CLIENTS
     divide: problems.Divide = partition.iid
     augment: bool = False
-    cohort_size: int = MANY_CLIENTS
+    cohort: int = MANY_CLIENTS
     local_steps: int = 5
     batch_size: int = 20
     rounds: int | None = None  # of a cosine schedule
@@ -77,7 +77,7 @@ class Case(NamedTuple):
         """What identifies it."""
         one = self.setting
         plan = f"chunked({one.chunk_size})" if one.plan == "chunked" else one.plan
-        sizes = f"{one.cohort_size}x{one.local_steps}x{one.batch_size}"
+        sizes = f"{one.cohort}x{one.local_steps}x{one.batch_size}"
         words = (self.group, self.algorithm, one.model, one.dataset, sizes)
         return "/".join((*words, plan, one.dtype, self.topology))
 
@@ -103,26 +103,22 @@ LARGE = Setting(
     clients=100,
     divide=fedmuon_004.divided(0.1),
     augment=True,
-    cohort_size=10,
+    cohort=10,
     local_steps=50,
     batch_size=50,
     rounds=300,
 )
 MODELS = {  # with the sizes of the papers that have them
-    "emnist_cnn": Setting(
-        model="emnist_cnn", clients=100, cohort_size=10, local_steps=30
-    ),
+    "emnist_cnn": Setting(model="emnist_cnn", clients=100, cohort=10, local_steps=30),
     "resnet18": dataclasses.replace(LARGE, model="resnet18"),
     "vit_tiny": dataclasses.replace(LARGE, model="vit_tiny"),
-    "swin_tiny": dataclasses.replace(
-        LARGE, model="swin_tiny", cohort_size=5, batch_size=16
-    ),
+    "swin_tiny": dataclasses.replace(LARGE, model="swin_tiny", cohort=5, batch_size=16),
     "roberta": dataclasses.replace(
         LARGE,
         model="roberta",
         dataset="mnli",
         clients=4,
-        cohort_size=4,
+        cohort=4,
         batch_size=16,
         augment=False,
     ),
@@ -162,7 +158,7 @@ def scaling() -> Iterator[Case]:
     for count, algorithm, side in itertools.product(
         counts, ("fedavg", "scaffold"), sides
     ):
-        sizes: dict[str, Any] = {"clients": count, "cohort_size": count}
+        sizes: dict[str, Any] = {"clients": count, "cohort": count}
         how: dict[str, Any] = {"plan": "chunked", "chunk_size": 50, "batch_size": 1}
         how |= {"hidden": (64,), "split_examples": side > 1, "devices": min(2, side)}
         setting = dataclasses.replace(MLP, **sizes, **how)
@@ -249,7 +245,7 @@ def with_data(case: Case, dataset: Dataset) -> Simulation:
     method = METHODS[case.algorithm].function()
     if setting.rounds is not None:
         method = decayed(method, setting.rounds)
-    how |= {"cohort_size": setting.cohort_size, "local_steps": setting.local_steps}
+    how |= {"cohort": setting.cohort, "local_steps": setting.local_steps}
     devices = jax.devices()[: setting.devices] if setting.devices > 1 else ()
     how |= {"devices": devices, "split_examples": setting.split_examples}
     return fm.simulate(method, problem, plan=case.plan, **how)

@@ -107,6 +107,11 @@ from .simulation.arrivals import (
     fedasync as fedasync,
     replayed as replayed,
 )
+from .simulation.cohorts import (
+    poisson as poisson,
+    sampled as sampled,
+    timed as timed,
+)
 from .simulation.sweeps import Cell as Cell, run_cells as run_cells
 from .simulation.training import early_stopping as early_stopping, run as run
 from .simulation.tuning import tune as tune

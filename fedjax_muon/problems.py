@@ -416,7 +416,7 @@ def classification(
         module,
         _augmented(task, augment, data),
         data,
-        {"cohort_size": 8, "local_steps": 5, "batch_size": 32},
+        {"cohort": 8, "local_steps": 5, "batch_size": 32},
         clients=clients,
         divide=_division(divide, owner, by_alpha),
         positives=positives,
@@ -484,7 +484,7 @@ def auc(
         module,
         task,
         data,
-        {"cohort_size": 8, "local_steps": 4, "batch_size": 16},
+        {"cohort": 8, "local_steps": 4, "batch_size": 16},
         clients=clients,
         divide=_division(divide, owner, partition.iid),
         positives=positives,
@@ -527,13 +527,13 @@ def _problem(
         else graph
     )
     _check_function("graph", graph_of, "'ring', or a function (agents, key)")
-    cohort = min(sizes["cohort_size"], clients)
+    cohort = min(sizes["cohort"], clients)
     return Problem(
         f"{name}, {number}clients by {words}{share}",
         task,
         dataset,
         functools.partial(_divided, divide, clients, positives),
-        {**sizes, "cohort_size": cohort},
+        {**sizes, "cohort": cohort},
         tested if client_tests else None,
         lambda agents, key: metropolis(graph_of(agents, key)),
         public_task=public_task,

@@ -34,7 +34,7 @@ key = jax.random.key(0)
 clients = fm.partition.dirichlet(digits.y_train, 16, alpha=0.1, key=key)
 task = fm.tasks.classification(fm.models.MLP(classes=10), digits)
 algorithm = fm.fedavg(lr=0.001, rule=sign_of_average())
-sizes = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
+sizes = {"cohort": 8, "local_steps": 5, "batch_size": 32}
 simulation = fm.federate(algorithm, task, digits, clients, **sizes)
 state = simulation.init(jax.random.key(1))
 state, history = fm.run(simulation, state, rounds=50)

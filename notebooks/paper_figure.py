@@ -46,7 +46,7 @@ print(jax.devices())
 # %%
 digits, validation = fm.data.hold_out(fm.data.load("digits"), 0.1)
 task = fm.tasks.classification(fm.models.MLP(10, (64, 64)), digits)
-sizes = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
+sizes = {"cohort": 8, "local_steps": 5, "batch_size": 32}
 
 
 def clients(alpha, seed):

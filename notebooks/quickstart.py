@@ -47,7 +47,7 @@ plt.show()
 
 # %%
 task = fm.tasks.classification(fm.models.MLP(10, (64, 64)), digits)
-sizes = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
+sizes = {"cohort": 8, "local_steps": 5, "batch_size": 32}
 rates = {"fedavg": 0.3, "local_muon": 0.3, "fedmuon": 0.01}  # the best of a grid
 seeds = (1, 2)
 

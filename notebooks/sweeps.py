@@ -37,7 +37,7 @@ print(jax.devices())
 # %%
 digits, validation = fm.data.hold_out(fm.data.load("digits"), 0.1)
 task = fm.tasks.classification(fm.models.MLP(10, (32, 32)), digits)
-sizes = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
+sizes = {"cohort": 8, "local_steps": 5, "batch_size": 32}
 keys = {seed: jax.random.split(jax.random.key(seed)) for seed in SEEDS}
 parts = {
     seed: fm.partition.dirichlet(digits.y_train, 16, alpha=0.1, key=keys[seed][0])

@@ -254,7 +254,7 @@ CHECKS = {
                 fm.scaffold(lr=0.001, rule=optax.scale_by_adam(), **HALF), ("84", "87")
             ),
         },
-        options={"cohort_size": 8, "local_steps": 5, "batch_size": 32},
+        options={"cohort": 8, "local_steps": 5, "batch_size": 32},
         rounds=1000,
         runs=5,
         evaluate_every=50,
@@ -277,7 +277,7 @@ CHECKS = {
             "SCAFFOLD, no momentum": Method(fm.scaffold(lr=0.01), ("-", "-")),
             "SCAFFOLD, momentum": Method(fm.scaffold(**HEAVY), ("-", "-")),
         },
-        options={"cohort_size": 10, "local_epochs": 10, "batch_size": 64},
+        options={"cohort": 10, "local_epochs": 10, "batch_size": 64},
         rounds=50,
         runs=3,
         evaluate_every=1,

@@ -1,5 +1,6 @@
 """How the methods of a track are simulated: with a server, privately, or on a ring."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import client_spec, keeps_states
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated
 from fedjax_muon.simulation import Simulation
-from fedjax_muon.simulation.participation import poisson_cohorts
+from fedjax_muon.simulation.cohorts import Sampled
 from fedjax_muon.simulation.sweeps import Cell, Outcome, run_cells
 
 STEP_SECONDS, BYTE_SECONDS, SPREAD = 0.01, 1e-6, 1.0  # of the virtual clock
@@ -42,6 +43,8 @@ def federated(
     problem: Problem,
     seed: int,
     rounds: int,
+    *,
+    cohort: int | Sampled,
     **sizes: Any,
 ) -> Simulation:
     """A method with a server, on the clients of a seed."""
@@ -50,7 +53,9 @@ def federated(
         SPREAD, STEP_SECONDS, BYTE_SECONDS, key=jax.random.key(0)
     )
     parts = problem.parts(seed)
-    return fm.federate(algorithm, task, problem.data, parts, clock=clock, **sizes)
+    members = cohort if isinstance(cohort, Sampled) else fm.sampled(cohort)
+    in_time = dataclasses.replace(members, clock=clock)
+    return fm.federate(algorithm, task, problem.data, parts, cohort=in_time, **sizes)
 
 
 @recorded
@@ -94,14 +99,16 @@ def private(
     problem: Problem,
     seed: int,
     rounds: int,
+    *,
+    cohort: int,
     **sizes: Any,
 ) -> Simulation:
     """The same with private clients in Poisson cohorts, and noise from the seed."""
     spec = spec_of(algorithm, task, rounds)
     (release,) = spec.releases.values()
     made: Any = noisy(algorithm, noise_multiplier=release.noise.multiplier)
-    sizes |= {"cohorts": poisson_cohorts(spec.sampling.max_batch)}
-    return federated(made, task, problem, seed, rounds, **sizes)
+    drawn = fm.poisson(cohort, spec.sampling.max_batch)
+    return federated(made, task, problem, seed, rounds, cohort=drawn, **sizes)
 
 
 def on_a_ring(

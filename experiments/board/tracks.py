@@ -121,7 +121,7 @@ def _agents(labels: Any, *, key: jax.Array) -> Any:
     return fm.partition.dirichlet(labels, 16, alpha=0.3, min_size=64, key=key)
 
 
-IMAGES = {"cohort_size": 8, "local_steps": 5, "batch_size": 32}
+IMAGES = {"cohort": 8, "local_steps": 5, "batch_size": 32}
 RATES = {
     "sgd": (0.03, 0.1, 0.3),
     "adam": (0.001, 0.003, 0.01),
@@ -172,7 +172,7 @@ TRACKS = {
     "heart": Track(
         "Heart disease by hospital",
         heart,
-        {"cohort_size": 4, "local_steps": 100, "batch_size": 4},
+        {"cohort": 4, "local_steps": 100, "batch_size": 4},
         15,
         1,
         SMOOTH,
@@ -181,7 +181,7 @@ TRACKS = {
     "plays": Track(
         "Shakespeare's plays by speaker",
         plays,
-        {"cohort_size": 8, "local_steps": 5, "batch_size": 8},
+        {"cohort": 8, "local_steps": 5, "batch_size": 8},
         40,
         2,
         TEXT,
@@ -191,7 +191,7 @@ TRACKS = {
         "Handwritten digits with private clients, epsilon 8",
         private,
         {
-            "cohort_size": client_privacy.EXPECTED,
+            "cohort": client_privacy.EXPECTED,
             "local_steps": client_privacy.STEPS,
             "batch_size": client_privacy.BATCH,
         },

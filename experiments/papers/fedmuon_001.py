@@ -41,7 +41,7 @@ from experiments.papers.frame import (
 from fedjax_muon import problems, transforms
 from fedjax_muon.linalg import newton_schulz
 
-SIZES = {"clients": 16, "cohort_size": 8, "local_steps": 5, "batch_size": 32}
+SIZES = {"clients": 16, "cohort": 8, "local_steps": 5, "batch_size": 32}
 EXAMPLES_A_ROUND = 8 * 5 * 32
 SEEDS = (42, 43, 44)
 ROUNDS = {"figure_1": 200, "figure_2": 150}  # for `--scale cpu`

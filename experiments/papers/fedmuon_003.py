@@ -98,7 +98,7 @@ def figure(dataset: str, model: problems.Model, steps: int, alpha: float | None 
             "model": model,
             "clients": CLIENTS,
             "divide": partition.iid,
-            "cohort_size": CLIENTS,
+            "cohort": CLIENTS,
             "local_steps": steps,
             "batch_size": BATCH_SIZE,
             "rounds": round(EPOCHS[dataset] * epoch),

@@ -55,7 +55,7 @@ from fedjax_muon.tasks.augmentation import crop_and_flip
 
 SIZES = {
     "clients": 100,
-    "cohort_size": 10,
+    "cohort": 10,
     "local_steps": 50,
     "batch_size": 50,
     "rounds": 300,
@@ -114,7 +114,7 @@ def panel(model: problems.Model, alpha: float, grids: Grids, scale: Scale) -> Pa
     printed = SIZES | {"dataset": "cifar100", "model": model, "divide": divided(alpha)}
     printed |= {"augment": crop_and_flip(), "seeds": SEEDS}
     small = {"model": problems.lenet, "local_steps": 10, "batch_size": 20}
-    small |= {"clients": 50, "cohort_size": 5, "rounds": 100, "evaluate_every": 25}
+    small |= {"clients": 50, "cohort": 5, "rounds": 100, "evaluate_every": 25}
     settings = sized(printed, scale, **small, augment=None, seeds=SEEDS[:3])
     decay = 0.0 if scale == "cpu" else DECAY
     make = functools.partial(made, settings["rounds"], decay)
@@ -193,7 +193,7 @@ def table_7(scale: Scale) -> dict[str, Panel]:
 def table_3(scale: Scale) -> dict[str, Panel]:
     """Returns the panels of pretrained Swin-Tiny."""
     printed = SIZES | {"divide": divided(0.1), "augment": crop_and_flip()}
-    printed |= {"cohort_size": 5}
+    printed |= {"cohort": 5}
     names = ("cifar100", "tiny_imagenet") if scale == "full" else ("cifar100",)
     return {name: tuned(swin_tiny, printed, name, scale) for name in names}
 
@@ -203,7 +203,7 @@ def table_4(scale: Scale) -> dict[str, Panel]:
 
     CoLA's score is Matthews' correlation.
     """
-    printed = SIZES | {"divide": divided(0.8), "clients": 4, "cohort_size": 4}
+    printed = SIZES | {"divide": divided(0.8), "clients": 4, "cohort": 4}
     every = ("cola", "rte", "sst2", "qqp", "mrpc", "qnli", "mnli")
     names = every if scale == "full" else ("rte",)
     return {name: tuned(roberta, printed, name, scale) for name in names}

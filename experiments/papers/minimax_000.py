@@ -50,7 +50,7 @@ def figure(local_steps: int, unequal: bool):
             "clients": 8,
             "positives": None if unequal else 0.1,
             "divide": problems.ratios if unequal else None,
-            "cohort_size": 8,
+            "cohort": 8,
             "local_steps": local_steps,
             "batch_size": 64,
             "rounds": rounds,

@@ -36,8 +36,8 @@ from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import client_spec
 from fedjax_muon.reporting import intervals
 from fedjax_muon.reporting.style import drawing, styles
+from fedjax_muon.simulation.cohorts import PoissonDraw, fixed_cohort, sampled
 from fedjax_muon.simulation.federated import federate
-from fedjax_muon.simulation.participation import fixed_cohort, poisson_cohorts
 from fedjax_muon.simulation.sweeps import Cell, run_cells
 from fedjax_muon.tasks.classification import classification
 from fedjax_muon.transforms import muon
@@ -158,7 +158,7 @@ COHORTS = (
     Cohorts(
         f"Poisson, {EXPECTED} of {CLIENTS}",
         EXPECTED,
-        poisson_cohorts(ROOM),
+        PoissonDraw(ROOM),
         Poisson(CLIENTS, EXPECTED, ROOM),
     ),
     Cohorts(f"all {CLIENTS}", CLIENTS, fixed_cohort, FullBatch(CLIENTS)),
@@ -188,11 +188,10 @@ def results(entry: Entry, cohorts: Cohorts, rounds: int, seeds: int) -> list[Res
         )
         for k in keys
     ]
-    sizes = {"cohort_size": cohorts.size, "local_steps": STEPS, "batch_size": BATCH}
+    members = sampled(cohorts.size, draw=cohorts.draw)
+    sizes = {"cohort": members, "local_steps": STEPS, "batch_size": BATCH}
     algorithm = entry.make(cohort=cohorts.size)
-    simulation = federate(
-        algorithm, TASK, dataset, parts[0], **sizes, cohorts=cohorts.draw
-    )
+    simulation = federate(algorithm, TASK, dataset, parts[0], **sizes)
     points = [
         (noise, dict(zip(entry.grid, values, strict=True)), seed)
         for noise in NOISES

@@ -22,7 +22,7 @@ class Problem(NamedTuple):
 
     dataset: Dataset
     model: nn.Module
-    cohort_size: int
+    cohort: int
     local_steps: int
     batch_size: int
     rounds: int
@@ -78,7 +78,7 @@ def hospitals() -> Problem:
     return Problem(
         fm.data.check(dataset),
         Logistic(),
-        cohort_size=4,
+        cohort=4,
         local_steps=100,
         batch_size=4,
         rounds=15,
@@ -109,7 +109,7 @@ def speakers(number: int = 32, least: int = 2000) -> Problem:
     return Problem(
         dataset,
         model,
-        cohort_size=8,
+        cohort=8,
         local_steps=5,
         batch_size=8,
         rounds=40,

@@ -26,7 +26,7 @@ from fedjax_muon.reporting.style import closest, drawing, outside, styles
 
 PLACE = Path("results/robust")
 CLIENTS, ROUNDS, SEEDS = 20, 30, (0, 1, 2, 3, 4)
-SIZES = {"cohort_size": CLIENTS, "local_steps": 5, "batch_size": 32}
+SIZES = {"cohort": CLIENTS, "local_steps": 5, "batch_size": 32}
 VALIDATION = 180  # of the test examples
 
 METHODS: dict[str, tuple[Callable[..., Algorithm], tuple[float, ...]]] = {

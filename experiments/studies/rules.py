@@ -30,7 +30,7 @@ from fedjax_muon.reporting.intervals import half_width
 
 PLACE = Path("results/rules")
 SEEDS = (0, 1, 2, 3, 4)
-SIZES = {"cohort_size": 10, "local_steps": 5, "batch_size": 32}
+SIZES = {"cohort": 10, "local_steps": 5, "batch_size": 32}
 
 Name = Literal["digits", "fashion_mnist"]
 

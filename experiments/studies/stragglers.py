@@ -57,14 +57,13 @@ METHODS: dict[str, tuple[Callable[..., Algorithm], tuple[float, ...]]] = {
     "FedAvg": (fm.fedavg, (0.03, 0.1, 0.3)),
     "FedMuon": (fm.fedmuon, (0.003, 0.01, 0.03)),
 }
-MODES: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {
-    "synchronous": lambda seconds: {"cohort_size": WORKERS},
+MODES: dict[str, Callable[[np.ndarray, Any], Any]] = {
+    "synchronous": lambda seconds, clock: fm.timed(WORKERS, clock),
     # the slowest third takes no part
-    "deadline": lambda seconds: {
-        "cohort_size": WORKERS,
-        "deadline": float(np.quantile(seconds, 2 / 3)),
-    },
-    "buffered": lambda seconds: {"arrivals": fm.buffered(WORKERS, BUFFER)},
+    "deadline": lambda seconds, clock: fm.timed(
+        WORKERS, clock, deadline=float(np.quantile(seconds, 2 / 3))
+    ),
+    "buffered": lambda seconds, clock: fm.buffered(WORKERS, BUFFER, clock),
 }
 
 
@@ -96,9 +95,8 @@ def runs(
     )
     make, rates = METHODS[setting.method]
     slower = setting.spread ** np.random.default_rng(0).uniform(size=CLIENTS)
-    how = MODES[setting.mode](slower)
-    per_round = BUFFER if "arrivals" in how else WORKERS
-    rounds = messages // per_round
+    cohort = MODES[setting.mode](slower, fm.clocks.measured(slower / 5))
+    rounds = messages // cohort.size
 
     def trained(rates: Sequence[float], seeds: Sequence[int]) -> list[tuned.Row]:
         rows = tuned.trained(
@@ -111,8 +109,7 @@ def runs(
             curve=("virtual_seconds", "bytes_up", "test_accuracy"),
             local_steps=5,
             batch_size=16,
-            clock=fm.clocks.measured(slower / 5),
-            **how,
+            cohort=cohort,
         )
         return list(rows)
 

@@ -101,17 +101,17 @@ def facts_of(job: Job, problem: Problem, largest_client: int | None = None) -> F
     check_count("largest_client", largest)
     sizes = settings_of(method, problem, how)
     if needs_all(method, problem, how):
-        sizes["cohort_size"] = len(parts)
+        sizes["cohort"] = len(parts)
     sizes |= {"num_clients": len(parts), "classes": len(dataset.classes)}
     sizes["max_client_size"] = 1 << (largest - 1).bit_length()
-    kept = {name: sizes[name] for name in SIZES if sizes.get(name) is not None}
+    kept = {name: sizes[name] for name in SIZES if isinstance(sizes.get(name), int)}
     x = np.asarray(dataset.x_train)
     classes = tuple(map(str, dataset.classes))
     return Facts(x.shape[1:], x.dtype.name, classes, dataset.tokens, kept)
 
 
 SIZES = (  # arguments of `federation` that nodes are told
-    *("cohort_size", "local_steps", "batch_size"),
+    *("cohort", "local_steps", "batch_size"),
     *("num_clients", "max_client_size", "classes"),
 )
 
@@ -150,15 +150,14 @@ def parsed_deploy(argv: Sequence[str]) -> Job:
     _check(job.problem_call.keywords)
     if not job.federated:
         raise ValueError(f"{job.calls[0].name} has no server; choose one that has")
-    plan, arrivals = (job.how.get(name) for name in ("plan", "arrivals"))
+    plan, cohort = (job.how.get(name) for name in ("plan", "cohort"))
     if plan is not None and plan.name != "mapped":
         raise ValueError(
             f"deploy supports only the plan mapped; leave out --plan, got {plan.name}"
         )
-    if arrivals is not None and arrivals.name == "replayed":
+    if getattr(cohort, "name", "") == "replayed":
         raise ValueError(
-            "deploy takes messages as they come; replay them by train --arrivals "
-            "replayed"
+            "deploy takes messages as they come; replay them by train --cohort replayed"
         )
     return job
 
@@ -196,10 +195,10 @@ def federation_of(job: Job, problem: Problem, facts: Facts) -> Federation:
     method: Any
     [method], how = job.methods().values(), job.settings(problem)
     given = {name: how[name] for name in SHARED if name in how}
-    return federation(method, problem.task, **facts.sizes, **given)
+    return federation(method, problem.task, **{**facts.sizes, **given})
 
 
-SHARED = ("sampler", "weighting", "cohorts", "arrivals")  # arguments of `federation`
+SHARED = ("sampler", "weighting", "cohort")  # arguments of `federation`
 
 
 def deploy(argv: Sequence[str]) -> None:

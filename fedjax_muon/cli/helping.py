@@ -12,7 +12,7 @@ import docstring_parser
 from fedjax_muon.cli import commands, flower_app, names
 from fedjax_muon.cli.jobs import Section, Words, dashed
 
-SIZES = ("cohort_size", "local_steps", "batch_size")  # that a problem has
+SIZES = ("cohort", "local_steps", "batch_size")  # that a problem has
 PARSERS: Mapping[str, Callable[[Sequence[str]], Any]] = {
     **commands.PARSERS,
     "deploy": flower_app.parsed_deploy,

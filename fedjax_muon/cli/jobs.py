@@ -151,10 +151,21 @@ class Taken:
         """Raises `ValueError` if an option is left."""
         known = [dashed(name) for each in self.sections for name in each.parameters]
         for name in self.options:
-            raise ValueError(
-                f"unknown option {dashed(name)}; {near(dashed(name), known)}--help "
-                "shows all"
-            )
+            advice = _owners(name) or near(dashed(name), known)
+            raise ValueError(f"unknown option {dashed(name)}; {advice}--help shows all")
+
+
+def _owners(name: str) -> str:
+    """Advice about an option of the functions that another option may name."""
+    for option in ("cohort", "plan", "divide"):
+        owners = [
+            function
+            for function, each in names.TABLES[option].items()
+            if name in inspect.signature(each).parameters
+        ]
+        if owners:
+            return f"it is one of {dashed(option)} {' or '.join(owners)}; "
+    return ""
 
 
 # ------------------------------------------------------ options that only commands have
@@ -439,6 +450,11 @@ class Job:
 
     def settings(self, problem: Problem) -> dict[str, Any]:
         """The arguments of `federate` or `decentralize`, with privacy if any."""
+        cohort = self.how.get("cohort")
+        if isinstance(cohort, Call) and "size" in cohort.parameters:
+            cohort.keywords.setdefault("size", problem.sizes.get("cohort"))
+        if isinstance(cohort, Call):
+            cohort.check()
         how = {name: made(value, self.rounds) for name, value in self.how.items()}
         how["devices"] = launching.devices_of(self.devices)
         promise = dict(self.promise)
@@ -453,8 +469,8 @@ class Job:
         kind: Any = ExamplePrivacy
         if self.federated:
             kind = ClientPrivacy
-            size = how.pop("cohort_size", problem.sizes.get("cohort_size"))
-            usual = {"delta": 1e-5, "clip_norm": 0.5, "cohort_size": size}
+            usual = {"delta": 1e-5, "clip_norm": 0.5}
+            usual["cohort"] = how.pop("cohort", problem.sizes.get("cohort"))
             promise = {**usual, **promise}
         several = [kind(epsilon=e, rounds=self.rounds, **promise) for e in epsilons]
         how["privacy"] = several[0] if len(several) == 1 else several

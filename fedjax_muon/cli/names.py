@@ -42,6 +42,7 @@ from fedjax_muon.simulation import (
     arrivals,
     batching,
     clocks,
+    cohorts,
     participation,
     staleness,
 )
@@ -109,8 +110,16 @@ TABLES: dict[str, Table] = {
     "graph": {"erdos_renyi": topology.random_graph},
     "augment": _named(crop_and_flip),
     "convolution": {"direct": convolution, "patches": by_patches},
+    "cohort": _named(
+        cohorts.sampled,
+        cohorts.poisson,
+        cohorts.timed,
+        arrivals.buffered,
+        arrivals.fedasync,
+        arrivals.replayed,
+    ),
+    "arrivals": _named(arrivals.buffered, arrivals.fedasync),
     "clock": _public(clocks, "absent", "measured"),
-    "arrivals": _named(arrivals.buffered, arrivals.fedasync, arrivals.replayed),
     "staleness": _public(staleness),
     "damping": _public(staleness),
     "plan": _named(plans.loop, plans.mapped, plans.vmapped, plans.chunked),
@@ -121,7 +130,6 @@ TABLES: dict[str, Table] = {
         "uniform": participation.uniform,
         "examples": participation.by_examples,
     },
-    "cohorts": _named(participation.fixed_cohort, participation.poisson_cohorts),
     "mixer": _named(mixing.dense, mixing.sparse, mixing.shifted),
     "polar": {
         "newton_schulz": newton_schulz.orthogonalize,

@@ -38,7 +38,7 @@ REGISTRIES = {
     "private agents on a graph": decentralized.PRIVATE_METHODS,
 }
 PAPERS = "papers: docs/algorithms/methods.md, or fedjax-muon train NAME --help"
-NAMED = ("model", "divide", "clock", "arrivals", "compressor", "with", "lr")
+NAMED = ("model", "divide", "cohort", "clock", "compressor", "with", "lr")
 LEAST = 80  # characters that the tables need
 # words of a run that do not tell it from others on one figure
 SAME = ("seed", "task", "evaluate_every", "drop_nonfinite", *ARRAYS)

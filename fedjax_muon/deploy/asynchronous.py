@@ -18,7 +18,7 @@ from fedjax_muon.engine.round import ExchangeKeys, exchange_keys
 from fedjax_muon.simulation.arrivals import (
     PROLOGUE,
     Arrival,
-    Arrivals,
+    Buffered,
     Step,
     filled,
     orders_of,
@@ -34,14 +34,14 @@ class AsynchronousRounds(Rounds):
 
     def __init__(
         self,
-        arrivals: Arrivals,
+        cohort: Buffered,
         shared: Federation,
         send: Send,
         key: jax.Array,
         deadline: float | None,
     ) -> None:
         super().__init__(shared, send, key, deadline)
-        self.arrivals, self.began = arrivals, time.monotonic()
+        self.cohort, self.began = cohort, time.monotonic()
         self.jobs: dict[int, int] = {}  # the rounds in which clients at work started
         self.reasons: dict[int, str] = {}  # why their answers can't be used
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -60,7 +60,7 @@ class AsynchronousRounds(Rounds):
         """Takes messages until the buffer is full, or no client is left."""
         setup, number = self.shared.setup, self.shared.first
         training, key = progress.state
-        index, arrivals = int(training.index), self.arrivals
+        index, wanted = int(training.index), self.cohort
         keys = exchange_keys(
             jax.random.fold_in(key, streams.ENGINE),
             training.index,
@@ -69,7 +69,7 @@ class AsynchronousRounds(Rounds):
             jnp.arange(setup.num_clients, dtype=jnp.int32),
             setup.num_clients,
         )
-        size = jnp.float32(arrivals.buffer)
+        size = jnp.float32(wanted.buffer)
         shared = self.broadcast[number](
             training.server, training.index, keys.server, size
         )
@@ -82,11 +82,11 @@ class AsynchronousRounds(Rounds):
         started: set[int] = set()  # who has begun in this round
         arrived: dict[int, Arrival] = {}  # in order
         answers: dict[int, tuple[Any, int]] = {}
-        while len(answers) < arrivals.buffer:
-            at_work = sum(index - s < arrivals.depth for s in self.jobs.values())
+        while len(answers) < wanted.buffer:
+            at_work = sum(index - s < wanted.depth for s in self.jobs.values())
             taken = self.jobs.keys() | answers.keys() | started
             free = [c for c in map(int, self.order(index)) if c not in taken]
-            for client in free[: arrivals.concurrency - at_work]:
+            for client in free[: wanted.concurrency - at_work]:
                 started.add(client)
                 begin(client)
             if not self.jobs:
@@ -127,7 +127,7 @@ class AsynchronousRounds(Rounds):
             except MessageError as error:
                 self.reasons[client] = str(error)
                 return None  # perhaps another answer follows
-            most = self.arrivals.max_staleness
+            most = self.cohort.max_staleness
             if index - start <= most:
                 del self.jobs[client]
                 return client, start, message
@@ -147,7 +147,7 @@ class AsynchronousRounds(Rounds):
         setup, number = self.shared.setup, self.shared.first
         training, accepted = progress.state.training, progress.accepted.copy()
         step = Step(list(arrived), [job.start for job in arrived.values()], 0.0)
-        cohort, begun = map(jnp.int32, filled(step, self.arrivals, setup.num_clients))
+        cohort, begun = map(jnp.int32, filled(step, self.cohort, setup.num_clients))
         sizes = np.ones(len(cohort), np.int32)
         weights, sent = self._stacked(np.asarray(cohort), answers, number, sizes)
         of_members = keys._replace(

@@ -18,12 +18,11 @@ from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.simulation.arguments import check_algorithm, check_task
-from fedjax_muon.simulation.arrivals import Arrivals, size_of
 from fedjax_muon.simulation.batching import Sampler, shuffled_epochs
-from fedjax_muon.simulation.participation import Cohorts, equal, participation, uniform
+from fedjax_muon.simulation.cohorts import Cohort
+from fedjax_muon.simulation.participation import equal, participation, uniform
 from fedjax_muon.simulation.program import numbers
 from fedjax_muon.simulation.rounds import Setup, Weighting, check_setup, traced
-from fedjax_muon.simulation.timing import timed
 from fedjax_muon.tasks.task import Task, as_argument
 from fedjax_muon.versions import PACKAGE_VERSION
 
@@ -79,7 +78,7 @@ class Federation(NamedTuple):
         if self.guarantee is None:
             return present
         setup = self.setup
-        return setup.num_clients if number < self.first else setup.cohort_size
+        return setup.num_clients if number < self.first else setup.cohort.size
 
     def turn(self, index: int, number: int) -> int:
         """Numbers the exchanges of all rounds, from 0."""
@@ -92,46 +91,37 @@ def federation(
     task: Task,
     *,
     num_clients: int,
-    cohort_size: int | None = None,
+    cohort: int | Cohort | None = None,
     local_steps: int,
     batch_size: int,
     max_client_size: int,
     classes: int,
     sampler: Sampler = shuffled_epochs,
     weighting: Weighting = uniform,
-    cohorts: Cohorts | None = None,
     privacy: ClientPrivacy | None = None,
-    arrivals: Arrivals | None = None,
 ) -> Federation:
     """Describes a federation whose clients have their own data.
 
     Args:
       num_clients: N, the number of clients; their ids are 0 to N - 1.
+      cohort: Who takes part in a round. With `fm.buffered(50, 10)`, rounds are
+        asynchronous: one is a step of the server, which takes messages as they come.
       max_client_size: Upper bound of a client's number of examples, a power of two.
       weighting: With `by_examples`, nodes report their numbers of examples.
       privacy: Makes the run private for clients. The server clips messages and adds the
         noise, so it must be trusted, and so must its channels to the nodes, its
         checkpoints and its list of missing answers.
-      arrivals: Makes the rounds asynchronous, such as `fm.buffered(50, 10)`: a round is
-        a step of the server, which takes messages as they come. It decides
-        `cohort_size`, which must be left out.
 
     The other arguments are those of `federate`.
     """
     check_algorithm(algorithm, Algorithm, "decentralize")
     check_task(task)
     check_count("num_clients", num_clients)
-    timed(None, None, arrivals, privacy, None)  # may raise
-    if arrivals is not None and arrivals.recorded is not None:
-        raise ValueError(
-            "a deployed server takes messages as they come; give replayed arrivals to "
-            "federate"
-        )
-    cohort_size = size_of(arrivals, cohort_size, cohorts)
-    algorithm, cohort_size, cohorts, guarantee = participation(
-        algorithm, task, num_clients, cohort_size, cohorts, privacy
+    algorithm, members, guarantee = participation(
+        algorithm, task, num_clients, cohort, privacy
     )
-    sizes = {"cohort_size": cohort_size, "batch_size": batch_size}
+    _check_real(members)
+    sizes = {"batch_size": batch_size}
     sizes |= {"max_client_size": max_client_size, "classes": classes}
     for name, size in sizes.items():
         check_count(name, size)
@@ -139,24 +129,35 @@ def federation(
         algorithm=algorithm,
         task=as_argument(task),
         num_clients=num_clients,
-        cohort_size=cohort_size,
+        cohort=members,
         work=equal(local_steps),
         batch_size=batch_size,
         plan=plans.mapped,
         sampler=sampler,
         weighting=weighting,
-        dropout=0.0,
-        cohorts=cohorts,
         devices=(),
         split_examples=False,
         privacy=privacy,
-        arrivals=arrivals,
     )
     check_setup(setup)
     if guarantee is not None:
         assumptions = (*guarantee.assumptions, SERVED_ONCE)
         guarantee = dataclasses.replace(guarantee, assumptions=assumptions)
     return Federation(setup, max_client_size, classes, guarantee)
+
+
+def _check_real(cohort: Cohort) -> None:
+    """Raises `ValueError` for a cohort of virtual clients."""
+    if getattr(cohort, "recorded", None) is not None:
+        raise ValueError(
+            "a deployed server takes messages as they come; give a replayed cohort to "
+            "federate"
+        )
+    if cohort.clock is not None or cohort.dropout:
+        raise ValueError(
+            "real clients take their own time and drop out by themselves; give a "
+            "cohort without a clock and dropout"
+        )
 
 
 def description(shared: Federation) -> dict[str, str]:
@@ -169,11 +170,10 @@ def description(shared: Federation) -> dict[str, str]:
         "version of JAX": jax.__version__,
     }
     settings |= described(setup.algorithm)
-    if setup.arrivals is not None:
-        settings["arrivals"] = in_words(setup.arrivals)
-    for name in ("num_clients", "cohort_size", "batch_size"):
-        settings[name] = str(getattr(setup, name))
     return settings | {
+        "num_clients": str(setup.num_clients),
+        "cohort": in_words(setup.cohort),
+        "batch_size": str(setup.batch_size),
         "local_steps": str(shared.steps(shared.first)),
         "max_client_size": str(shared.max_client_size),
         "classes": str(shared.classes),

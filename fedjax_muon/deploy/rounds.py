@@ -22,10 +22,9 @@ from fedjax_muon.deploy.node import INITIAL, round_of
 from fedjax_muon.engine import plans
 from fedjax_muon.engine.plans import CohortMember
 from fedjax_muon.engine.round import exchange_keys, make_exchange, staleness_of
-from fedjax_muon.simulation.arrivals import Arrival
-from fedjax_muon.simulation.asynchronous import asynchronous
+from fedjax_muon.simulation.arrivals import Arrival, Buffered
 from fedjax_muon.simulation.batching import objective_of
-from fedjax_muon.simulation.rounds import State, cohort_of, init_state
+from fedjax_muon.simulation.rounds import State, init_state
 
 # Sends requests by client id, and yields (client id, answer) as answers arrive, until
 # all have arrived or the deadline in seconds is over. With asynchronous rounds, several
@@ -99,9 +98,9 @@ class Rounds:
         key, index = _fresh_key(self.shared, state), state.training.index
         rest = progress.rest
         if rest is None:
-            cohort_key = jax.random.fold_in(key, streams.COHORT)
-            drawn = cohort_of(setup, jax.random.fold_in(cohort_key, index), index)
-            rest = Rest(self.shared.first, *map(np.asarray, drawn))
+            members = setup.cohort.members(None, key, index, setup.num_clients)
+            drawn = map(np.asarray, (members.ids, members.present))
+            rest = Rest(self.shared.first, *drawn)
         progress = self._run(progress, rest, len(self.shared.exchanges), key)
         training = progress.state.training._replace(index=index + 1)
         return progress._replace(state=progress.state._replace(training=training))
@@ -261,7 +260,8 @@ def _broadcast_program(shared: Federation, number: int) -> Callable[..., Any]:
     def broadcast(inputs, server, index, key, present):
         ours = shared.with_inputs(inputs)
         round = round_of(ours, number, index, key, present)
-        state = server if ours.setup.arrivals is None else server.inner
+        late = isinstance(ours.setup.cohort, Buffered)
+        state = server.inner if late else server
         return ours.exchanges[number].broadcast(state, round)
 
     return functools.partial(broadcast, shared.inputs)
@@ -273,7 +273,6 @@ def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
     That is given as the leaves of all messages, [S, ...]. If rounds are asynchronous,
     the rounds that they started in are given too, int32 [S].
     """
-    arrivals = shared.setup.arrivals
     given = lambda objective, broadcast, state, batches, round: (batches, state)
 
     @jax.jit
@@ -292,8 +291,7 @@ def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
             lambda number, exchange: exchange._replace(client=given),
             ours.setup.algorithm,
         )
-        if arrivals is not None:
-            algorithm = asynchronous(algorithm, arrivals)
+        algorithm = ours.setup.cohort.executed(algorithm)
         run = make_exchange(
             (*algorithm.prologue, *algorithm.exchanges)[number],
             objective_of(ours.setup.task),

@@ -21,7 +21,7 @@ from fedjax_muon.deploy.messages import plain
 from fedjax_muon.deploy.node import INITIAL, Node
 from fedjax_muon.deploy.rounds import Missing, Progress, Rest, Rounds, Send
 from fedjax_muon.simulation import checkpoint
-from fedjax_muon.simulation.arrivals import Arrival
+from fedjax_muon.simulation.arrivals import Arrival, Buffered
 from fedjax_muon.simulation.checkpoint import CheckpointError
 from fedjax_muon.simulation.rounds import init_state
 
@@ -46,7 +46,7 @@ def serve(
     A client that does not answer in time, or whose answer can't be used, is left out of
     the mean of that exchange and of the rest of the round. Its state stays as it was.
 
-    With the federation's `arrivals`, clients train at the same time, and a round ends
+    With a cohort from `fm.buffered`, clients train at the same time, and a round ends
     when the buffer is full, or no client is left that could answer. A client whose
     message is lost or too late starts again from newer parameters. `fm.replayed`
     repeats the order of arrivals in a simulation.
@@ -79,9 +79,9 @@ def serve(
                 "so that no noisy sum is sent twice with different noise; leave out "
                 f"checkpoint_seconds, got {checkpoint_seconds}"
             )
-    server, arrivals = Rounds(shared, send, key, deadline), shared.setup.arrivals
-    if arrivals is not None:
-        server = AsynchronousRounds(arrivals, shared, send, key, deadline)
+    server, cohort = Rounds(shared, send, key, deadline), shared.setup.cohort
+    if isinstance(cohort, Buffered):
+        server = AsynchronousRounds(cohort, shared, send, key, deadline)
     with _opened(directory, secret=private) as stored:
         progress = _begun(server, key, stored)
         if private:  # exchange by exchange

@@ -15,6 +15,7 @@ from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.problems import Problem, key_of
 from fedjax_muon.simulation.arguments import check_algorithm, on_device
+from fedjax_muon.simulation.cohorts import as_cohort, needs_key
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.simulation import Simulation
 
@@ -30,24 +31,25 @@ def simulate(method: Method, problem: Problem, seed: int = 0, **how: Any) -> Sim
       method: An algorithm with a server, such as `fm.fedmuon(lr=0.03)`, or without one,
         such as `fm.decentralized.dsgd(lr=0.1)`.
       how: Arguments of `federate`, or of `decentralize`, in place of the problem's own
-        sizes. A function of `key`, such as `partial(fm.clocks.lognormal, 1.0)`, as
-        `clock` gives every seed other speeds.
+        sizes. A clock that is a function of `key`, such as
+        `fm.timed(8, partial(fm.clocks.lognormal, 1.0))`, gives every seed other speeds.
 
     Example:
       >>> problem = fm.problems.classification(alpha=0.5)
       >>> simulation = simulate(fm.fedavg(lr=0.1), problem, batch_size=16)
     """
     settings = settings_of(method, problem, how)
-    parts, clock = problem.parts(seed), settings.get("clock")
-    if clock is not None and "key" in inspect.signature(clock).parameters:
-        settings["clock"] = clock(key=key_of(seed, streams.CLOCK))
+    parts = problem.parts(seed)
+    if (clock := _clock_of(settings)) is not None and needs_key(clock):
+        clock = clock(key=key_of(seed, streams.CLOCK))
+        settings["cohort"] = dataclasses.replace(settings["cohort"], clock=clock)
     task = problem.task
     served = isinstance(method, Algorithm)
     if problem.public_task and (not served or settings.get("privacy") is not None):
         task = problem.public_task(problem.dataset)
     if served:
         if needs_all(method, problem, how):
-            settings["cohort_size"] = len(parts)
+            settings["cohort"] = len(parts)
         settings["test_parts"] = problem.tests(seed, parts)
     else:
         settings["weights"] = problem.mixing(seed, len(parts))
@@ -94,11 +96,6 @@ def settings_of(
     if privacy is not None and not isinstance(privacy, kind):
         got = type(privacy).__name__
         raise TypeError(f"{method!r}: privacy must be a {kind.__name__}, got {got}")
-    if not callable(how.get("clock") or callable):
-        clock = how["clock"]
-        raise TypeError(
-            f"clock must be a function, such as fm.clocks.constant(), got {clock!r}"
-        )
     known = [*inspect.signature(make).parameters]
     other = inspect.signature(federate if make is decentralize else decentralize)
     for name in how:
@@ -109,18 +106,22 @@ def settings_of(
             raise ValueError(f"{name} needs {lacks}, and {name_of(method)} has none")
         check_choice("option", name, [x for x in known if x not in OF_PROBLEM])
     sizes = {name: size for name, size in problem.sizes.items() if name in known}
-    decided = {"local_epochs": "local_steps", "arrivals": "cohort_size"}
+    decided = {"local_epochs": "local_steps"}
     if not isinstance(method, PrivateAgents):
-        decided["privacy"] = "cohort_size" if make is federate else "batch_size"
+        decided["privacy"] = "cohort" if make is federate else "batch_size"
     for name, size in decided.items():
         if how.get(name) is not None:
             sizes.pop(size, None)
     return sizes | dict(how)
 
 
+def _clock_of(settings: Mapping[str, Any]) -> Any:
+    return getattr(settings.get("cohort"), "clock", None)
+
+
 def needs_all(method: Method, problem: Problem, how: Mapping[str, Any]) -> bool:
     """Whether a method is given all clients in every round, since it needs them."""
-    free = "cohort_size" in settings_of(method, problem, how).keys() - how.keys()
+    free = "cohort" in settings_of(method, problem, how).keys() - how.keys()
     return free and getattr(method, "full_participation", False)
 
 
@@ -147,7 +148,7 @@ def of_seed(
 
     The noise of private runs, and a clock of every seed, need another simulation.
     """
-    if how.get("privacy") is not None or how.get("clock") is not None:
+    if how.get("privacy") is not None or _clock_of(how) is not None:
         return simulate(method, problem, seed, **how)
     parts = problem.parts(seed)
     if isinstance(method, Algorithm):
@@ -186,11 +187,10 @@ def title_of(method: Method, problem: Problem, how: Mapping[str, Any]) -> str:
     if not isinstance(method, Algorithm):
         graph = problem.call.get("graph")
         return f"{problem.name}, {graph if isinstance(graph, str) else 'on a graph'}"
-    taken = f"{getattr(settings.get('privacy'), 'cohort_size', None)} per round"
-    if settings.get("privacy") is None:
-        taken = f"{settings.get('cohort_size')} per round"
-    if (late := settings.get("arrivals")) is not None:
-        taken = f"{late.buffer} per step of {late.concurrency} at work"
+    privacy = settings.get("privacy")
+    cohort = settings.get("cohort")
+    cohort = cohort if privacy is None else getattr(privacy, "cohort", None)
+    taken = "None per round" if cohort is None else as_cohort(cohort).summary
     epochs = settings.get("local_epochs")
     if epochs is None:
         return f"{problem.name}, {taken}, {settings.get('local_steps')} local steps"

@@ -9,7 +9,7 @@ the guarantee, and the argument of `federate`. By hand:
     algorithm = private_clients(
         fedavg(lr=0.1), clip_norm=0.5, noise_multiplier=1.0, clients=100, cohort=10
     )
-    simulation = federate(algorithm, ..., cohort_size=10, cohorts=poisson_cohorts(40))
+    simulation = federate(algorithm, ..., cohort=fm.poisson(10, room=40))
     print(report(client_spec(Poisson(100, 10, 40), ...)).statement())
 """
 

@@ -1,7 +1,7 @@
 """Differential privacy for one client, as an argument of `federate`.
 
     privacy = ClientPrivacy(
-        clip_norm=0.5, cohort_size=10, epsilon=4.0, delta=1e-5, rounds=100
+        clip_norm=0.5, cohort=10, epsilon=4.0, delta=1e-5, rounds=100
     )
     simulation = federate(fedavg(lr=0.1), ..., privacy=privacy)
     print(simulation.guarantee.statement())
@@ -61,13 +61,13 @@ class PrivateAlgorithm(NamedTuple):
 class ClientPrivacy:
     """Cohorts, clip, noise and accounting of federated training.
 
-    Every client joins a round independently with probability cohort_size / clients; if
-    `cohort_size` is the number of clients, all of them take part in every round.
+    Every client joins a round independently with probability cohort / clients; if
+    `cohort` is the number of clients, all of them take part in every round.
     """
 
     _: dataclasses.KW_ONLY
     clip_norm: ClipNorm  # of a client's message; see `private_clients`
-    cohort_size: int  # S, the expected number of clients in a round
+    cohort: int  # S, the expected number of clients in a round
     rounds: int  # that the guarantee covers
     delta: float  # below one over the number of clients
     epsilon: float | None = None  # inf: without noise and without privacy
@@ -87,7 +87,7 @@ class ClientPrivacy:
 
     def __post_init__(self) -> None:
         check_noise(self.epsilon, self.noise_multiplier, "noise_multiplier")
-        check_count("cohort_size", self.cohort_size)
+        check_count("cohort", self.cohort)
         check_count("rounds", self.rounds)
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
@@ -100,7 +100,7 @@ class ClientPrivacy:
                 "prologue_noise_multiplier, or give noise_multiplier"
             )
         if self.max_cohort is not None:
-            check_count("max_cohort", self.max_cohort, self.cohort_size)
+            check_count("max_cohort", self.max_cohort, self.cohort)
 
     def cycle(self, clients: int) -> int:
         """Returns the number of groups of clients that take turns.
@@ -108,7 +108,7 @@ class ClientPrivacy:
         It is the number of bands of the noise, or 1 if all clients are in every round.
         """
         bands = 1 if self.strategy is None else self.strategy.bands
-        return 1 if self.cohort_size == clients else bands or 1
+        return 1 if self.cohort == clients else bands or 1
 
     def applied(
         self, algorithm: Algorithm, params: Any, clients: int
@@ -120,7 +120,7 @@ class ClientPrivacy:
                 "privacy decides clip and noise"
             )
         limit = "the number of clients"
-        check_count("cohort_size", self.cohort_size, 1, clients, limit=limit)
+        check_count("cohort", self.cohort, 1, clients, limit=limit)
         group = clients // self.cycle(clients)
         if self.max_cohort is not None and self.max_cohort > group:
             raise ValueError(
@@ -139,9 +139,9 @@ class ClientPrivacy:
             )
         private_states = keeps_states(algorithm, params)
         sampling: Sampling = FullBatch(clients)
-        if self.cohort_size < clients:
+        if self.cohort < clients:
             sampling = Poisson(
-                clients, self.cohort_size, self.max_cohort, cycle=self.cycle(clients)
+                clients, self.cohort, self.max_cohort, cycle=self.cycle(clients)
             )
         spec = client_spec(
             sampling,
@@ -167,7 +167,7 @@ class ClientPrivacy:
             clip_norm=self.clip_norm,
             noise_multiplier=noise.multiplier,
             clients=clients,
-            cohort=self.cohort_size,
+            cohort=self.cohort,
             prologue_noise_multiplier=getattr(noise, "first_multiplier", None),
             strategy=self.strategy,
         )
@@ -189,7 +189,7 @@ class ClientPrivacy:
         """Warns if the noise of all rounds together has a far larger norm than all
         clipped messages together can have."""
         noise, largest = norms_of_sums(
-            algorithm, params, self.clip_norm, noise_multiplier, self.cohort_size
+            algorithm, params, self.clip_norm, noise_multiplier, self.cohort
         )
         sums = self.rounds**0.5  # of unit noise, independent or correlated
         if self.strategy is not None:
@@ -199,7 +199,7 @@ class ClientPrivacy:
         size = sum(leaf.size for leaf in jax.tree.leaves(params))
         warnings.warn(
             f"the noise in the sum of each round has norm {noise:.3g}, but the clipped "
-            f"messages of {self.cohort_size} clients have at most {largest:.3g}, so "
+            f"messages of {self.cohort} clients have at most {largest:.3g}, so "
             f"{self.rounds} rounds are unlikely to learn anything; what helps is more "
             f"clients with a larger cohort, a model with fewer than {size:,} "
             f"parameters, or a larger delta than {self.delta:g}",
@@ -214,7 +214,7 @@ class ClientPrivacy:
         if not isinstance(spec.sampling, Poisson):
             return spec
         group = spec.sampling.group
-        room = rare_size(group, self.cohort_size, NEGLECTED * self.delta / self.rounds)
+        room = rare_size(group, self.cohort, NEGLECTED * self.delta / self.rounds)
         if room >= group:
             return spec
         sampling = dataclasses.replace(spec.sampling, max_batch=room)
@@ -223,7 +223,7 @@ class ClientPrivacy:
     def _assumptions(self, noise_multiplier: float) -> tuple[str, ...]:
         if not isinstance(self.clip_norm, AdaptiveClip):
             return ()
-        noise = self.clip_norm.noise(noise_multiplier, self.cohort_size)
+        noise = self.clip_norm.noise(noise_multiplier, self.cohort)
         return (
             "the clip norm is adapted by a private quantile of the norms of messages "
             f"(quantile {self.clip_norm.quantile:g}); the noise of the count, "
@@ -256,8 +256,8 @@ def client_spec(
     client states need room for all clients.
 
     Args:
-      sampling: `Poisson(N, S)` for `poisson_cohorts()`, `Poisson(N, S, room)` for
-        `poisson_cohorts(room)`, `FullBatch(N)` for full participation of N clients.
+      sampling: `Poisson(N, S)` for `fm.poisson(S)`, `Poisson(N, S, room)` for
+        `fm.poisson(S, room)`, `FullBatch(N)` for full participation of N clients.
       prologue: Whether the algorithm has a prologue, `bool(algorithm.prologue)`: one
         more release, in which all clients take part.
       private_states: Whether clients keep anything between rounds, that is, whether
@@ -305,7 +305,7 @@ def _checked_sampling(
     if not isinstance(sampling, Poisson | FullBatch):
         raise ValueError(
             "clients are accounted for under Poisson(N, S) or FullBatch(N), got "
-            f"{sampling!r}: use poisson_cohorts, or full participation"
+            f"{sampling!r}: use fm.poisson, or full participation"
         )
     if isinstance(sampling, FullBatch):
         return sampling

@@ -10,6 +10,7 @@ checkpoints work as in synchronous rounds.
 
 import contextlib
 import csv
+import dataclasses
 import functools
 import heapq
 import math
@@ -21,16 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import (
-    check_count,
-    check_range,
-    streams,
-)
+from fedjax_muon.core import Algorithm, Params, check_count, check_range, streams
 from fedjax_muon.data.partition import generator
 from fedjax_muon.files import reading
-from fedjax_muon.simulation import staleness as weights
-from fedjax_muon.simulation.clocks import NEVER, Away
-from fedjax_muon.simulation.participation import fixed_cohort
+from fedjax_muon.simulation import clocks, staleness as weights
+from fedjax_muon.simulation.asynchronous import asynchronous, check_suits
+from fedjax_muon.simulation.clocks import NEVER, Away, Clock, Speeds
+from fedjax_muon.simulation.cohorts import Members, check_clock, fixed_cohort
 from fedjax_muon.simulation.staleness import Staleness
 
 ROWS = 1024  # of a schedule that a compiled program takes, or more
@@ -44,11 +42,14 @@ class Step(NamedTuple):
     seconds: float  # virtual time
 
 
-class Arrivals(NamedTuple):
-    """When the server takes a step, and what late messages count."""
+@dataclasses.dataclass(frozen=True)
+class Buffered:
+    """A cohort of asynchronous rounds: the clients whose messages fill a buffer."""
 
     concurrency: int
     buffer: int
+    clock: Clock | None  # None if all clients are equally fast
+    dropout: float
     max_staleness: int
     staleness: Staleness
     # factor of the server's step, by the largest staleness; None for 1
@@ -57,20 +58,96 @@ class Arrivals(NamedTuple):
     recorded: Mapping[int, Step] | None = None  # steps that are replayed
     silent: tuple[int, ...] = ()  # recorded clients without an answer to the prologue
 
+    def __post_init__(self) -> None:
+        check_count("buffer", self.buffer)
+        check_count("concurrency", self.concurrency)
+        check_count("max_staleness", self.max_staleness, 0)
+        check_range("dropout", self.dropout, high=1.0, open_high=True, schedules=False)
+        check_clock(self.clock)
+        if self.buffer > self.concurrency:
+            raise ValueError(
+                f"a buffer of {self.buffer} never fills with "
+                f"concurrency={self.concurrency}; lower buffer or raise concurrency"
+            )
+
+    @property
+    def size(self) -> int:
+        return self.buffer
+
     @property
     def depth(self) -> int:
         """Number of broadcasts that are kept."""
         return self.max_staleness + 1
 
+    @property
+    def summary(self) -> str:
+        return f"{self.buffer} per step of {self.concurrency} at work"
+
+    def check(self, algorithm: Algorithm, params: Params, num_clients: int) -> None:
+        if self.concurrency > num_clients:
+            raise ValueError(
+                f"there is no concurrency={self.concurrency} of {num_clients} clients; "
+                "lower concurrency"
+            )
+        steps = (self.recorded or {}).values()
+        last = max((*self.silent, *(max(s.clients) for s in steps)), default=0)
+        if last >= num_clients:
+            raise ValueError(
+                f"the record of arrivals has client {last}, but there are "
+                f"{num_clients} clients, from 0"
+            )
+        if self.silent and len(algorithm.prologue) != 1:
+            raise ValueError(
+                "the record has answers missing in a prologue of one exchange, but "
+                f"that of {algorithm!r} has {len(algorithm.prologue)}; use the "
+                "algorithm of the record"
+            )
+        check_suits(algorithm, params, rebase=self.rebase)
+        self.speeds(num_clients)  # may raise
+
+    def executed(self, algorithm: Algorithm) -> Algorithm:
+        return asynchronous(
+            algorithm, self.depth, self.staleness, self.damping, rebase=self.rebase
+        )
+
+    def asked(self, num_clients: int) -> np.ndarray:
+        return np.array([client not in self.silent for client in range(num_clients)])
+
+    def members(
+        self, inputs: Any, key: jax.Array, index: jax.Array, num_clients: int
+    ) -> Members:
+        del key, num_clients
+        row = index - inputs.first
+        starts = inputs.starts[row]
+        return Members(inputs.clients[row], starts >= 0, starts)
+
+    def speeds(self, num_clients: int) -> Speeds:
+        return (self.clock or clocks.constant())(num_clients)
+
+    def timing(self, durations: np.ndarray, key: jax.Array) -> "Schedule":
+        return Schedule(self, durations, key)
+
+    def blank(self, num_clients: int) -> "Rows":
+        del num_clients
+        zeros = jnp.zeros((ROWS, self.buffer), jnp.int32)
+        return Rows(jnp.int32(0), zeros, zeros)
+
+    def answered(
+        self, timing: Any, key: jax.Array, rounds: int, num_clients: int
+    ) -> None:
+        """All messages that a step waits for arrive."""
+
 
 def buffered(
     concurrency: int,
     buffer: int,
+    clock: Clock | None = None,
     *,
     staleness: Staleness | None = None,
     damping: Staleness | None = None,
     max_staleness: int = 20,
-) -> Arrivals:
+    dropout: float = 0.0,
+) -> Buffered:
     """FedBuff (Nguyen et al. 2022, arXiv:2106.06639): a step per full buffer.
 
     x <- x + server_lr mean_i s(tau_i) (x_i - x_start), for the messages in the buffer
@@ -86,6 +163,8 @@ def buffered(
     Args:
       concurrency: Number of clients that train at any time.
       buffer: Number of messages in a server step, at most `concurrency`.
+      clock: Speeds of the clients, such as `fm.clocks.lognormal(1.0, key=key)`; by
+        default, all are equally fast.
       staleness: Factor of a message's `params`, such as `fm.staleness.polynomial(0.5)`,
         the default. Other parts, such as changes of control variates, stay as they are.
       damping: Factor of the change of the parameters in a step, by the largest
@@ -93,18 +172,17 @@ def buffered(
       max_staleness: Largest staleness of a message. Jobs that would be later are
         stopped, and their clients start again from the newest broadcast. The state
         keeps max_staleness + 1 broadcasts.
+      dropout: Probability in [0, 1) that a client's job is lost; then it is free again.
+
+    Example:
+      >>> clock = fm.clocks.lognormal(1.0, key=jax.random.key(0))
+      >>> cohort = fm.buffered(50, 10, clock)
     """
-    check_count("buffer", buffer)
-    check_count("concurrency", concurrency)
-    check_count("max_staleness", max_staleness, 0)
-    if buffer > concurrency:
-        raise ValueError(
-            f"a buffer of {buffer} never fills with concurrency={concurrency}; lower "
-            "buffer or raise concurrency"
-        )
-    return Arrivals(
+    return Buffered(
         concurrency,
         buffer,
+        clock,
+        dropout,
         max_staleness,
         weights.polynomial(0.5) if staleness is None else staleness,
         damping,
@@ -114,11 +192,13 @@ def buffered(
 
 def fedasync(
     concurrency: int,
+    clock: Clock | None = None,
     *,
     weight: float = 0.6,
     staleness: Staleness | None = None,
     max_staleness: int = 20,
-) -> Arrivals:
+    dropout: float = 0.0,
+) -> Buffered:
     """FedAsync (Xie et al. 2019, arXiv:1903.03934): x <- (1 - a) x + a x_i.
 
     Every message is a step, with a = weight s(tau). Checked against two independent
@@ -127,19 +207,23 @@ def fedasync(
 
     Args:
       concurrency: Number of clients that train at any time.
+      clock: Speeds of the clients; by default, all are equally fast.
       weight: Weight of a new model.
       staleness: Factor of the weight; by default `fm.staleness.polynomial(0.5)`.
       max_staleness: As in `buffered`.
+      dropout: As in `buffered`.
     """
     check_range("weight", weight, 0.0, 1.0, open_low=True, schedules=False)
     factor = weights.polynomial(0.5) if staleness is None else staleness
     made = buffered(
         concurrency,
         1,
+        clock,
         staleness=lambda late: weight * factor(late),
         max_staleness=max_staleness,
+        dropout=dropout,
     )
-    return made._replace(rebase=True)
+    return dataclasses.replace(made, rebase=True)
 
 
 # ---------------------------------------------------------------------------- records
@@ -161,10 +245,10 @@ class Arrival(NamedTuple):
     seconds: float  # since the start of the server
 
 
-def replayed(arrivals: Arrivals, record: str | Path | Iterable[Arrival]) -> Arrivals:
+def replayed(arrivals: Buffered, record: str | Path | Iterable[Arrival]) -> Buffered:
     """Repeats a recorded order of arrivals, such as a deployed run's.
 
-    Clocks, `concurrency` and dropout have no effect. The virtual time of a round
+    Its clock, `concurrency` and dropout have no effect. The virtual time of a round
     is the recorded one of its last message. A client whose answer to the prologue did
     not arrive is left out of it.
 
@@ -173,7 +257,7 @@ def replayed(arrivals: Arrivals, record: str | Path | Iterable[Arrival]) -> Arri
       record: A CSV file with the columns `round`, `client`, `start` and `seconds`, such
         as `arrivals.csv` of `fedjax-muon deploy`; or rows of these.
     """
-    if not isinstance(arrivals, Arrivals):
+    if not isinstance(arrivals, Buffered):
         given = f"got {arrivals!r:.60}"
         raise TypeError(f"arrivals must come from buffered or fedasync, {given}")
     if not isinstance(record, (str, Path)):
@@ -188,7 +272,7 @@ def replayed(arrivals: Arrivals, record: str | Path | Iterable[Arrival]) -> Arri
     return _replayed(arrivals, rows)
 
 
-def _replayed(arrivals: Arrivals, record: Iterable[Arrival]) -> Arrivals:
+def _replayed(cohort: Buffered, record: Iterable[Arrival]) -> Buffered:
     rows = list(map(_arrival, record if isinstance(record, Iterable) else [record]))
     before = [(client, start) for at, client, start, _ in rows if at == PROLOGUE]
     silent = tuple(client for client, _ in before)
@@ -197,8 +281,8 @@ def _replayed(arrivals: Arrivals, record: Iterable[Arrival]) -> Arrivals:
             f"rows of round {PROLOGUE} name clients without an answer to the prologue, "
             f"once each with a start of {PROLOGUE}; record it again"
         )
-    recorded = _recorded(arrivals, (row for row in rows if row[0] != PROLOGUE))
-    return arrivals._replace(recorded=recorded, silent=silent)
+    recorded = _recorded(cohort, (row for row in rows if row[0] != PROLOGUE))
+    return dataclasses.replace(cohort, recorded=recorded, silent=silent)
 
 
 def _arrival(row: Any) -> Arrival:
@@ -212,7 +296,7 @@ def _arrival(row: Any) -> Arrival:
     raise TypeError(f"record must have rows ({columns}), got {row!r:.60}")
 
 
-def _recorded(arrivals: Arrivals, rows: Iterable[Arrival]) -> dict[int, Step]:
+def _recorded(cohort: Buffered, rows: Iterable[Arrival]) -> dict[int, Step]:
     """The steps of a record by their numbers; nothing arrived in those left out."""
     steps: dict[int, Step] = {}
     free: dict[int, int] = {}  # since which step clients have no job
@@ -224,14 +308,12 @@ def _recorded(arrivals: Arrivals, rows: Iterable[Arrival]) -> dict[int, Step]:
             raise ValueError(f"{job}, after a message of round {last}; sort the rounds")
         if client < 0 or not 0 <= start <= at:
             raise ValueError(f"{job}; clients and rounds are from 0, and start is past")
-        if at - start > arrivals.max_staleness:
-            raise ValueError(
-                f"{job}, later than max_staleness={arrivals.max_staleness}"
-            )
+        if at - start > cohort.max_staleness:
+            raise ValueError(f"{job}, later than max_staleness={cohort.max_staleness}")
         if start < free.get(client, 0):
             raise ValueError(f"{job}, while it has another job")
-        if len(step.clients) == arrivals.buffer:
-            raise ValueError(f"{job}, into a buffer of {arrivals.buffer} that is full")
+        if len(step.clients) == cohort.buffer:
+            raise ValueError(f"{job}, into a buffer of {cohort.buffer} that is full")
         clients, starts = [*step.clients, client], [*step.starts, start]
         steps[at] = Step(clients, starts, seconds)
         free[client], last = at + 1, at
@@ -240,30 +322,11 @@ def _recorded(arrivals: Arrivals, rows: Iterable[Arrival]) -> dict[int, Step]:
     return steps
 
 
-def size_of(
-    arrivals: Arrivals | None, cohort_size: int | None, cohorts: Any
-) -> int | None:
-    """The number of messages in a round, which arrivals decide."""
-    if arrivals is None:
-        return cohort_size
-    if cohort_size is not None or cohorts is not None:
-        raise TypeError(
-            "arrivals decide who takes part; leave out cohort_size and cohorts"
-        )
-    return arrivals.buffer
-
-
-def answered(arrivals: Arrivals | None, clients: int) -> np.ndarray:
-    """Whether each client answers in the prologue, bool [N]."""
-    silent = () if arrivals is None else arrivals.silent
-    return np.array([client not in silent for client in range(clients)])
-
-
 # -------------------------------------------------------------------------- schedule
 
 
 def queue(
-    arrivals: Arrivals,
+    cohort: Buffered,
     durations: np.ndarray,
     orders: Callable[[int], np.ndarray],
     is_lost: Callable[[], bool],
@@ -299,14 +362,14 @@ def queue(
         number += 1
 
     while True:
-        while len(jobs) < arrivals.concurrency and not taken.any(0).all():
+        while len(jobs) < cohort.concurrency and not taken.any(0).all():
             while taken[:, order[place]].any():
                 place += 1
             begin(int(order[place]))
         if not events:
             raise ValueError(
                 f"after {now:g} seconds and {step} rounds, too few clients are there "
-                f"for a buffer of {arrivals.buffer}; let clients return"
+                f"for a buffer of {cohort.buffer}; let clients return"
             )
         now = events[0][0]
         while events and events[0][0] == now:
@@ -323,7 +386,7 @@ def queue(
                 busy[client], place = False, 0
                 continue
             buffer.append((client, start))
-            if len(buffer) < arrivals.buffer:
+            if len(buffer) < cohort.buffer:
                 continue
             clients, starts = zip(*buffer, strict=True)
             yield Step(list(clients), list(starts), now)
@@ -331,7 +394,7 @@ def queue(
             buffer.clear()
             step += 1
             order, place = orders(step), 0
-            for late in by_start.pop(step - arrivals.depth, ()):
+            for late in by_start.pop(step - cohort.depth, ()):
                 if late in jobs:
                     begin(jobs.pop(late)[0])
 
@@ -390,12 +453,12 @@ def _repeated(recorded: Mapping[int, Step]) -> Iterator[Step]:
         yield step
 
 
-def filled(step: Step, arrivals: Arrivals, clients: int) -> tuple[list[int], list[int]]:
+def filled(step: Step, cohort: Buffered, clients: int) -> tuple[list[int], list[int]]:
     """Returns clients and starts for the whole buffer.
 
     Others than those of the step have a start of -1, and take no part.
     """
-    missing = arrivals.buffer - len(step.clients)
+    missing = cohort.buffer - len(step.clients)
     if not missing:
         return step.clients, step.starts
     others = [client for client in range(clients) if client not in step.clients]
@@ -405,27 +468,21 @@ def filled(step: Step, arrivals: Arrivals, clients: int) -> tuple[list[int], lis
 class Schedule:
     """The steps of a run by its key, drawn as far as they are needed, or recorded."""
 
-    def __init__(
-        self,
-        arrivals: Arrivals,
-        durations: np.ndarray,
-        dropout: float,
-        key: jax.Array,
-        away: Away = NEVER,
-    ):
+    def __init__(self, cohort: Buffered, durations: np.ndarray, key: jax.Array):
         self.steps: list[Step] = []
-        self.arrivals, self.clients = arrivals, len(durations)
+        self.cohort, self.clients = cohort, len(durations)
         rng = generator(key, streams.ARRIVALS)
         order = orders_of(key, self.clients)
-        is_lost = lambda: bool(dropout) and rng.random() < dropout
-        if arrivals.recorded is None:
-            self._queue = queue(arrivals, durations, order, is_lost, away)
+        is_lost = lambda: bool(cohort.dropout) and rng.random() < cohort.dropout
+        if cohort.recorded is None:
+            away = cohort.speeds(self.clients).away
+            self._queue = queue(cohort, durations, order, is_lost, away)
         else:
-            self._queue = _repeated(arrivals.recorded)
+            self._queue = _repeated(cohort.recorded)
 
     def check(self, rounds: int) -> None:
         """Raises `ValueError` if fewer rounds have been recorded."""
-        recorded = self.arrivals.recorded
+        recorded = self.cohort.recorded
         if recorded is not None and rounds > max(recorded) + 1:
             raise ValueError(
                 f"the record of arrivals has {max(recorded) + 1} rounds, got {rounds}; "
@@ -439,17 +496,15 @@ class Schedule:
             self.steps.append(next(self._queue))
         return self.steps
 
-    def rows(self, first: int, count: int) -> Rows:
+    def inputs(self, first: int, count: int) -> Rows:
         """The steps from `first` on, padded to a size that programs share."""
         steps = self.until(first + count)[first : first + count]
         size = max(ROWS, 1 << max(0, count - 1).bit_length())
-        clients, starts = np.zeros((2, size, self.arrivals.buffer), np.int32)
+        clients, starts = np.zeros((2, size, self.cohort.buffer), np.int32)
         for row, step in enumerate(steps):
-            clients[row], starts[row] = filled(step, self.arrivals, self.clients)
+            clients[row], starts[row] = filled(step, self.cohort, self.clients)
         return Rows(jnp.int32(first), jnp.asarray(clients), jnp.asarray(starts))
 
-
-def blank(buffer: int, size: int = ROWS) -> Rows:
-    """Rows of zeros, for what needs only their shapes."""
-    zeros = jnp.zeros((size, buffer), jnp.int32)
-    return Rows(jnp.int32(0), zeros, zeros)
+    def seconds(self, rounds: int) -> float:
+        """Virtual seconds from the beginning to the end of some rounds."""
+        return float(self.until(rounds)[rounds - 1].seconds) if rounds else 0.0

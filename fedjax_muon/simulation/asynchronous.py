@@ -17,7 +17,7 @@ from fedjax_muon.core import (
     tree,
     wrapped,
 )
-from fedjax_muon.simulation.arrivals import Arrivals
+from fedjax_muon.simulation.staleness import Staleness
 
 
 class Broadcast(NamedTuple):
@@ -31,13 +31,23 @@ class Sent(NamedTuple):
     behind: Any  # the parameters that it started from minus the current ones, or ()
 
 
-def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
+def asynchronous(
+    algorithm: Algorithm,
+    depth: int,
+    staleness: Staleness,
+    damping: Staleness | None,
+    *,
+    rebase: bool,
+) -> Algorithm:
     """Lets clients start from earlier broadcasts; `Round.index` says from which.
 
-    The parameters move by the part of their step that `damping` says.
+    Args:
+      depth: Number of broadcasts that are kept.
+      staleness: Factor of the parameters in a message.
+      damping: The part of their step that the parameters move by.
+      rebase: Whether messages are changes from the server's current parameters.
     """
     (main,) = algorithm.exchanges
-    depth = arrivals.depth
     at = lambda ring, index: jax.tree.map(lambda x: x[index % depth], ring)
 
     def init(params: Any) -> Wrapped:
@@ -59,15 +69,15 @@ def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
         own = at(sent.ring, round.index)
         message, after = main.client(objective, own, before, batches, round)
         behind: Any = ()
-        if arrivals.rebase:
+        if rebase:
             behind = tree.sub(own.params, at(sent.ring.params, sent.now))
-        factor = arrivals.staleness(sent.now - round.index)
+        factor = staleness(sent.now - round.index)
         return Sent(message, factor, behind), after
 
     def decode(sent: Sent) -> Any:
         message = main.decode(sent.message)
         change = message.params
-        if arrivals.rebase:
+        if rebase:
             sign = 1.0 if main.local_params is after_change else -1.0
             change = tree.add_scaled(change, sign, sent.behind)
         scaled = jax.tree.map(lambda x: sent.factor.astype(x.dtype) * x, change)
@@ -75,9 +85,9 @@ def asynchronous(algorithm: Algorithm, arrivals: Arrivals) -> Algorithm:
 
     def server(state: Wrapped, mean: Any, round: Round) -> Wrapped:
         after = wrapped(main.server(state.inner, mean, round), state.kept)
-        if arrivals.damping is None:
+        if damping is None:
             return after
-        part = arrivals.damping(jnp.asarray(round.late))
+        part = damping(jnp.asarray(round.late))
         return after._replace(params=tree.mix(state.params, part, after.params))
 
     late = main._replace(
@@ -109,47 +119,28 @@ def _inside(exchange: Exchange) -> Exchange:
     )
 
 
-def check_suits(
-    algorithm: Algorithm, arrivals: Arrivals, params: Any, num_clients: int
-) -> None:
+def check_suits(algorithm: Algorithm, params: Any, *, rebase: bool) -> None:
     """Raises `ValueError` for algorithms whose rounds cannot be asynchronous."""
-    if arrivals.concurrency > num_clients:
-        raise ValueError(
-            f"there is no concurrency={arrivals.concurrency} of {num_clients} clients; "
-            "lower concurrency"
-        )
-    steps = (arrivals.recorded or {}).values()
-    last = max((*arrivals.silent, *(max(s.clients) for s in steps)), default=0)
-    if last >= num_clients:
-        raise ValueError(
-            f"the record of arrivals has client {last}, but there are {num_clients} "
-            "clients, from 0"
-        )
     name = repr(algorithm)
-    if arrivals.silent and len(algorithm.prologue) != 1:
-        raise ValueError(
-            "the record has answers missing in a prologue of one exchange, but that of "
-            f"{name} has {len(algorithm.prologue)}; use the algorithm of the record"
-        )
     if algorithm.full_participation:
         raise ValueError(
             f"{name} needs the messages of all clients in every round, which do not "
-            "arrive together; leave out arrivals"
+            "arrive together; give a cohort of all clients"
         )
     if len(algorithm.exchanges) != 1 or algorithm.exchanges[0].reduce_sum:
         raise ValueError(
-            f"{name} does not have one exchange with a mean in a round, as arrivals "
-            "need; leave out arrivals"
+            f"{name} does not have one exchange with a mean in a round, as "
+            "asynchronous rounds need; give another cohort"
         )
     (main,) = algorithm.exchanges
     message = message_shapes(algorithm, params)[-1]
     if not hasattr(jax.eval_shape(main.decode, message), "params"):
         raise ValueError(
             f"the messages of {name} have no field params, which staleness scales; "
-            "leave out arrivals"
+            "give another cohort"
         )
     changes = (after_change, before_change)
-    if arrivals.rebase and main.local_params not in changes:
+    if rebase and main.local_params not in changes:
         raise ValueError(
             f"the messages of {name} are not changes of parameters alone, as fedasync "
             "needs; use fm.buffered"

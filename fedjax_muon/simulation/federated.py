@@ -1,6 +1,6 @@
 """Federated training of a task on divided data, compiled once for the device.
 
-    simulation = federate(algorithm, task, dataset, parts, cohort_size=8, ...)
+    simulation = federate(algorithm, task, dataset, parts, cohort=8, ...)
     state = simulation.init(jax.random.key(0))
     state, metrics = simulation.train_round(state)
 
@@ -31,7 +31,6 @@ from fedjax_muon.engine.sharding import (
     shardings,
 )
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.guarantees import check_left_out
 from fedjax_muon.simulation.arguments import (
     Parts,
     check_algorithm,
@@ -40,7 +39,6 @@ from fedjax_muon.simulation.arguments import (
     check_parts,
     check_task,
 )
-from fedjax_muon.simulation.arrivals import Arrivals, size_of
 from fedjax_muon.simulation.batching import (
     Clients,
     Partition,
@@ -48,7 +46,7 @@ from fedjax_muon.simulation.batching import (
     clients_of,
     shuffled_epochs,
 )
-from fedjax_muon.simulation.clocks import Clock
+from fedjax_muon.simulation.cohorts import Cohort, needs_key
 from fedjax_muon.simulation.evaluation import (
     ClientTests,
     Evaluation,
@@ -56,7 +54,6 @@ from fedjax_muon.simulation.evaluation import (
     evaluate,
 )
 from fedjax_muon.simulation.participation import (
-    Cohorts,
     Epochs,
     participation,
     uniform,
@@ -77,7 +74,6 @@ from fedjax_muon.simulation.rounds import (
     Weighting,
     check_setup,
     cohort_loss,
-    drawn_cohort,
     init_state,
     objective_and_sampler,
     run_prologue,
@@ -85,7 +81,6 @@ from fedjax_muon.simulation.rounds import (
     traced,
 )
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.timing import away_of, blank_inputs, on_time, timed
 from fedjax_muon.tasks.task import Task, as_argument
 
 
@@ -96,22 +91,17 @@ def federate(
     dataset: Dataset,
     parts: Parts,
     *,
-    cohort_size: int | None = None,
+    cohort: int | Cohort | None = None,
     local_steps: int | Sequence[int] | None = None,
     local_epochs: Epochs | None = None,
     batch_size: int,
     plan: Plan | None = None,
     sampler: Sampler = shuffled_epochs,
     weighting: Weighting = uniform,
-    dropout: float = 0.0,
-    cohorts: Cohorts | None = None,
     devices: Devices = (),
     split_examples: bool = False,
     privacy: ClientPrivacy | None = None,
     test_parts: Sequence[np.ndarray] | None = None,
-    clock: Clock | None = None,
-    deadline: float | None = None,
-    arrivals: Arrivals | None = None,
 ) -> Simulation:
     """Prepares federated training; programs are compiled when they are first used.
 
@@ -123,8 +113,9 @@ def federate(
       dataset: Training and test examples.
       parts: For every client, the ids of its training examples: a list of them, or a
         dictionary {client: ids}.
-      cohort_size: S, the number of clients in a round, sampled without replacement;
-        with `poisson_cohorts`, the expected number.
+      cohort: Who takes part in a round: S, a number of clients that are sampled without
+        replacement; or `sampled`, `poisson`, `timed` with a clock, or, for asynchronous
+        rounds, `buffered`, `fedasync` or `replayed`.
       local_steps: K, the number of batches that each of them trains on; or a number for
         every client, in the order of their ids.
       local_epochs: Instead of `local_steps`: E, for floor(E n / batch_size) local steps
@@ -135,9 +126,6 @@ def federate(
         fastest on this backend.
       sampler: Function that draws a client's batches from its examples.
       weighting: Function of the clients' sizes that returns their weights in the mean.
-      dropout: Probability in [0, 1) that a sampled client drops out, independently.
-      cohorts: Sampling of clients, `poisson_cohorts(room)` or, by default,
-        `fixed_cohort`.
       devices: Devices that a cohort and the states of all clients are divided among;
         each executes its part by `plan`. By default, JAX's default device. With
         several processes, pass `jax.devices()` after `jax.distributed.initialize`;
@@ -145,20 +133,12 @@ def federate(
       split_examples: Whether the examples are divided among the devices too, instead
         of copied to each. Batches are then sent to the device that runs a client before
         its local training.
-      privacy: Makes the run private. It decides `cohort_size` and `cohorts`, which must
-        be left out, and clips and noises what clients send. The guarantee is the
-        simulation's `guarantee`.
+      privacy: Makes the run private. It decides `cohort`, which must be left out, and
+        clips and noises what clients send. The guarantee is the simulation's
+        `guarantee`.
       test_parts: For every client, the ids of its test examples, possibly none, such as
         `data.client_tests.like(parts, ...)`. Evaluations then describe the clients'
         accuracies on them.
-      clock: Speeds of the clients, such as `fm.clocks.lognormal(1.0, key=key)`. Records
-        then have `virtual_seconds`: a round lasts as long as its slowest member.
-      deadline: Seconds of the clock after which a synchronous round ends. Members that
-        are slower take no part; the server waits for them until the deadline.
-      arrivals: Makes the rounds asynchronous, such as `fm.buffered(50, 10)`: a round is
-        a step of the server. It decides `cohort_size`, which must be left out. A
-        client's job is lost with the probability `dropout`; then it is free again.
-        `fm.replayed` repeats the order of a deployed run.
 
     Raises:
       ImportError: If a private run is asked for, and dp-accounting is not installed.
@@ -167,12 +147,8 @@ def federate(
     check_task(task)
     dataset, parts = check_dataset(dataset), check_parts(parts)
     plan = plan or plans.default_plan()
-    if privacy is not None:
-        check_left_out({"dropout": dropout or None})
-    clock = timed(clock, deadline, arrivals, privacy, local_epochs)
-    cohort_size = size_of(arrivals, cohort_size, cohorts)
-    algorithm, cohort_size, cohorts, guarantee = participation(
-        algorithm, task, len(parts), cohort_size, cohorts, privacy
+    algorithm, members, guarantee = participation(
+        algorithm, task, len(parts), cohort, privacy
     )
     work = work_of(local_steps, local_epochs, len(parts))
     if privacy is not None and work.steps is not None:
@@ -180,35 +156,29 @@ def federate(
             "privacy does not cover clients that take different numbers of local "
             "steps, whose mean depends on who takes part; give one local_steps"
         )
-    for name, size in {"cohort_size": cohort_size, "batch_size": batch_size}.items():
-        check_count(name, size)
-    functions = {"plan": plan, "sampler": sampler, "weighting": weighting}
-    check_functions({**functions, "cohorts": cohorts})
+    _check_clock(members, local_epochs)
+    check_count("batch_size", batch_size)
+    check_functions({"plan": plan, "sampler": sampler, "weighting": weighting})
     setup = Setup(
         algorithm=algorithm,
         task=as_argument(task),
         num_clients=len(parts),
-        cohort_size=cohort_size,
+        cohort=members,
         work=work,
         batch_size=batch_size,
         plan=plan,
         sampler=sampler,
         weighting=weighting,
-        dropout=dropout,
-        cohorts=cohorts,
         devices=tuple(devices),
         split_examples=split_examples,
         privacy=privacy,
-        clock=clock,
-        deadline=deadline,
-        arrivals=arrivals,
     )
     x, y = dataset.x_train, dataset.y_train
     clients = clients_of(x, y, parts)
     check_setup(setup)
     test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
     data = Data(setup.task, clients.x, clients.y, test)
-    run = Run(numbers(algorithm), clients.partition, timing=blank_inputs(setup))
+    run = Run(numbers(algorithm), clients.partition, timing=members.blank(len(parts)))
     if test_parts is not None:
         tests = client_tests_of(test_parts, len(parts), len(dataset.x_test))
         run = run._replace(client_tests=tests)
@@ -218,10 +188,23 @@ def federate(
     program = program_of(setup)
     run = program.placed(run)
     simulation = Simulation(program, compiled(program), data, run, guarantee=guarantee)
-    if clock is not None:
-        on_time(setup, simulation.durations)  # these may raise
-        away_of(setup)
+    simulation.timing(jax.random.key(0))  # may raise
     return simulation
+
+
+def _check_clock(cohort: Cohort, local_epochs: Epochs | None) -> None:
+    """Raises `ValueError` for times that would not be known before a run."""
+    if needs_key(cohort.clock):
+        raise ValueError(
+            "the clock has no key; give it one, such as key=jax.random.key(0)"
+        )
+    if cohort.clock is None or not isinstance(local_epochs, tuple | list):
+        return
+    if len({*local_epochs}) > 1:
+        raise ValueError(
+            f"a clock needs a number of local steps that is known before, got "
+            f"local_epochs={tuple(local_epochs)}; give one number"
+        )
 
 
 def program_of(setup: Setup) -> Program:
@@ -272,7 +255,6 @@ def program_of(setup: Setup) -> Program:
         traffic=partial(_traffic, setup),
         shardings=shardings(setup.devices, specs) if setup.devices else None,
         loss=here(loss, REPLICATED),
-        draw=partial(drawn_cohort, setup),
     )
 
 
@@ -319,5 +301,5 @@ def _traffic(setup: Setup, data: Data, run: Run) -> tuple[Traffic, Traffic]:
 
     return (
         total(algorithm.prologue, setup.num_clients),
-        total(algorithm.exchanges, setup.cohort_size),
+        total(algorithm.exchanges, setup.cohort.size),
     )

@@ -14,11 +14,11 @@ from jax import lax
 from fedjax_muon.engine import Traffic, sharding
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import REPLICATED, SHARDED
+from fedjax_muon.simulation.cohorts import Timing
 from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.program import Data, Program, Run
 from fedjax_muon.simulation.rounds import Metrics
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.timing import Timing
 from fedjax_muon.simulation.training import Record, calls
 
 Over = Callable[..., Any]  # (function, *stacked arguments) -> stacked results

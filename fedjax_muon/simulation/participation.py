@@ -1,9 +1,4 @@
-"""Who takes part in a round, and with which weight; privacy decides the cohorts.
-
-Cohorts are drawn as `cohorts(key, num_clients, cohort_size) -> (ids, joins)`. The ids,
-int32 [room], are distinct, and `joins`, bool [room], marks those that take part. The
-others are padding.
-"""
+"""How much clients work, with which weight, and what privacy makes of a cohort."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,53 +11,24 @@ from fedjax_muon.core import Algorithm, check_count, streams
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.guarantees import Guarantee, check_left_out
 from fedjax_muon.privacy.sampling import Poisson
+from fedjax_muon.simulation.batching import Clients
+from fedjax_muon.simulation.clocks import Speeds
+from fedjax_muon.simulation.cohorts import (
+    Cohort,
+    Draw,
+    PoissonDraw,
+    Sampled,
+    as_cohort,
+    fixed_cohort,
+)
 from fedjax_muon.tasks.task import Task
-
-Cohorts = Callable[[jax.Array, int, int], tuple[jax.Array, jax.Array]]
-
-
-def fixed_cohort(
-    key: jax.Array, num_clients: int, cohort_size: int
-) -> tuple[jax.Array, jax.Array]:
-    """Draws exactly `cohort_size` clients, a uniform subset."""
-    all_clients = jnp.arange(num_clients, dtype=jnp.int32)
-    ids = jax.random.choice(key, all_clients, (cohort_size,), replace=False)
-    return ids, jnp.ones(cohort_size, bool)
-
-
-def poisson_cohorts(room: int | None = None) -> Cohorts:
-    """Makes a function for (truncated) Poisson sampling, as in privacy accounting.
-
-    Every client joins independently with probability cohort_size / num_clients. If more
-    than `room` clients join, a uniform subset takes part.
-
-    The function raises `ValueError` unless `room` is between `cohort_size` and
-    `num_clients`.
-    """
-
-    def draw(
-        key: jax.Array, num_clients: int, cohort_size: int
-    ) -> tuple[jax.Array, jax.Array]:
-        places = num_clients if room is None else room
-        limit = "the number of clients"
-        check_count("room", places, cohort_size, num_clients, limit=limit)
-        coins, order = jax.random.split(key)
-        chance = cohort_size / num_clients
-        joins = jax.random.uniform(coins, (num_clients,)) < chance
-        # Clients that join have the largest marks; the top ones are a uniform subset.
-        mark = jax.random.uniform(order, (num_clients,))
-        top, ids = jax.lax.top_k(jnp.where(joins, 1 + mark, mark), places)
-        return ids.astype(jnp.int32), top >= 1
-
-    return draw
 
 
 class Participation(NamedTuple):
     """An algorithm and its cohorts, and what they guarantee."""
 
     algorithm: Algorithm
-    cohort_size: int
-    cohorts: Cohorts
+    cohort: Cohort
     guarantee: Guarantee | None = None
 
 
@@ -70,23 +36,25 @@ def participation(
     algorithm: Algorithm,
     task: Task,
     num_clients: int,
-    cohort_size: int | None,
-    cohorts: Cohorts | None,
+    cohort: int | Cohort | None,
     privacy: ClientPrivacy | None,
 ) -> Participation:
     """Finds the cohorts of a run, and makes its algorithm private if asked to."""
     if privacy is None:
-        if cohort_size is None:
-            raise TypeError("give cohort_size, or privacy, which decides it")
-        return Participation(algorithm, cohort_size, cohorts or fixed_cohort)
-    check_left_out({"cohort_size": cohort_size, "cohorts": cohorts})
+        if cohort is None:
+            raise TypeError("give cohort, such as cohort=8, or privacy, which has one")
+        return Participation(algorithm, as_cohort(cohort))
+    check_left_out({"cohort": cohort})
     params = jax.eval_shape(task.init, jax.random.key(0))
     private, guarantee = privacy.applied(algorithm, params, num_clients)
     sampling = guarantee.spec.sampling
-    drawn: Cohorts = fixed_cohort
+    drawn: Draw = fixed_cohort
     if isinstance(sampling, Poisson):
-        drawn = poisson_cohorts(sampling.max_batch)
-    return Participation(private, privacy.cohort_size, drawn, guarantee)
+        drawn = PoissonDraw(sampling.max_batch)
+    groups = privacy.cycle(num_clients)
+    return Participation(
+        private, Sampled(privacy.cohort, drawn, groups=groups), guarantee
+    )
 
 
 def uniform(sizes: jax.Array) -> jax.Array:
@@ -190,3 +158,20 @@ def _pair(local_epochs: Epochs) -> tuple[int, ...]:
             f"local_epochs must be a number or (low, high), got {local_epochs}"
         )
     return (local_epochs,)
+
+
+def durations_of(
+    work: Work, batch_size: int, clients: Clients, speeds: Speeds, nbytes: float
+) -> np.ndarray:
+    """Seconds of a job of every client, float64 [N].
+
+    Args:
+      nbytes: Number of bytes that one client receives and sends.
+    """
+    sizes = np.asarray(clients.size)
+    steps = np.full(len(sizes), work.bound(clients.max_size, batch_size))
+    if (count := work.steps) is not None:
+        key, ids = jax.random.key(0), jnp.arange(len(sizes))  # steps are not random
+        of_client = lambda id, size: count(id, size, batch_size, key)
+        steps = np.asarray(jax.vmap(of_client)(ids, clients.size))
+    return steps * speeds.step + nbytes * speeds.byte

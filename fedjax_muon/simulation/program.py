@@ -32,9 +32,7 @@ class Run(NamedTuple):
 
     numbers: dict[str, Any]  # hyperparameters by name
     partition: Partition
-    client_tests: ClientTests | None = (
-        None  # if clients have test examples of their own
-    )
+    client_tests: ClientTests | None = None  # clients' own test examples
     mixer: Any = None  # of agents' messages
     timing: Any = None  # who arrives in time, or when
     # typed key of the next rounds of a private run, in place of the state's
@@ -66,7 +64,6 @@ class Program(NamedTuple):
     mix: Callable[[Any], tuple[Any, float]] | None = None
     # with a server: (data, run, state) -> loss of the next round's cohort
     loss: Callable[[Data, Run, Any], jax.Array] | None = None
-    draw: Any = None  # its `drawn_cohort`
 
     def placed(self, run: Run) -> Run:
         """Puts the arrays of a run on the program's devices."""

@@ -4,7 +4,6 @@ They are functions of a `Setup`, a `State` and the clients' examples, which `fed
 compiles.
 """
 
-import functools
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,8 +24,6 @@ from fedjax_muon.core import (
 from fedjax_muon.engine.plans import Plan, chunked, vmapped
 from fedjax_muon.engine.sharding import Devices, sharded, sharded_gather
 from fedjax_muon.simulation.arguments import check_rule_kinds, check_rules
-from fedjax_muon.simulation.arrivals import Arrivals, answered
-from fedjax_muon.simulation.asynchronous import asynchronous, check_suits
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
@@ -34,8 +31,8 @@ from fedjax_muon.simulation.batching import (
     draw_rows,
     objective_of,
 )
-from fedjax_muon.simulation.clocks import Clock
-from fedjax_muon.simulation.participation import Cohorts, Work, uniform
+from fedjax_muon.simulation.cohorts import Cohort, Members
+from fedjax_muon.simulation.participation import Work, uniform
 from fedjax_muon.tasks.task import Task
 from fedjax_muon.wrappers.personalization import params_of_clients
 
@@ -77,21 +74,16 @@ class Setup(NamedTuple):
     algorithm: Algorithm
     task: Task
     num_clients: int
-    cohort_size: int
+    cohort: Cohort
     work: Work
     batch_size: int
     plan: Plan
     sampler: Sampler
     weighting: Weighting
-    dropout: float
-    cohorts: Cohorts
     devices: Devices
     split_examples: bool
     privacy: Any = None  # the mechanism of a private simulation
-    clock: Clock | None = None
-    deadline: float | None = None  # seconds
-    arrivals: Arrivals | None = None
-    timing: Any = None  # traced; see `timing.Timing.inputs`
+    timing: Any = None  # traced; see `cohorts.Timing.inputs`
 
     def check_sizes(self, sizes: list[int]) -> None:
         """Clients may have any number of examples."""
@@ -99,38 +91,32 @@ class Setup(NamedTuple):
 
 def check_setup(setup: Setup) -> None:
     """Raises `ValueError` for settings that do not fit together."""
-    if not 1 <= setup.cohort_size <= setup.num_clients:
+    cohort, number = setup.cohort, setup.num_clients
+    if cohort.size > number:
         raise ValueError(
-            f"cohort_size must lie between 1 and the {setup.num_clients} clients there "
-            f"are, got {setup.cohort_size}"
+            f"cohort must lie between 1 and the {number} clients there are, got "
+            f"{cohort.size}"
         )
-    if not 0 <= setup.dropout < 1:
-        raise ValueError(f"dropout must lie in [0, 1), got {setup.dropout}")
     if setup.split_examples and not setup.devices:
         raise ValueError("split_examples needs several devices to divide them over")
     algorithm = setup.algorithm
     check_rule_kinds(algorithm)
-    if setup.arrivals is not None:
-        params = jax.eval_shape(setup.task.init, jax.random.key(0))
-        check_suits(algorithm, setup.arrivals, params, setup.num_clients)
+    params = jax.eval_shape(setup.task.init, jax.random.key(0))
+    cohort.check(algorithm, params, number)
     state = jax.eval_shape(partial(init_state, setup), jax.random.key(0))  # may raise
     check_rules(algorithm, state.params)
-    full = setup.cohort_size == setup.num_clients and not setup.dropout
+    full = cohort.size == number and not cohort.dropout
     if algorithm.full_participation and not full:
         raise ValueError(
-            "this algorithm is defined for full participation only; use a cohort_size "
-            f"of all {setup.num_clients} clients and no dropout"
+            "this algorithm is defined for full participation only; use a cohort of "
+            f"all {number} clients and no dropout"
         )
-    sizes = (setup.num_clients, setup.cohort_size)
-    if algorithm.cohort_spec not in (None, sizes):
+    if algorithm.cohort_spec not in (None, (number, cohort.size)):
         raise ValueError(
-            "this algorithm was made for (clients, cohort_size) "
-            f"{algorithm.cohort_spec}, got {sizes}"
+            "this algorithm was made for (clients, cohort) "
+            f"{algorithm.cohort_spec}, got {(number, cohort.size)}"
         )
-    if setup.arrivals is None:
-        draw = partial(cohort_of, setup)  # may reject the sizes
-        jax.eval_shape(draw, jax.random.key(0), jnp.int32(0))
-    engine.check_stacks(algorithm, setup.num_clients, setup.cohort_size)  # likewise
+    engine.check_stacks(algorithm, number, cohort.size)  # may raise
     if algorithm.uniform_weights and setup.weighting is not uniform:
         raise ValueError(
             "this algorithm has control variates or bounds each client's part, both of "
@@ -154,7 +140,7 @@ def _plan(setup: Setup, *, prologue: bool = False) -> Plan:
     """
     plan = setup.plan
     if prologue and plan is vmapped:
-        plan = chunked(-(-setup.cohort_size // max(1, len(setup.devices))))
+        plan = chunked(-(-setup.cohort.size // max(1, len(setup.devices))))
     return sharded(plan, setup.num_clients) if setup.devices else plan
 
 
@@ -227,20 +213,13 @@ def init_state(
     """
     init_key, key = jax.random.split(key)
     training = engine.init(
-        _executed(setup),
+        setup.cohort.executed(setup.algorithm),
         _drawn_params(setup.task.init, init_key) if params is None else params,
         setup.num_clients,
         max(1, len(setup.devices)),
         project=objective_of(setup.task).project,
     )
     return State(training, key if run_key is None else run_key)
-
-
-def _executed(setup: Setup) -> Algorithm:
-    """The algorithm that the engine executes."""
-    if setup.arrivals is None:
-        return setup.algorithm
-    return asynchronous(setup.algorithm, setup.arrivals)
 
 
 def run_prologue(
@@ -257,107 +236,43 @@ def run_prologue(
         return state, jnp.ones(setup.num_clients, bool)
     objective, draw = objective_and_sampler(setup, clients, prologue=True)
     plan = _plan(setup, prologue=True)
-    run = engine.make_prologue(
-        _executed(setup), objective, setup.num_clients, plan, draw
-    )
+    algorithm = setup.cohort.executed(setup.algorithm)
+    run = engine.make_prologue(algorithm, objective, setup.num_clients, plan, draw)
     all_clients = jnp.arange(setup.num_clients, dtype=jnp.int32)
-    asked = answered(setup.arrivals, setup.num_clients)
+    asked = setup.cohort.asked(setup.num_clients)
     weights = jnp.where(asked, setup.weighting(clients.size), 0)
     engine_key = jax.random.fold_in(key, streams.ENGINE)
     training, received = run(training, all_clients, all_clients, weights, engine_key)
     return State(training, key), received | ~asked
 
 
-def cohort_of(
-    setup: Setup, key: jax.Array, index: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Draws the ids of a round's clients, and which of them take part.
-
-    Where privacy needs it, the clients are divided into groups that take turns, in
-    order; clients that fill no group never take part.
-    """
-    private = setup.privacy is not None
-    groups = setup.privacy.cycle(setup.num_clients) if private else 1
-    size = setup.num_clients // groups
-    cohort, joins = setup.cohorts(key, size, setup.cohort_size)
-    return (cohort + index % groups * size if groups > 1 else cohort), joins
-
-
-def drawn_cohort(
-    setup: Setup, key: jax.Array, index: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draws the cohort of a synchronous round: ids, who joins, and who stays in it."""
-    in_round = lambda number: jax.random.fold_in(jax.random.fold_in(key, number), index)
-    cohort, joins = cohort_of(setup, in_round(streams.COHORT), index)
-    stays = jax.random.bernoulli(
-        in_round(streams.DROPOUT), 1 - setup.dropout, cohort.shape
-    )
-    return cohort, joins, joins & stays
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def answers(
-    draw: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array]],
-    key: jax.Array,
-    in_time: jax.Array,
-    rounds: int | jax.Array,
-) -> jax.Array:
-    """Counts the messages of the first rounds.
-
-    Args:
-      draw: `drawn_cohort` of a setup.
-      in_time: Whether each client makes the deadline, bool [N].
-    """
-
-    def body(index: jax.Array, count: jax.Array) -> jax.Array:
-        cohort, _, present = draw(key, index)
-        return count + (present & in_time[cohort]).sum(dtype=count.dtype)
-
-    return jax.lax.fori_loop(0, rounds, body, jnp.int32(0))
-
-
-class Members(NamedTuple):
-    """The members of a round."""
-
-    cohort: jax.Array  # int32 [S], ids
-    present: jax.Array  # bool [S]
-    weights: jax.Array  # float [S], 0 for absent ones
-    key: jax.Array  # typed key of the engine
-    starts: jax.Array | None = None  # int32 [S], the steps that they started in
-
-
-def _members(setup: Setup, state: State, clients: Clients) -> Members:
-    """Finds who takes part in the next round."""
-    index, starts = state.training.index, None
-    if setup.arrivals is not None:
-        row = index - setup.timing.first
-        cohort, starts = setup.timing.clients[row], setup.timing.starts[row]
-        present = starts >= 0
-    else:
-        cohort, _, present = drawn_cohort(setup, state.key, index)
-        if setup.deadline is not None:
-            present &= setup.timing[cohort]
-    weights = jnp.where(present, setup.weighting(clients.size[cohort]), 0)
+def _members(
+    setup: Setup, state: State, clients: Clients
+) -> tuple[Members, jax.Array, jax.Array]:
+    """Finds who takes part in the next round, their weights and the engine's key."""
+    at = setup.timing, state.key, state.training.index, setup.num_clients
+    members = setup.cohort.members(*at)
+    weights = setup.weighting(clients.size[members.ids])
     key = jax.random.fold_in(state.key, streams.ENGINE)
-    return Members(cohort, present, weights, key, starts)
+    return members, jnp.where(members.present, weights, 0), key
 
 
 def _round(
     setup: Setup, state: State, clients: Clients
 ) -> tuple[State, jax.Array, jax.Array]:
     """Runs a round; returns the state, the cohort, and whose messages were lost."""
-    cohort, present, weights, key, starts = _members(setup, state, clients)
+    (ids, present, starts), weights, key = _members(setup, state, clients)
     objective, draw = objective_and_sampler(setup, clients)
     run = engine.make_round(
-        _executed(setup),
+        setup.cohort.executed(setup.algorithm),
         objective,
         setup.num_clients,
         _plan(setup),
         draw,
         steps_of(setup, clients),
     )
-    training, received = run(state.training, cohort, cohort, weights, key, starts)
-    return State(training, state.key), cohort, present & ~received
+    training, received = run(state.training, ids, ids, weights, key, starts)
+    return State(training, state.key), ids, present & ~received
 
 
 def run_rounds(
@@ -412,11 +327,11 @@ def cohort_loss(setup: Setup, state: State, clients: Clients) -> jax.Array:
         client=client,
         server=lambda server, mean, round: server._replace(loss=mean),
     )
-    cohort, _, weights, key, _ = _members(setup, state, clients)
+    (ids, _, _), weights, key = _members(setup, state, clients)
     objective, draw = objective_and_sampler(setup, clients)
     algorithm = setup.algorithm._replace(exchanges=(exchange,))
     plan = _plan(setup)
     run = engine.make_round(algorithm, objective, setup.num_clients, plan, draw)
     server = _Loss(state.params, jnp.full((), jnp.nan, weights.dtype))
     training = state.training._replace(server=server)
-    return run(training, cohort, cohort, weights, key)[0].server.loss
+    return run(training, ids, ids, weights, key)[0].server.loss

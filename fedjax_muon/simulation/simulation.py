@@ -28,12 +28,14 @@ from fedjax_muon.simulation.arguments import (
     check_parts,
     check_state,
 )
+from fedjax_muon.simulation.arrivals import Buffered
 from fedjax_muon.simulation.batching import Clients, partition_of
+from fedjax_muon.simulation.cohorts import Cohort, Timing
 from fedjax_muon.simulation.evaluation import client_tests_of
 from fedjax_muon.simulation.last_state import LastState
+from fedjax_muon.simulation.participation import durations_of
 from fedjax_muon.simulation.program import Compiled, Data, Program, Run, clients
-from fedjax_muon.simulation.rounds import Metrics, answers
-from fedjax_muon.simulation.timing import Timing, durations_of, on_time, timing_of
+from fedjax_muon.simulation.rounds import Metrics
 
 TIMINGS = 16  # runs whose times are kept, since they are computed from round 0 on
 
@@ -210,7 +212,7 @@ class Simulation:
             )
         if self.guarantee is not None:
             raise ValueError("a private simulation does not publish training losses")
-        if self.settings.arrivals is not None:
+        if isinstance(self._cohort, Buffered):
             raise ValueError(
                 "clients of asynchronous rounds start from different parameters; "
                 "evaluate(state) returns train_loss"
@@ -343,7 +345,7 @@ class Simulation:
         first, later = self._traffic
         down, up = (a + rounds * b for a, b in zip(first, later, strict=True))
         if answered is not None:
-            up = first.up + answered * later.up / self.settings.cohort_size
+            up = first.up + answered * later.up / self.settings.cohort.size
         return Traffic(round(down), round(up))
 
     @promoting
@@ -357,14 +359,15 @@ class Simulation:
           None where all that are sampled answer, and in a private simulation, which
           keeps to itself who took part.
         """
-        setup = self.settings
-        silent = getattr(setup, "dropout", 0) or getattr(setup, "deadline", None)
-        if not silent or self.guarantee is not None or setup.arrivals is not None:
+        if self._cohort is None or self.guarantee is not None:
             return None
-        in_time = np.ones(setup.num_clients, bool)
-        if setup.deadline is not None:
-            in_time = np.asarray(on_time(setup, self.durations))
-        return int(answers(self.program.draw, key, jnp.asarray(in_time), rounds))
+        timing, number = self.timing(key), self.settings.num_clients
+        return self._cohort.answered(timing, key, rounds, number)
+
+    @property
+    def _cohort(self) -> Cohort | None:
+        """Who takes part in a round; None of agents, who all do."""
+        return getattr(self.settings, "cohort", None)
 
     def virtual_seconds(self, state: Any) -> float | None:
         """The time of a state by the simulation's clock; None without a clock."""
@@ -381,14 +384,15 @@ class Simulation:
     @promoting
     def timing(self, key: jax.Array) -> Timing | None:
         """The times of a run by the key of its state; None without a clock."""
-        if getattr(self.settings, "clock", None) is None:
+        cohort = self._cohort
+        if cohort is None or self.durations is None:
             return None
         name = np.asarray(jax.random.key_data(key)).tobytes()
         if name not in self._timings:
             if len(self._timings) == TIMINGS:
                 self._timings.pop(next(iter(self._timings)))
-            kept, draw = jnp.copy(key), self.program.draw  # states are donated
-            self._timings[name] = timing_of(self.settings, self.durations, kept, draw)
+            kept = jnp.copy(key)  # states are donated
+            self._timings[name] = cohort.timing(self.durations, kept)
         return self._timings[name]
 
     @functools.cached_property
@@ -397,10 +401,15 @@ class Simulation:
         return {}
 
     @functools.cached_property
-    def durations(self) -> np.ndarray:
-        """Seconds of a job of every client by the clock, float64 [N]."""
-        nbytes = sum(self._traffic[1]) / self.settings.cohort_size
-        return durations_of(self.settings.clock, self.settings, self.clients, nbytes)
+    def durations(self) -> np.ndarray | None:
+        """Seconds of a job of every client, float64 [N]; None without a clock."""
+        setup, cohort = self.settings, self._cohort
+        speeds = None if cohort is None else cohort.speeds(setup.num_clients)
+        if cohort is None or speeds is None:
+            return None
+        nbytes = sum(self._traffic[1]) / cohort.size
+        sizes = setup.work, setup.batch_size
+        return durations_of(*sizes, self.clients, speeds, nbytes)
 
     @functools.cached_property
     def _traffic(self) -> tuple[Traffic, Traffic]:

@@ -223,10 +223,12 @@ def _config(simulation: Simulation, **options: int) -> dict[str, Any]:
     """What trackers are told of a simulation: the numbers that it was made with."""
     recipe = recipe_of(simulation.settings.algorithm)
     settings = simulation.settings._asdict().items()
+    cohort = getattr(simulation.settings, "cohort", None)
     return {
         "algorithm": recipe.function.__name__ if recipe else None,
         "hyper": {k: _shortest(x) for k, x in simulation.run.numbers.items()},
         **{k: x for k, x in settings if isinstance(x, bool | int | float)},
+        **({} if cohort is None else {"cohort": cohort.size}),
         **options,
     }
 

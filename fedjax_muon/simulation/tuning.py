@@ -79,7 +79,7 @@ def candidates_of(
             raise ValueError(
                 "agents of a decentralized simulation have no plan to tune"
             )
-        clients = -(-one.settings.cohort_size // max(1, len(one.settings.devices)))
+        clients = -(-one.settings.cohort.size // max(1, len(one.settings.devices)))
         plans = [("vmapped", vmapped), *smaller_plans(clients)]
         for plan_name, plan in plans:
             title = f"{name}, {plan_name}" if name else plan_name

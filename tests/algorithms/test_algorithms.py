@@ -328,7 +328,7 @@ def test_default_rates_train_lenet_on_clients_that_differ(name):
     """Of methods that ten times their rate makes diverge there."""
     algorithm = ALL[name].function()
     cohort = 16 if algorithm.full_participation else 8
-    sizes = {"cohort_size": cohort, "local_steps": 5, "batch_size": 8}
+    sizes = {"cohort": cohort, "local_steps": 5, "batch_size": 8}
     simulation = federate(algorithm, *images(), **sizes)
     state = simulation.init(jax.random.key(0))
     begin = simulation.evaluate(state)["train_loss"]

@@ -78,8 +78,8 @@ MODEL = models.MLP(2, (8,))
 TASK = auc(MODEL, REST.x_train.shape[1:])
 
 
-def federation(name, *, cohort_size=4, **hyper):
-    sizes = {"cohort_size": cohort_size, "local_steps": 4, "batch_size": 16}
+def federation(name, *, cohort=4, **hyper):
+    sizes = {"cohort": cohort, "local_steps": 4, "batch_size": 16}
     return federate(ALL[name].function(**hyper), TASK, REST, PARTS, **sizes)
 
 

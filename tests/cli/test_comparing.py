@@ -19,7 +19,7 @@ from fedjax_muon.data import catalog, loading
 from fedjax_muon.experiments.tuned import RATES
 from fedjax_muon.reporting import metrics_csv
 
-SMALL = "--clients 4 --model mlp:hidden=8 --cohort-size 2 --local-steps 1 "
+SMALL = "--clients 4 --model mlp:hidden=8 --cohort 2 --local-steps 1 "
 SMALL += "--batch-size 8 --rounds 4 --evaluate-every 2"
 
 
@@ -120,7 +120,7 @@ def test_rates_that_are_not_settled_are_said(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the noise in the sum")
 def test_several_epsilons_are_charged_together(tmp_path, capsys):
-    words = ("compare", "fedavg:lr=0.1", *SMALL.replace("--cohort-size 2 ", "").split())
+    words = ("compare", "fedavg:lr=0.1", *SMALL.replace("--cohort 2 ", "").split())
     words += ("--seeds", 0, "--delta", 0.01, "--epsilon", "4,8")
     ledger = ("--ledger", tmp_path / "ledger.json")
     said = refused(

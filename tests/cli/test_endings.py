@@ -86,5 +86,6 @@ def test_several_processes_train_one_run(words, said, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(launch, "devices_of", lambda count: ())
+    monkeypatch.setattr(launch, "SECONDS_BETWEEN_LOOKS", 600.0)  # nobody is there
     assert said in refused(capsys, *words.split())
     assert not [*tmp_path.iterdir()]

@@ -9,13 +9,18 @@ from fedjax_muon.reporting import metrics_csv
 DATA = "--clients 6 --model mlp:hidden=8 --rounds 4 --evaluate-every 4"
 WORK = f"{DATA} --batch-size 8"
 STEPS = f"{WORK} --local-steps 2"
-ROUNDS = f"{STEPS} --cohort-size 3"
+ROUNDS = f"{STEPS} --cohort 3"
 PRIVATE = "--delta 0.01 --insecure-fixed-noise --ledger ledger.json"
-LATE = "--clock lognormal:1.0,0.5 --arrivals buffered:4,2"
+LATE = "--clock lognormal:1.0,0.5 --cohort buffered:4,2"
+DROPS = "--cohort sampled:3 --dropout 0.3"
+TIMED = "--cohort timed --size 3 --clock lognormal:1.0 --deadline 3"
 SHARDS = "--divide shards --shards-per-client 2"
 # words, and the test loss and the bytes that were sent up
 CASES = {
-    f"fedavg:lr=0.2 {ROUNDS} --dropout 0.3 --seed 5": (2.7915325, 9760),
+    f"fedavg:lr=0.2 {STEPS} {DROPS} --seed 5": (
+        2.7915325,
+        9760,
+    ),
     f"fedmuon {STEPS} {LATE}": (
         2.171734571456909,
         53680,
@@ -27,7 +32,7 @@ CASES = {
         0.7005805373191833,
         31200,
     ),
-    f"fedavg {ROUNDS} --clock lognormal:1.0 --deadline 3": (1.9378585, 26840),
+    f"fedavg {STEPS} {TIMED}": (1.9378585, 26840),
     f"scaffold {ROUNDS} --client-tests": (2.2088931, 58560),
     f"fedavg {ROUNDS} --client-tests --with keep_own:Dense_1": (
         1.9727437496185303,
@@ -37,7 +42,7 @@ CASES = {
         2.2160799503326416,
         7680,
     ),
-    f"fednova {WORK} --cohort-size 3 --local-epochs 1,2": (1.2916828, 29328),
+    f"fednova {WORK} --cohort 3 --local-epochs 1,2": (1.2916828, 29328),
     f"fedmuon:lr=cosine:0.03 {ROUNDS}": (2.0538654, 73200),
     f"fedavg {ROUNDS} {SHARDS} --dtype bfloat16": (
         1.9870007038116455,

@@ -13,7 +13,7 @@ import fedjax_muon as fm
 from fedjax_muon.experiments import privacy, recording
 
 AGENTS = "dpmixsgd --rounds 2 --batch-size 20 --graph ring --evaluate-every 1"
-CLIENTS = "--clients 6 --cohort-size 3 --model mlp:hidden=4 --rounds 2"
+CLIENTS = "--clients 6 --cohort 3 --model mlp:hidden=4 --rounds 2"
 IGNORED = "ignore:messages have params", "ignore:the noise in the sum"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings(*IGNORED)]
 

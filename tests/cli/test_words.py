@@ -74,15 +74,19 @@ def job(words, parsed=parsed_train):
 def test_an_option_is_an_argument_of_what_the_command_names():
     ours = job(
         "fedmuon --lr 0.03 --rounds 7 --alpha 0.5 --model mlp --hidden 8,4 "
-        "--clock lognormal:1.0 --deadline 3 --no-client-tests --plan chunked:4"
+        "--cohort timed --clock lognormal:1.0 --deadline 3 --no-client-tests "
+        "--plan chunked:4"
     )
     assert ours.given == {"rounds": 7}
     assert ours.calls[0].keywords == {"lr": 0.03}
     problem = ours.problem_call.keywords
     assert (problem["alpha"], problem["client_tests"]) == (0.5, False)
     assert problem["model"].keywords == {"hidden": (8, 4)}
-    assert ours.how["clock"].keywords == {"sigma": 1.0}
-    assert ours.how["deadline"] == 3.0
+    members = ours.how["cohort"].keywords
+    assert members["clock"].keywords == {"sigma": 1.0}
+    assert members["deadline"] == 3.0
+    usual = ours.settings(ours.problem())["cohort"]
+    assert (usual.size, usual.deadline) == (8, 3.0)  # the problem's size
     # the first that has it takes it, and NAME:key=value gives it to one
     both = job("fedavg:lr=0.3 fedmuon --lr 0.1,0.2", parsed_compare)
     assert [each.keywords for each in both.calls] == [{"lr": 0.3}, {}]
@@ -128,12 +132,12 @@ JOBS = {  # words that name a function of each table
     "problem": "fedavg --problem {}",
     "model": "fedavg --model {}",
     "divide": "fedavg --divide {}",
-    "clock": "fedavg --clock {}",
-    "arrivals": "fedavg --arrivals {}",
+    "cohort": "fedavg --cohort {}",
+    "arrivals": "fedavg --cohort replayed --arrivals {}",
+    "clock": "fedavg --cohort timed --clock {}",
     "plan": "fedavg --plan {}",
     "sampler": "fedavg --sampler {}",
     "weighting": "fedavg --weighting {}",
-    "cohorts": "fedavg --cohorts {}",
     "mixer": "dsgd --mixer {}",
     "polar": "fedmuon --polar {}",
     "with": "fedavg --with {}",

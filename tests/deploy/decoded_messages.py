@@ -14,7 +14,7 @@ from fedjax_muon.wrappers.compression import compress
 ROUNDS = 3
 PRIVACY = {
     "clip_norm": 0.5,
-    "cohort_size": 2,
+    "cohort": 2,
     "rounds": ROUNDS,
     "delta": 1e-2,
     "noise_multiplier": 0.7,
@@ -31,7 +31,7 @@ CASES = {
 
 def compared(algorithm, privacy):
     """The difference and the number of missing answers, with the server's noise."""
-    given = {"cohort_size": None, "privacy": privacy}
+    given = {"cohort": None, "privacy": privacy}
     simulation = simulation_of(algorithm, **given)
     state, _ = simulation.train_rounds(simulation.init(KEY), ROUNDS)
     shared = described(algorithm, **given)

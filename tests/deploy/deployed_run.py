@@ -13,7 +13,7 @@ from fedjax_muon.cli import flower_app
 from fedjax_muon.deploy import in_process
 from fedjax_muon.experiments.prepared import start_key
 
-SIZES = "--clients 3 --cohort-size 3 --local-steps 2 --batch-size 8"
+SIZES = "--clients 3 --cohort 3 --local-steps 2 --batch-size 8"
 RUN = [*f"fedmuon:lr=0.02 {SIZES} --model mlp:hidden=8".split()]
 RUN += ["--rounds", "4", "--evaluate-every", "1"]
 

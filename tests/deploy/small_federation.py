@@ -23,7 +23,7 @@ KEY = jax.random.key(5)
 
 def sizes_of(algorithm):
     cohort = CLIENTS if algorithm.full_participation else 3
-    return {"cohort_size": cohort, "local_steps": STEPS, "batch_size": BATCH}
+    return {"cohort": cohort, "local_steps": STEPS, "batch_size": BATCH}
 
 
 def simulation_of(algorithm, **changes):

@@ -1,5 +1,6 @@
 """Deployed asynchronous rounds, in virtual time, have the bits of simulated ones."""
 
+import dataclasses
 import threading
 
 import jax
@@ -20,7 +21,7 @@ class Nodes:
     """A transport whose nodes answer in the order of a virtual clock."""
 
     def __init__(self, shared, change=lambda client, answer: answer, silent=()):
-        self.number = shared.setup.arrivals.concurrency
+        self.number = shared.setup.cohort.concurrency
         self.nodes, self.change = small.nodes_of(shared), change
         self.silent = silent  # in the prologue
         self.now, self.ends, self.event = 0.0, {}, threading.Condition()
@@ -47,12 +48,11 @@ class Nodes:
 
 
 def shared_of(algorithm, arrivals=ARRIVALS):
-    return small.described(algorithm, cohort_size=None, arrivals=arrivals)
+    return small.described(algorithm, cohort=arrivals)
 
 
-def assert_simulated_with(arrivals, algorithm, ended, **given):
-    how = {"cohort_size": None, "arrivals": arrivals, **given}
-    state = small.simulated(algorithm, ended.state.round, **how)
+def assert_simulated_with(arrivals, algorithm, ended):
+    state = small.simulated(algorithm, ended.state.round, cohort=arrivals)
     if jax.__version_info__ >= (0, 11):
         small.assert_same(state, ended)
     for a, b in small.server_leaves(state, ended):  # XLA fused otherwise before
@@ -78,8 +78,8 @@ def test_a_run_has_the_bits_of_the_simulation_with_its_arrivals(name, arrivals):
     assert not missing
     assert max(row.round - row.start for row in arrived) > 1
     assert_simulated_with(fm.replayed(arrivals, arrived), algorithm, ended)
-    clock = fm.clocks.measured(SECONDS)
-    assert_simulated_with(arrivals, algorithm, ended, clock=clock)
+    in_time = dataclasses.replace(arrivals, clock=fm.clocks.measured(SECONDS))
+    assert_simulated_with(in_time, algorithm, ended)
 
 
 def test_lost_late_and_unusable_answers_are_left_out_and_their_clients_start_again():
@@ -114,7 +114,7 @@ def test_missing_answers_to_the_prologue_are_replayed(tmp_path, silent):
         metrics_csv.append(path, row._asdict())
     assert_simulated_with(fm.replayed(ARRIVALS, path), algorithm, ended)
     other = fm.replayed(ARRIVALS, [row for row in every if row.round >= 0])
-    state = small.simulated(algorithm, 2, cohort_size=None, arrivals=other)
+    state = small.simulated(algorithm, 2, cohort=other)
     pairs = small.server_leaves(state, ended)
     assert any((np.asarray(a) != np.asarray(b)).any() for a, b in pairs)
 
@@ -138,8 +138,8 @@ def test_a_round_ends_when_no_client_is_left_and_a_killed_server_resumes(tmp_pat
 
 def test_bad_records_are_refused(tmp_path):
     def attempt(record):
-        how = {"cohort_size": None, "arrivals": fm.replayed(ARRIVALS, record)}
-        simulation = small.simulation_of(fm.fedavg(), **how)
+        again = fm.replayed(ARRIVALS, record)
+        simulation = small.simulation_of(fm.fedavg(), cohort=again)
         fm.run(simulation, simulation.init(small.KEY), rounds=99)
 
     path = tmp_path / "arrivals.csv"
@@ -164,5 +164,8 @@ def test_bad_records_are_refused(tmp_path):
         record = [*rows, (*record, 3.0)] if isinstance(record, tuple) else record
         with pytest.raises(ValueError, match=said):
             attempt(record)
-    with pytest.raises(ValueError, match="give replayed arrivals to federate"):
+    with pytest.raises(ValueError, match="give a replayed cohort to federate"):
         shared_of(fm.fedavg(), fm.replayed(ARRIVALS, rows))
+    for virtual in (fm.sampled(3, dropout=0.1), fm.fedasync(2, fm.clocks.constant())):
+        with pytest.raises(ValueError, match="a cohort without a clock and dropout"):
+            shared_of(fm.fedavg(), virtual)

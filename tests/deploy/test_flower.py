@@ -258,11 +258,9 @@ def test_without_flower_the_pip_command_is_named(monkeypatch):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("late", [(), ("--arrivals", "buffered:3,2")])
+@pytest.mark.parametrize("late", [(), ("--cohort", "buffered:3,2")])
 def test_the_written_app_trains(tmp_path, monkeypatch, late):
     place, words = tmp_path / "app", [*RUN, "--rounds", "2", *late]
-    if late:  # they decide who takes part
-        del words[(at := words.index("--cohort-size")) : at + 2]
     configs = dict(enumerate(written(place, words), 100))
     monkeypatch.syspath_prepend(place)
     for module in (names := ("client_app", "server_app")):
@@ -275,7 +273,7 @@ def test_the_written_app_trains(tmp_path, monkeypatch, late):
     again = {}
     if late:
         record = place / flower_app.ARRIVALS
-        again = {"arrivals": fm.replayed(fm.buffered(3, 2), record)}
+        again = {"cohort": fm.replayed(fm.buffered(3, 2), record)}
     found = metrics_csv.read(place / "metrics.csv")
     assert_simulated(words, found, rounds=2, **again)
 
@@ -298,7 +296,7 @@ def flower_home(tmp_path, monkeypatch):
 
 
 def test_flwr_run_has_the_bits_of_train_though_it_is_killed(tmp_path, flower_home):
-    options = "fedmuon_correct --clients 3 --cohort-size 3 --model mlp:hidden=8 "
+    options = "fedmuon_correct --clients 3 --cohort 3 --model mlp:hidden=8 "
     options += "--batch-size 8 --local-steps 2 --rounds 8 --evaluate-every 1"
     place, trained = tmp_path / "app", tmp_path / "trained"
 

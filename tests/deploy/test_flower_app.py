@@ -91,8 +91,8 @@ def test_arrivals_are_recorded_once_whenever_the_server_is_killed(
     tmp_path, monkeypatch
 ):
     """After it has saved a checkpoint, and before it writes the rows of that round."""
-    words = [w for w in RUN if w not in ("--cohort-size", "3")] + ["--clients", "3"]
-    words += ["--arrivals", "buffered:concurrency=2,buffer=1", "--rounds", "2"]
+    words = [w for w in RUN if w not in ("--cohort", "3")] + ["--clients", "3"]
+    words += ["--cohort", "buffered:concurrency=2,buffer=1", "--rounds", "2"]
     job, problem, facts = job_of(words)
     place = tmp_path / "app"
     configs = written(place, words)
@@ -121,7 +121,7 @@ def test_arrivals_are_recorded_once_whenever_the_server_is_killed(
     assert rows["client"][0] == 1
     again = fm.replayed(fm.buffered(2, 1), arrivals)
     found = metrics_csv.read(place / "metrics.csv")
-    assert_simulated(words, found, rounds=2, arrivals=again)
+    assert_simulated(words, found, rounds=2, cohort=again)
 
 
 def test_without_a_file_a_client_has_its_part_of_train(app, tmp_path):
@@ -164,7 +164,7 @@ def test_only_the_server_needs_its_data(tmp_path, monkeypatch):
     assert node().client == 2
     own.unlink()
     sizes = node(data=mine).shared.setup
-    assert (sizes.num_clients, sizes.cohort_size) == (3, 3)
+    assert (sizes.num_clients, sizes.cohort.size) == (3, 3)
     with pytest.raises(OSError, match=r"own\.csv"):
         node()
 
@@ -210,8 +210,9 @@ def test_a_node_imports_only_the_modules_that_its_user_names(tmp_path, monkeypat
         ("fedavg --problem classification:client_tests=true", "support --client-tests"),
         ("fedavg --epsilon 8", "--epsilon, since no ledger would know of its rounds"),
         ("fedavg --plan vmapped", "plan mapped; leave out --plan, got vmapped"),
-        ("fedavg --arrivals replayed:buffered", "deploy takes messages as they come"),
-        ("fedavg --arrivals buffered:9,2", "concurrency=9 of 3 clients"),
+        ("fedavg --cohort replayed:buffered", "deploy takes messages as they come"),
+        ("fedavg --cohort buffered:9,2", "concurrency=9 of 3 clients"),
+        ("fedavg --cohort sampled:2,dropout=0.1", "without a clock and dropout"),
         ("fedavg --largest-client 0", "largest_client must be at least 1, got 0"),
         ("fedavg --ledger a.json", "unknown option --ledger"),
         ("dsgd", "dsgd has no server"),

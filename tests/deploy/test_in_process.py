@@ -29,7 +29,7 @@ from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
 from fedjax_muon.deploy.node import States
 from fedjax_muon.simulation.participation import by_examples
-from fedjax_muon.simulation.rounds import cohort_of, objective_and_sampler, traced
+from fedjax_muon.simulation.rounds import objective_and_sampler, traced
 from fedjax_muon.wrappers.aggregators import robust
 from fedjax_muon.wrappers.attacks import attack
 from fedjax_muon.wrappers.compression import compress
@@ -133,8 +133,7 @@ def simulated_without(lost, rounds=ROUNDS):
         return run(traced(setup, *inputs))
 
     for index in range(rounds):
-        cohort_key = jax.random.fold_in(jax.random.fold_in(key, streams.COHORT), index)
-        cohort, _ = cohort_of(setup, cohort_key, jnp.int32(index))
+        cohort, _ = setup.cohort.joined(key, jnp.int32(index), CLIENTS)
         weights = [float((index, int(client)) not in lost) for client in cohort]
         training = round(
             inputs, training, simulation.clients, cohort, jnp.array(weights)

@@ -33,7 +33,7 @@ from fedjax_muon.privacy import ClientPrivacy
 
 PRIVACY = ClientPrivacy(
     clip_norm=0.5,
-    cohort_size=2,
+    cohort=2,
     rounds=4,
     delta=1e-2,
     noise_multiplier=1.0,
@@ -42,8 +42,8 @@ PRIVACY = ClientPrivacy(
 SECRET = dataclasses.replace(PRIVACY, insecure_fixed_noise=False)
 
 
-def shared_of(algorithm, privacy, cohort_size=None):
-    return described(algorithm, privacy=privacy, cohort_size=cohort_size)
+def shared_of(algorithm, privacy, cohort=None):
+    return described(algorithm, privacy=privacy, cohort=cohort)
 
 
 def started(shared, rounds=3, key=KEY, **given):
@@ -66,7 +66,7 @@ def test_private_and_quantized_messages_have_the_bits_of_the_simulation():
 
 def test_a_private_server_that_restarts_has_fresh_noise(tmp_path):
     """From a copied checkpoint, two broadcasts differ by more than a late client."""
-    shared = shared_of(fedavg(lr=0.3), dataclasses.replace(SECRET, cohort_size=4))
+    shared = shared_of(fedavg(lr=0.3), dataclasses.replace(SECRET, cohort=4))
     nodes = in_process(nodes_of(shared))
     late = lambda requests, deadline: nodes(
         {client: r for client, r in requests.items() if client}, deadline
@@ -111,13 +111,13 @@ def test_nodes_are_not_told_how_many_take_part():
         return nodes(requests, deadline)
 
     serve(shared, send, KEY, rounds=4)
-    assert told == {(0, CLIENTS), (1, PRIVACY.cohort_size)}
+    assert told == {(0, CLIENTS), (1, PRIVACY.cohort)}
 
 
 @pytest.mark.slow
 def test_a_client_that_does_not_answer_counts_as_zero():
     """The mean is still a sum over the expected number of clients."""
-    shared = shared_of(fedavg(lr=0.3), dataclasses.replace(PRIVACY, cohort_size=4))
+    shared = shared_of(fedavg(lr=0.3), dataclasses.replace(PRIVACY, cohort=4))
     nodes = in_process(nodes_of(shared))
     silent = lambda requests, deadline: nodes(
         {client: r for client, r in requests.items() if client}, deadline
@@ -136,9 +136,9 @@ def test_a_client_that_does_not_answer_counts_as_zero():
 
 
 def test_sizes_are_decided_once_and_rounds_are_those_of_the_guarantee():
-    with pytest.raises(ValueError, match="privacy decides cohort_size; leave it out"):
-        shared_of(fedavg(lr=0.3), SECRET, cohort_size=2)
-    with pytest.raises(TypeError, match="give cohort_size, or privacy, which decides"):
+    with pytest.raises(ValueError, match="privacy decides cohort; leave it out"):
+        shared_of(fedavg(lr=0.3), SECRET, cohort=2)
+    with pytest.raises(TypeError, match="give cohort, such as cohort=8, or privacy"):
         shared_of(fedavg(lr=0.3), None)
     shared = shared_of(fedavg(lr=0.3), SECRET)
     with pytest.raises(ValueError, match="the noise is for 4 rounds, got 0 completed"):
@@ -221,8 +221,8 @@ class Life:
 def shared_by_lives(monkeypatch):
     """Makes a federation whose servers share their programs."""
 
-    def make(privacy, cohort_size):
-        changes = {"clip_norm": {"params": 0.5}, "cohort_size": cohort_size}
+    def make(privacy, cohort):
+        changes = {"clip_norm": {"params": 0.5}, "cohort": cohort}
         shared = shared_of(two_exchanges(), dataclasses.replace(privacy, **changes))
         for name in ("_broadcast_program", "_update_program"):
             made = functools.cache(functools.partial(vars(rounds)[name], shared))

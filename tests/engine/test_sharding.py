@@ -13,6 +13,7 @@ from command import SMALL, run, spawn, wait_for
 from federation import assert_close, assert_same_bits, trained
 from jaxprs import equations
 
+import fedjax_muon as fm
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.cli.load import load_run
@@ -33,7 +34,7 @@ def unpadded(prepared, training):
 
 def test_eight_devices_give_six_clients_the_same_numbers():
     # a prologue, and states of clients; another test splits the examples
-    how = {"algorithm": ALL["stem"].function(lr=0.1), "cohort_size": 6}
+    how = {"algorithm": ALL["stem"].function(lr=0.1), "cohort": 6}
     alone = federation.federation(**how)
     shared = federation.federation(**how, devices=EIGHT)
     want, got = trained(alone, 1, 5), trained(shared, 1, 5)
@@ -45,7 +46,7 @@ def test_eight_devices_give_six_clients_the_same_numbers():
 @pytest.mark.slow
 def test_a_plan_within_a_device_and_dropouts_and_gaps():
     # five of six clients on two devices, in chunks of two: none of it is divided
-    how = {"cohort_size": 5, "dropout": 0.4, "sampler": batching.full_batch}
+    how = {"cohort": fm.sampled(5, dropout=0.4), "sampler": batching.full_batch}
     want = trained(federation.federation(SCAFFOLD, **how), 2, 4)
     where = {"devices": EIGHT[:2], "plan": plans.chunked(2), "split_examples": True}
     shared = federation.federation(SCAFFOLD, **where, **how)
@@ -56,14 +57,14 @@ def test_a_plan_within_a_device_and_dropouts_and_gaps():
 def test_all_clients_run_where_their_states_are():
     # six clients on four devices, so two of eight places are padding
     plan = plans.chunked(2)
-    how = {"cohort_size": 6, "dropout": 0.3, "plan": plan}
+    how = {"cohort": fm.sampled(6, dropout=0.3), "plan": plan}
     alone = federation.federation(SCAFFOLD, **how)
     shared = federation.federation(SCAFFOLD, devices=EIGHT[:4], **how)
     want, got = trained(alone, 2, 5), trained(shared, 2, 5)
     assert_close(unpadded(shared, got.training), want.training)
     controls = jax.tree.leaves(want.training.client_states)
     assert all(jnp.any(x != 0) for x in controls)
-    text = lowered(SCAFFOLD, cohort_size=6, plan=plan).lower().compile().as_text()
+    text = lowered(SCAFFOLD, cohort=6, plan=plan).lower().compile().as_text()
     assert operations(text) == {"all-reduce": 1}
 
 
@@ -71,7 +72,7 @@ def test_a_message_that_is_not_finite_is_named():
     data = federation.DATA
     spoilt = data._replace(x_train=data.x_train.copy())
     spoilt.x_train[federation.PARTS[4][0]] = 3e38
-    how = {"cohort_size": 6, "sampler": batching.full_batch, "data": spoilt}
+    how = {"cohort": 6, "sampler": batching.full_batch, "data": spoilt}
     shared = federation.federation(devices=EIGHT, split_examples=True, **how)
     state, metrics = shared.train_rounds(shared.init(jax.random.key(0)), 3)
     np.testing.assert_array_equal(metrics.lost, [0, 0, 0, 0, 3, 0])

@@ -84,7 +84,7 @@ def test_private_methods_have_epsilon_8(method):
     assert "clip_norm" in numbers_of(setup.algorithm)
     plain = entry.algorithm(trial, track.rounds)
     params = problem.task.init(jax.random.key(0))
-    room = len(setup.cohorts(jax.random.key(0), 100, 20)[0])
+    room = len(setup.cohort.draw(jax.random.key(0), 100, 20)[0])
     spec = client_spec(
         Poisson(100, 20, room),
         rounds=30,

@@ -127,7 +127,7 @@ def test_figures_are_the_papers(figure):
     panels = minimax_000.ITEMS[figure].panels("full")
     assert list(panels) == ["sst2", "sentiment140", "yelp_polarity_reviews"]
     for panel in panels.values():
-        given, names = panel.settings, ("clients", "cohort_size", "batch_size")
+        given, names = panel.settings, ("clients", "cohort", "batch_size")
         assert [given[name] for name in names] == [8, 8, 64]
         network = {"embedding": 300, "hidden": 4096, "layers": 2}
         assert (given["model"].func, given["model"].keywords) == (problems.rnn, network)

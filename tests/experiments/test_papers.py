@@ -18,7 +18,7 @@ from fedjax_muon.reporting.comparison import Point
 
 pytestmark = pytest.mark.slow
 
-SIZES = ("cohort_size", "local_steps", "batch_size")
+SIZES = ("cohort", "local_steps", "batch_size")
 PAPERS = ("fedmuon_001", "fedmuon_003", "fedmuon_004", "minimax_000")
 MODULES = {
     name: importlib.import_module(f"experiments.papers.{name}") for name in PAPERS
@@ -69,7 +69,7 @@ def test_the_settings_of_003():
         about = given["dataset"], problems.function_name(given["model"]), divide
         assert about == (dataset, model, divided)
         assert (given["local_steps"], given["batch_size"]) == (steps, 64)
-        assert given["clients"] == given["cohort_size"] == 8
+        assert given["clients"] == given["cohort"] == 8
         assert len(panel.methods) == 12
         method, grid = panel.methods["fedmuon"]
         assert grid == {"lr": (0.001, 0.002, 0.005, 0.01, 0.05)}
@@ -89,7 +89,7 @@ def test_the_settings_of_004():
         assert len(found) == count
         for panel in found.values():
             given = panel.settings
-            names = ("clients", "cohort_size", "local_steps", "batch_size", "rounds")
+            names = ("clients", "cohort", "local_steps", "batch_size", "rounds")
             assert [given[name] for name in names] == [100, 10, 50, 50, 300]
             assert given["divide"].func is fm.partition.dirichlet_per_client
             assert given["seeds"] == (42, 43, 44, 45, 46)

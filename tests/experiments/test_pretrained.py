@@ -175,7 +175,7 @@ def test_training_starts_at_the_checkpoint(tmp_path, tensors):
 
 
 # ------------------------------------------------------------------- as problems
-SIZES = {"cohort_size": 2, "local_steps": 2, "batch_size": 4}
+SIZES = {"cohort": 2, "local_steps": 2, "batch_size": 4}
 
 
 def problem_of(tiny, **changes):

@@ -263,7 +263,7 @@ def test_fedmuon_trains_adapters_and_head(tmp_path):
     task = lora_classification(model, encoder, (6,), rank=2)
     data, parts = questions(), np.array_split(np.arange(64), 4)
     algorithm = fedmuon_align(lr=0.05, rule=muon(0.9))
-    sizes = {"cohort_size": 4, "local_steps": 4, "batch_size": 8}
+    sizes = {"cohort": 4, "local_steps": 4, "batch_size": 8}
     prepared = simulation.federate(algorithm, task, data, parts, **sizes)
     state = prepared.init(jax.random.key(1))
     start = jax.tree.map(lambda a: np.array(a, copy=True), state.params)

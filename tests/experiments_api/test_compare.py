@@ -22,7 +22,7 @@ from fedjax_muon.experiments.sweeping import sweep, table_of
 from fedjax_muon.experiments.training import train
 from fedjax_muon.privacy import ClientPrivacy
 
-SIZES = {"cohort_size": 3, "local_steps": 2, "batch_size": 8}
+SIZES = {"cohort": 3, "local_steps": 2, "batch_size": 8}
 EVERY = {"rounds": 4, "evaluate_every": 2, "progress": False}
 PROBLEM = problems.classification(
     clients=6, model=partial(problems.mlp, hidden=(4,)), train_share=0.3, alpha=1.0
@@ -248,14 +248,14 @@ def test_grids_lie_around_the_rate_of_a_method():
 def test_methods_that_need_all_clients_have_them_and_say_so():
     methods = {"stem": fm.stem(), "fedavg": fm.fedavg(lr=0.1)}
     how = {**EVERY, "rounds": 1, "seeds": (0,), "local_steps": 1, "batch_size": 8}
-    problem = dataclasses.replace(PROBLEM, sizes={**PROBLEM.sizes, "cohort_size": 3})
+    problem = dataclasses.replace(PROBLEM, sizes={**PROBLEM.sizes, "cohort": 3})
     result = compare(methods, problem, **how)
     words = [result.rates[name].partition(" ")[2] for name in methods]
     assert words == ["(all clients)", ""]
     sent = [result.runs[name][0]["bytes_up"][-1] for name in methods]
     assert sent[0] > sent[1]
     with pytest.raises(ValueError, match=r"^stem: this algorithm is"):
-        compare(methods, problem, cohort_size=3, **how)
+        compare(methods, problem, cohort=3, **how)
 
 
 def test_what_diverges_is_called_so_and_the_others_go_on():
@@ -270,7 +270,7 @@ def test_what_diverges_is_called_so_and_the_others_go_on():
 
 
 PRIVACIES = [
-    ClientPrivacy(clip_norm=0.5, cohort_size=3, rounds=4, delta=0.01, epsilon=epsilon)
+    ClientPrivacy(clip_norm=0.5, cohort=3, rounds=4, delta=0.01, epsilon=epsilon)
     for epsilon in (8.0, 1.0)
 ]
 

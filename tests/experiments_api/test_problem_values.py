@@ -67,7 +67,7 @@ def test_seeds_have_the_clients_that_they_had(case, table, monkeypatch):
         if case != "owners":
             digest.update((problem.mixing(seed, len(parts)) > 0).tobytes())
     assert digest.hexdigest()[:12] == known
-    assert problem.sizes["cohort_size"] == min(8, len(problem.parts(0)))
+    assert problem.sizes["cohort"] == min(8, len(problem.parts(0)))
 
 
 def test_titles_say_how_clients_differ():

@@ -22,16 +22,17 @@ from fedjax_muon.models import MLP
 from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.reporting import metrics_csv
 
-SIZES = {"cohort_size": 3, "local_steps": 2, "batch_size": 8}
+SIZES = {"cohort": 3, "local_steps": 2, "batch_size": 8}
 TINY = {"clients": 6, "model": partial(problems.mlp, hidden=(4,))}
 PRIVACY = ClientPrivacy(
     clip_norm=0.5,
-    cohort_size=3,
+    cohort=3,
     rounds=4,
     delta=0.01,
     epsilon=8.0,
     insecure_fixed_noise=True,
 )
+LATE = fm.buffered(4, 2, partial(clocks.lognormal, 1.0))
 EVERY = {"rounds": 4, "evaluate_every": 2, "seed": 3, "progress": False}
 
 # the method, its problem and its settings; and the last loss and score, as first
@@ -42,7 +43,7 @@ CASES = {
     "scaffold": (
         fm.scaffold(lr=0.1),
         {"client_tests": True},
-        {"cohort_size": 3, "batch_size": 8, "local_epochs": (1, 2)},
+        {"cohort": 3, "batch_size": 8, "local_epochs": (1, 2)},
         (1.787833, 0.3777778),
     ),
     "dsgd": (
@@ -60,8 +61,7 @@ CASES = {
     "fedavg buffered": (
         fm.fedavg(lr=0.1),
         {},
-        {"arrivals": fm.buffered(4, 2), "clock": partial(clocks.lognormal, 1.0)}
-        | {"local_steps": 2, "batch_size": 8},
+        {"cohort": LATE, "local_steps": 2, "batch_size": 8},
         (2.227644, 0.1527778),
     ),
     "fedavg private": (
@@ -289,9 +289,9 @@ WRONG = {  # what is said: the arguments of `train`
     "a ledger and a budget are for private runs": {"budget": 1.0},
     "unknown tracker 'wand'": {"log": ("wand",)},
     "a seed must lie in": {"seed": -1},
-    "cohort_size must be at least 1, got 0": {"cohort_size": 0},
+    "cohort must be at least 1, got 0": {"cohort": 0},
     "privacy must be a ClientPrivacy, got int": {"privacy": 3},
-    "clock must be a function, such as": {"clock": 3},
+    "cohort must be a number of clients, or made by": {"cohort": "8"},
     "problem must be a Problem, such as problems.classif": {"problem": fm.fedavg()},
 }
 
@@ -309,14 +309,14 @@ def test_methods_without_a_server_need_a_graph():
     alone = problem.__class__(**{**vars(problem), "weights": None})
     with pytest.raises(ValueError, match="has no graph for agents"):
         train(dsgd(lr=0.1), alone)
-    said = "cohort_size needs a server, and dsgd has none"
+    said = "cohort needs a server, and dsgd has none"
     with pytest.raises(ValueError, match=said):
-        train(dsgd(lr=0.1), problem, cohort_size=3)
+        train(dsgd(lr=0.1), problem, cohort=3)
 
 
 # ---------------------------------------------------------------------------- private
 
-SECRET = ClientPrivacy(clip_norm=0.5, cohort_size=3, rounds=4, delta=0.01, epsilon=8.0)
+SECRET = ClientPrivacy(clip_norm=0.5, cohort=3, rounds=4, delta=0.01, epsilon=8.0)
 
 
 def private(place, problem=None, **how):
@@ -377,7 +377,7 @@ from fedjax_muon.experiments.training import train
 recording.SECONDS_BETWEEN_CHECKPOINTS = 0
 model = partial(problems.mlp, hidden=(4,))
 problem = problems.classification(clients=6, model=model)
-sizes = dict(cohort_size=3, local_steps=2, batch_size=8)
+sizes = dict(cohort=3, local_steps=2, batch_size=8)
 train(fedavg(lr=0.1), problem, rounds=400, seed=3, directory=sys.argv[1], **sizes)
 """
 

@@ -182,7 +182,7 @@ def test_logits_of_cells_equal_a_numpy_loop(make, layer, name):
         close(1e-13)(jax.jit(model.apply)({"params": params}, IDS), expected)
 
 
-SMALL = ("--cohort-size", "2", "--local-steps", "2", "--batch-size", "4")
+SMALL = ("--cohort", "2", "--local-steps", "2", "--batch-size", "4")
 
 
 @pytest.mark.slow

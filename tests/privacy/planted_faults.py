@@ -5,6 +5,7 @@ which an audit of a prepared simulation finds it, where possible of one that
 `fedjax-muon train` trains.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,14 +28,14 @@ from fedjax_muon.privacy.client_mechanism import AdaptiveClip
 from fedjax_muon.privacy.clipping import Each, clipped
 from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
-from fedjax_muon.simulation import participation, rounds as simulation_rounds
+from fedjax_muon.simulation import participation
 from fedjax_muon.simulation.batching import (
     always,
     poisson,
     shuffled_epochs,
     without_replacement,
 )
-from fedjax_muon.simulation.participation import fixed_cohort
+from fedjax_muon.simulation.cohorts import Sampled, fixed_cohort
 
 
 # ------------------------------------------------------------------------- noise faults
@@ -236,7 +237,7 @@ def clipped_after_the_mean(patch) -> None:
 
 
 def fixed_cohorts(patch) -> None:
-    patch.setattr(participation, "poisson_cohorts", lambda room: fixed_cohort)
+    patch.setattr(participation, "PoissonDraw", lambda room: fixed_cohort)
 
 
 def clean_count(patch) -> None:
@@ -276,10 +277,12 @@ def noise_of_the_initial_norm(patch) -> None:
 
 
 def cohorts_of_all_groups(patch) -> None:
-    plain = simulation_rounds.cohort_of
+    plain = Sampled.joined
 
-    ungrouped = lambda setup, *given: plain(setup._replace(privacy=None), *given)
-    patch.setattr(simulation_rounds, "cohort_of", ungrouped)
+    def ungrouped(members, *given):
+        return plain(dataclasses.replace(members, groups=1), *given)
+
+    patch.setattr(Sampled, "joined", ungrouped)
 
 
 def later_releases_forgotten(patch) -> None:

@@ -114,7 +114,7 @@ def on_problem(name: str) -> Worlds:
 
 def clients(algorithm=None, number: int = 8, **changes: Any) -> Worlds:
     """Makes the worlds of a federated simulation; client 0 is the record."""
-    usual: dict[str, Any] = {"clip_norm": CLIP, "cohort_size": 2, "rounds": 6}
+    usual: dict[str, Any] = {"clip_norm": CLIP, "cohort": 2, "rounds": 6}
     usual |= {"delta": 1e-2, "noise_multiplier": 1.0, "insecure_fixed_noise": True}
     privacy = ClientPrivacy(**usual | changes)
     alone = isinstance(privacy.clip_norm, AdaptiveClip)
@@ -137,7 +137,7 @@ def prologue() -> Worlds:
 
 
 IN_TURN = {"number": 12, "rounds": 9, "noise_multiplier": 0.7, "strategy": BANDED}
-TOGETHER = {"number": 4, "cohort_size": 4, "noise_multiplier": 4.0}
+TOGETHER = {"number": 4, "cohort": 4, "noise_multiplier": 4.0}
 CLIENTS: dict[str, dict[str, Any]] = {
     "adaptive clip": {"clip_norm": ADAPTIVE},
     "adaptive clip, in turn": {"clip_norm": ADAPTIVE, **IN_TURN},

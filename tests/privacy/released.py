@@ -162,7 +162,7 @@ def client_worlds(simulation: Simulation) -> Worlds:
     spec, setup = simulation.guarantee.spec, simulation.settings
     clip, prologue = setup.privacy.clip_norm, bool(setup.algorithm.prologue)
     adapted = clip if isinstance(clip, AdaptiveClip) else None
-    size = setup.num_clients if prologue else setup.cohort_size
+    size = setup.num_clients if prologue else setup.cohort.size
     record = client_record(spec, 1 if prologue else simulation.guarantee.rounds)
 
     def observe(state: Any) -> jax.Array:

@@ -231,7 +231,7 @@ def test_parameters_are_projected():
 
 PRIVACY = ClientPrivacy(
     clip_norm=AdaptiveClip(quantile=0.6, initial=0.3, count_noise=0.9),
-    cohort_size=3,
+    cohort=3,
     rounds=4,
     delta=1e-2,
     noise_multiplier=1.2,
@@ -240,7 +240,7 @@ PRIVACY = ClientPrivacy(
 
 
 def simulation_of(privacy=PRIVACY, **given):
-    return federation(privacy=privacy, cohort_size=None, **given)
+    return federation(privacy=privacy, cohort=None, **given)
 
 
 def test_the_guarantee_is_that_of_a_fixed_norm_and_says_what_is_adapted():
@@ -263,7 +263,7 @@ def test_the_guarantee_is_that_of_a_fixed_norm_and_says_what_is_adapted():
 
 
 def test_epsilon_decides_the_noise_of_both():
-    changes = {"clip_norm": AdaptiveClip(count_noise=4.0), "cohort_size": 6}  # all
+    changes = {"clip_norm": AdaptiveClip(count_noise=4.0), "cohort": 6}  # all
     changes |= {"noise_multiplier": None, "epsilon": 6.0, "insecure_fixed_noise": False}
     privacy = dataclasses.replace(PRIVACY, **changes)
     simulation = simulation_of(privacy)

@@ -37,7 +37,6 @@ from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.batching import cyclic_poisson
 from fedjax_muon.simulation.federated import federate
-from fedjax_muon.simulation.rounds import cohort_of
 
 BANDED = Banded((0.8, 0.5, 0.1))
 STRATEGIES = [Banded((1.0,)), BANDED, BUFFERED]
@@ -281,7 +280,7 @@ ROUNDS = 6
 
 
 def clients_with(strategy, algorithm=None, **given):
-    usual = {"clip_norm": 1.0, "cohort_size": 2, "rounds": ROUNDS, "delta": 1e-2}
+    usual = {"clip_norm": 1.0, "cohort": 2, "rounds": ROUNDS, "delta": 1e-2}
     usual |= {"noise_multiplier": 1.0, "insecure_fixed_noise": True}
     dataset, parts = canary_data((2,) * 9, owner=0)
     return federate(
@@ -309,8 +308,8 @@ def moves(simulation):
     ("strategy", "size"), slow_but(1, [(BANDED, 2), (BANDED, 9), (BUFFERED, 9)])
 )
 def test_moves_are_the_inverse_of_c_times_independent_noise(strategy, size):
-    alone = moves(clients_with(None, cohort_size=size))
-    found = moves(clients_with(strategy, cohort_size=size))
+    alone = moves(clients_with(None, cohort=size))
+    found = moves(clients_with(strategy, cohort=size))
     expected = np.linalg.solve(matrix(strategy, ROUNDS), alone)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -344,7 +343,7 @@ def test_clients_take_turns():
     setup = clients_with(BANDED).settings
 
     def draw(t, key):
-        ids, joins = cohort_of(setup, key, t)
+        ids, joins = setup.cohort.joined(key, t, 9)
         return jnp.where(joins, ids, -1)
 
     assert_turns(draw, 9, group=3, rate=2 / 3)
@@ -355,6 +354,6 @@ def test_the_statement_is_of_what_runs():
     assert spec.sampling == Poisson(9, 2, cycle=3)
     (release,) = spec.releases.values()
     assert release.noise == Correlated(1.0, BANDED)
-    further = {"cohort_size": 9, "noise_multiplier": None, "epsilon": 4.0}
+    further = {"cohort": 9, "noise_multiplier": None, "epsilon": 4.0}
     spec = clients_with(BUFFERED, **further).guarantee.spec
     assert report(spec).epsilon == pytest.approx(4.0, rel=1e-4)

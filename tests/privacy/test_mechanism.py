@@ -27,8 +27,8 @@ from fedjax_muon.privacy.client_mechanism import norms_of_sums, private_clients
 from fedjax_muon.privacy.client_privacy import SUMS, ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.simulation.batching import always, shuffled_epochs
+from fedjax_muon.simulation.cohorts import sampled
 from fedjax_muon.simulation.federated import federate
-from fedjax_muon.simulation.participation import fixed_cohort
 from fedjax_muon.simulation.sweeps import Cell, run_cells
 from fedjax_muon.simulation.training import run
 from fedjax_muon.tasks import auc, classification
@@ -41,7 +41,7 @@ TASK = auc(models.MLP(2, ()), CANCER.x_train.shape[1:], share=0.6)
 MECHANISM = Mechanism(0.2, 0.02, beta=0.1, batch_size=16)
 AGENT = AgentPrivacy(PRIVATE["dpmixsgd"], MECHANISM, rounds=5, delta=1e-5, epsilon=2.0)
 CLIENT = ClientPrivacy(
-    clip_norm=0.5, cohort_size=4, rounds=3, delta=1e-3, noise_multiplier=1.0
+    clip_norm=0.5, cohort=4, rounds=3, delta=1e-3, noise_multiplier=1.0
 )
 NOISE = "ignore:the noise in the sum"
 CLIENTS = partition.iid(CANCER.y_train, 20, key=KEY)
@@ -163,7 +163,7 @@ def test_facts_of_clients_are_read_from_the_algorithm():
     for algorithm, room in ((fedavg(lr=0.1), 14), (scaffold(lr=0.1), None)):
         spec = clients(algorithm=algorithm).guarantee.spec
         assert (spec.steps, spec.sampling) == (3, Poisson(20, 4, room))
-    full, cut = replace(CLIENT, cohort_size=20), replace(CLIENT, max_cohort=8)
+    full, cut = replace(CLIENT, cohort=20), replace(CLIENT, max_cohort=8)
     assert clients(full).guarantee.spec.sampling == FullBatch(20)
     assert clients(cut).guarantee.spec.sampling == Poisson(20, 4, 8)
     refused("need room for all clients", clients, cut, scaffold(lr=0.1))
@@ -233,7 +233,7 @@ def test_cohorts_are_poisson_samples():
     simulation = usual(clients)
     state = simulation.init(KEY)
     keys = jax.random.split(state.key, 2000)
-    _, joins = jax.vmap(lambda key: simulation.settings.cohorts(key, 20, 4))(keys)
+    _, joins = jax.vmap(lambda key: simulation.settings.cohort.draw(key, 20, 4))(keys)
     present = joins.sum(1)
     assert np.std(present) > 1  # a fixed cohort has 0
     assert np.mean(present) == pytest.approx(4, abs=0.4)
@@ -312,14 +312,13 @@ def test_nothing_else_decides_what_privacy_decides():
         (agents, {"batch_size": 16}),
         (agents, {"first_size": 16}),
         (agents, {"sampler": always(shuffled_epochs)}),
-        (clients, {"cohort_size": 4}),
-        (clients, {"cohorts": fixed_cohort}),
-        (clients, {"dropout": 0.5}),
+        (clients, {"cohort": 4}),
+        (clients, {"cohort": sampled(4, dropout=0.5)}),
     ):
         (name,) = given
         refused(f"privacy decides {name}", make, **given)
     refused("needs batch_size, or privacy", agents, None, error=TypeError)
-    refused("give cohort_size, or privacy", clients, None, error=TypeError)
+    refused("give cohort, such as cohort=8", clients, None, error=TypeError)
 
 
 WRONG = {

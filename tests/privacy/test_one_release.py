@@ -43,7 +43,7 @@ OTHER_TASK = tasks.classification(
     nn.Sequential([lambda x: 3 * x, nn.Dense(3)]), DATASET
 )
 CLIENT = ClientPrivacy(
-    clip_norm=0.5, cohort_size=3, rounds=4, delta=1e-3, noise_multiplier=5.0
+    clip_norm=0.5, cohort=3, rounds=4, delta=1e-3, noise_multiplier=5.0
 )
 AGENT = AgentPrivacy(
     PRIVATE["private_storm"],
@@ -113,7 +113,7 @@ def finished(one, kind):
 def without_privacy(one, kind):
     del kind
     sizes = {"local_steps": 1, "batch_size": 4}
-    public = federate(fedavg(lr=0.1), TASK, DATASET, PARTS, cohort_size=3, **sizes)
+    public = federate(fedavg(lr=0.1), TASK, DATASET, PARTS, cohort=3, **sizes)
     return one, public.init(KEY)
 
 
@@ -169,7 +169,7 @@ class Killed(BaseException):
     """As a process that is killed here."""
 
 
-PRIVACY = ClientPrivacy(clip_norm=0.5, cohort_size=3, rounds=2, delta=0.01, epsilon=8.0)
+PRIVACY = ClientPrivacy(clip_norm=0.5, cohort=3, rounds=2, delta=0.01, epsilon=8.0)
 # what a run does to its files, in any order
 WRITES = [
     (checkpoint, "save"),

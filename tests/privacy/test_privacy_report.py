@@ -257,7 +257,7 @@ def test_the_statement_of_clients():
 def test_what_cannot_be_accounted_for_is_refused():
     account = lambda sampling, **changes: client_spec(sampling, **RUN | changes)
     refused(r"Poisson\(N, S\) or FullBatch\(N\), got C", account, Cyclic(100, 5))
-    refused("use poisson_cohorts, or full participation", account, Cyclic(100, 5))
+    refused("use fm.poisson, or full participation", account, Cyclic(100, 5))
     refused("use prologue=True", account, Poisson(100, 5, first_batch=100))
     # where cohorts are cut short clients must forget
     cut, roomy = Poisson(100, 5, max_batch=20), Poisson(100, 5, max_batch=100)

@@ -107,7 +107,7 @@ def prepared() -> dict[str, Any]:
     clients = fm.partition.iid(digits.y_train, 4, key=jax.random.key(0))
     model = fm.models.MLP(10, (4,))
     task = fm.tasks.classification(model, digits.x_train.shape[1:])
-    sizes = {"cohort_size": 4, "local_steps": 1, "batch_size": 8}
+    sizes = {"cohort": 4, "local_steps": 1, "batch_size": 8}
     simulation = fm.federate(fm.fedavg(lr=0.1), task, digits, clients, **sizes)
     state, _ = simulation.train_round(simulation.init(jax.random.key(0)))
     sizes |= {"num_clients": 4, "max_client_size": 512, "classes": 10}
@@ -237,7 +237,7 @@ algorithm = fm.compress(
     mine(lr=0.01, rule=sign_of_average()), fm.top_k(0.1), feedback=1.0
 )
 simulation: fm.Simulation = fm.federate(
-    algorithm, task, digits, parts, cohort_size=2, local_steps=5, batch_size=32
+    algorithm, task, digits, parts, cohort=2, local_steps=5, batch_size=32
 )
 state = simulation.init(jax.random.key(1))
 state, metrics = simulation.train_round(state)

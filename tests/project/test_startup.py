@@ -107,7 +107,7 @@ def trained():
     rule = optax.chain(optax.trace(0.9), optax.scale(0.5))
     method = fm.fedavg(lr=optax.linear_schedule(0.3, 0.0, 10), rule=rule)
     task = fm.tasks.classification(fm.models.MLP(2, ()), data)
-    sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
+    sizes = {"cohort": 3, "local_steps": 2, "batch_size": 4}
     weighting = lambda sizes: sizes**power
     made = fm.federate(method, task, data, parts, weighting=weighting, **sizes)
     state, _ = made.train_rounds(made.init(jax.random.key(0)), 2)

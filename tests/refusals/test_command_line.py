@@ -14,7 +14,7 @@ LITTLE = (
     "train fedavg --train-share 0.2 --clients 4 --rounds 2 --batch-size 16 "
     "--divide dirichlet:alpha=1,min_size=1 --model mlp:hidden=8"
 )
-TABLE = "train fedavg --dataset ../table.csv --cohort-size 2"
+TABLE = "train fedavg --dataset ../table.csv --cohort 2"
 # what is given, and what it is told, by the command
 QUICK = {
     "resum": {"": "did you mean resume?"},
@@ -51,11 +51,14 @@ QUICK = {
         "--with keep_own:Dense_9": "no parameter has 'Dense_9'",
         "--with keep_own:Dense_1 --with ditto": "cannot be combined; choose one",
         "--local-steps 2 --local-epochs 1": "either local_steps or local_epochs",
-        "--arrivals buffered --buffer 3": "by --concurrency",
-        "--concurrency 3": "unknown option --concurrency",
-        "--clock lognormal": "lognormal needs sigma",
-        "--clock fast:1": "unknown --clock 'fast'",
-        "--clock trace:nowhere.csv": "nowhere.csv",
+        "--cohort buffered --buffer 3": "by --concurrency",
+        "--concurrency 3": "it is one of --cohort buffered or fedasync; --help shows",
+        "--dropout 0.1": "one of --cohort sampled or poisson or timed or buffered or",
+        "--cohort timed": "timed needs clock; give it by --clock",
+        "--cohort fast:1": "unknown --cohort 'fast'; did you mean fedasync? choose",
+        "--cohort timed --clock lognormal": "lognormal needs sigma",
+        "--cohort timed --clock fast:1": "unknown --clock 'fast'",
+        "--cohort timed --clock trace:nowhere.csv": "nowhere.csv",
         "--with robust:mean": "unknown robust: aggregator 'mean'",
     },
     GRID: {
@@ -67,7 +70,7 @@ QUICK = {
     "sweep fedavg": {"": "fedavg has no grid", "--grid papers": "did you mean paper"},
     PRIVATE: {
         "--budget 0.1": "0.1 is allowed",
-        "--cohort-size 3": "needs a server, and dpmixsgd has none",
+        "--cohort 3": "needs a server, and dpmixsgd has none",
     },
     "compare dpmixsgd dsgda": {"--epsilon 1": "dsgda has no private version"},
     "compare dpmixsgd fedavg": {"--epsilon 1 --delta 1e-3": "separately"},
@@ -80,7 +83,7 @@ QUICK = {
         "--log wandb,wandb": "names 'wandb' twice",
         "--directory .": "choose another directory",
     },
-    "train --clients 6 --cohort-size 3": {
+    "train --clients 6 --cohort 3": {
         "--devices 9": "at most the 8 that this host has",
         "--devices 0": "devices must be at least 1",
         "--split-examples": "needs several devices",
@@ -94,7 +97,7 @@ QUICK = {
 SLOW = {
     "train": {
         "--dataset fashion_mnist": "give data_dir",
-        "--cohort-size 17": "between 1 and the 16 clients",
+        "--cohort 17": "between 1 and the 16 clients",
         "--model mlp:hidden=64+0": "hidden widths must be at least 1",
         "--alpha 0": "alpha must",
         "scaffold --weighting examples": "has control variates",
@@ -123,7 +126,7 @@ SLOW = {
         "--seeds 1,1": f"seeds {ONCE}",
         "fedavg fsgda --problem classification": NOT_MINIMAX,
         "fedavg dsgd": "has a server and dsgd has none",
-        "--problem auc --cohort-size 4": "use a cohort_size of all 8",
+        "--problem auc --cohort 4": "use a cohort of all 8",
         "fedadamw --b1 0.1,0.2": "for grids of other numbers, use sweep",
     },
     "resume": {"/nowhere": "is not the directory of a command"},

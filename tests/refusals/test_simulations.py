@@ -1,5 +1,7 @@
 """Mistakes in the arguments of simulations, as a user makes them."""
 
+from functools import partial
+
 import federation
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,6 @@ from fedjax_muon.algorithms import fedmuon_correct
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation.arguments import check_parts
 from fedjax_muon.simulation.batching import clients_of
-from fedjax_muon.simulation.participation import poisson_cohorts
 
 
 def start(prepared):
@@ -22,7 +23,7 @@ def start(prepared):
 
 
 KEY = jax.random.key(0)
-SIZES = {"cohort_size": 2, "local_steps": 1, "batch_size": 4}
+SIZES = {"cohort": 2, "local_steps": 1, "batch_size": 4}
 OWNER = np.arange(len(DATA.x_train)) % 3
 WEIGHTS = np.full((6, 6), 1 / 6)
 
@@ -42,11 +43,16 @@ def epochs(count):
 
 
 def ruled(rule, **changes):
-    return {"algorithm": fm.robust(fm.fedavg(), rule), "cohort_size": 4, **changes}
+    return {"algorithm": fm.robust(fm.fedavg(), rule), "cohort": 4, **changes}
 
 
 def arriving(make, *given):
-    return {"arrivals": make(*given), "cohort_size": None}
+    return {"cohort": make(*given)}
+
+
+def timed(clock):
+    """With a clock."""
+    return {"cohort": fm.timed(2, clock)}
 
 
 def away(client):
@@ -77,10 +83,10 @@ ONE = {"noise_multiplier": 1.0, "clients": 6, "cohort": 2}
 RECORD = {"round": 0, "client": 0, "start": 0, "seconds": 0.0}
 SIMULATION, DSGD = federate(), fm.decentralized.dsgd(lr=0.1)
 FOUR = federate(fm.scaffold(), parts=PARTS[:4])
-AGENTS, FOURTH, COHORT = decentralize(DSGD), np.full((4, 4), 0.25), {"cohort_size": 3}
+AGENTS, FOURTH, COHORT = decentralize(DSGD), np.full((4, 4), 0.25), {"cohort": 3}
 PRIVATE = private_clients(fm.fedavg(), clip_norm=1.0, **ONE)
 CLIENTS = fm.privacy.ClientPrivacy(
-    clip_norm=1.0, noise_multiplier=1.0, delta=1e-3, cohort_size=2, rounds=2
+    clip_norm=1.0, noise_multiplier=1.0, delta=1e-3, cohort=2, rounds=2
 )
 # what the message says: the arguments of `federate`, or another call
 MISTAKES = {
@@ -94,11 +100,17 @@ MISTAKES = {
     "plan must be a function, got 'vmapped'": {"plan": "vmapped"},
     "sampler must be a function, got 'full_batch'": {"sampler": "full_batch"},
     "weighting must be a function, got 'examples'": {"weighting": "examples"},
-    "cohort_size must be at least 1, got 0": {"cohort_size": 0},
-    "between 1 and the 6 clients there are, got 7": {"cohort_size": 7},
+    "cohort must be at least 1, got 0": {"cohort": 0},
+    "between 1 and the 6 clients there are, got 7": {"cohort": 7},
     "local_steps must be at least 1, got 0": {"local_steps": 0},
     "batch_size must be at least 1, got 0": {"batch_size": 0},
-    "dropout must lie in [0, 1), got 1": {"dropout": 1.0},
+    "dropout must lie in [0, 1), got 1": lambda: fm.sampled(3, dropout=1.0),
+    "made by fm.sampled, fm.poisson, fm.timed, fm.buffered or fm.fedasync, got True": {
+        "cohort": True
+    },
+    "or fm.fedasync, got <function buffered": {"cohort": fm.buffered},
+    "cohort must be at least 1, got -1": lambda: fm.timed(-1, clocks.constant()),
+    "give cohort, such as cohort=8, or privacy": {"cohort": None},
     "control variates or bounds each client's part": {
         "algorithm": fedmuon_correct(lr=0.2, rule=optax.identity()),
         "weighting": simulation.by_examples,
@@ -236,16 +248,16 @@ MISTAKES = {
     "(low, high), got (3, 2)": epochs((3, 2)),
     "local_epochs must be a whole": epochs(0.5),
     "different numbers of local steps": epochs(1)
-    | {"privacy": CLIENTS, "cohort_size": None},
+    | {"privacy": CLIENTS, "cohort": None},
     # cohorts and rounds
-    "full participation only; use a cohort_size of all 6": {"algorithm": fm.stem()},
+    "full participation only; use a cohort of all 6": {"algorithm": fm.stem()},
     "evaluate_every must be at least 1, got 0": (
         lambda: fm.run(SIMULATION, start(SIMULATION), rounds=1, evaluate_every=0)
     ),
     "rounds must be at least 1, got 0": lambda: fm.run(SIMULATION, None, rounds=0),
-    "room must be at least 2, got 1": {"cohorts": poisson_cohorts(1)},
-    "at most 6, the number of clients, got 7": {"cohorts": poisson_cohorts(7)},
-    "(clients, cohort_size) (6, 2), got (6, 3)": {"algorithm": PRIVATE} | COHORT,
+    "room must be at least 2, got 1": {"cohort": fm.poisson(2, 1)},
+    "at most 6, the number of clients, got 7": {"cohort": fm.poisson(2, 7)},
+    "(clients, cohort) (6, 2), got (6, 3)": {"algorithm": PRIVATE} | COHORT,
     "several devices": {"split_examples": True},
     # robust rules
     "trimmed_mean with 2 bad messages needs at least 5": ruled(bad.trimmed_mean(2)),
@@ -268,17 +280,20 @@ MISTAKES = {
     "not changes of parameters alone": (
         arriving(fm.fedasync, 3) | {"algorithm": fm.scaffold()}
     ),
-    "arrivals decide who takes part": arriving(fm.buffered, 3, 2) | COHORT,
-    "fm.buffered or fm.fedasync, got 3": {"arrivals": 3, "cohort_size": None},
-    "a deadline needs a clock": {"deadline": 1.0},
     "no client makes the deadline of 1 seconds; the fastest needs": {
-        "deadline": 1.0,
-        "clock": clocks.constant(2.0),
+        "cohort": fm.timed(2, clocks.constant(2.0), deadline=1.0)
     },
-    "the clock has 2 clients, the simulation 6": {"clock": clocks.measured([1.0, 2.0])},
-    "leave and return need asynchronous rounds": {"clock": away(1)},
-    "client 6 is away, but there are 6 clients": {"clock": away(6)},
-    "(1, 3)": epochs((1, 3)) | {"clock": clocks.constant()},
+    "deadline must lie in (0, infinity), got 0": lambda: fm.timed(
+        2, clocks.constant(), deadline=0
+    ),
+    "clock must be a function, such as fm.clocks.constant(), got 3": (
+        lambda: fm.buffered(3, 2, 3)
+    ),
+    "the clock has no key; give it one": timed(partial(clocks.lognormal, 1.0)),
+    "the clock has 2 clients, the simulation 6": timed(clocks.measured([1.0, 2.0])),
+    "leave and return need asynchronous rounds": timed(away(1)),
+    "client 6 is away, but there are 6 clients": timed(away(6)),
+    "(1, 3)": epochs((1, 3)) | timed(clocks.constant()),
     # clients' own test examples
     "one for each of the 6 clients, got 3": {"test_parts": [[0], [1], [2]]},
     "a client test examples, got none": {"test_parts": [[]] * 6},
@@ -384,4 +399,4 @@ def test_a_partition_may_have_any_form(form):
 )
 def test_what_is_no_partition_is_refused(parts, said):
     with pytest.raises((TypeError, ValueError), match=said):
-        federation.federation(parts=parts, cohort_size=1)
+        federation.federation(parts=parts, cohort=1)

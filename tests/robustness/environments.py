@@ -111,7 +111,7 @@ def soak(rounds: int) -> Check:
     digits = data.load("digits")
     clients = partition.iid(digits.y_train, 6, key=jax.random.key(0))
     task = classification(models.MLP(10, (8,)), digits)
-    sizes = {"cohort_size": 3, "local_steps": 1, "batch_size": 8}
+    sizes = {"cohort": 3, "local_steps": 1, "batch_size": 8}
     simulation = federate(fedavg(lr=0.1), task, digits, clients, **sizes)
     state = simulation.init(jax.random.key(0))
     process, seen = psutil.Process(), []

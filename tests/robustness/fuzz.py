@@ -16,7 +16,7 @@ from . import outcome
 from .outcome import Outcome
 
 # What makes a command fast; mutations change some of it.
-SMALL = {"clients": "4", "cohort_size": "2", "local_steps": "1", "batch_size": "8"}
+SMALL = {"clients": "4", "cohort": "2", "local_steps": "1", "batch_size": "8"}
 SMALL |= {"rounds": "2", "evaluate_every": "1", "model": "mlp:hidden=4"}
 WITH_SERVER = [*ALL, *MINIMAX]
 CHEAP = ("fedavg", "fedprox", "scaffold", "fedmuon", "local_sgdm", "fedadam")

@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SIZES = (
-    "--clients 6 --cohort-size 3 --local-steps 2 --batch-size 8 --model mlp:hidden=8"
-)
+SIZES = "--clients 6 --cohort 3 --local-steps 2 --batch-size 8 --model mlp:hidden=8"
 SMALL = SIZES.split()
 TRAIN = ["train", "fedmuon", "--rounds", "120", "--evaluate-every", "20"]
 

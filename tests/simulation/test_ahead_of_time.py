@@ -31,7 +31,7 @@ def libtpu():
 
 
 def simulated(algorithm, **given):
-    sizes = {"cohort_size": 4, "local_steps": 3, "batch_size": 8}
+    sizes = {"cohort": 4, "local_steps": 3, "batch_size": 8}
     return federate(algorithm, TASK, DIGITS, PARTS, **sizes, **given)
 
 
@@ -110,7 +110,7 @@ def test_the_lock_of_another_process_is_set_aside(libtpu):
 def test_what_does_not_fit_is_refused(libtpu):
     wide = classification(models.MLP(10, (8192, 8192)), DIGITS)
     parts = partition.iid(DIGITS.y_train, 64, key=jax.random.key(0))
-    sizes = {"cohort_size": 64, "local_steps": 1, "batch_size": 2}
+    sizes = {"cohort": 64, "local_steps": 1, "batch_size": 2}
     large = federate(fedavg(lr=0.1), wide, DIGITS, parts, **sizes)
     with pytest.raises(
         ValueError, match=r"^this plan does not fit: .*; take plan mapped"
@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_refused(libtpu):
 def test_one_chip_does_not_divide_examples(monkeypatch):
     one = lambda name: jax.devices()[:1]
     monkeypatch.setattr(ahead_of_time, "topology_devices", one)
-    sizes = {"cohort_size": 4, "local_steps": 2, "batch_size": 4}
+    sizes = {"cohort": 4, "local_steps": 2, "batch_size": 4}
     how = {"devices": jax.devices()[:2], "split_examples": True}
     simulation = federate(fedavg(lr=0.1), TASK, DIGITS, PARTS, **sizes, **how)
     with pytest.raises(ValueError, match="v5e:1x1 is one chip, and split_examples"):

@@ -19,9 +19,8 @@ from fedjax_muon import clocks, engine, staleness
 from fedjax_muon.core import Algorithm, Exchange
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz
-from fedjax_muon.simulation import timing
+from fedjax_muon.simulation import cohorts
 from fedjax_muon.simulation.arrivals import queue
-from fedjax_muon.simulation.asynchronous import asynchronous
 from fedjax_muon.simulation.simulation import TIMINGS
 
 N, K, LR = 12, 3, 0.1
@@ -155,7 +154,7 @@ def objective():
 def path_of(algorithm, arrivals, steps, plan=plans.mapped, steps_of=K):
     """The engine's parameters after every step of a schedule."""
     x0 = {"w": jnp.zeros((5, 3), jnp.float64)}
-    executed = asynchronous(algorithm, arrivals)
+    executed = arrivals.executed(algorithm)
     state = engine.init(executed, x0, N)
     batches = lambda ids: jnp.asarray(np.repeat(TARGETS[ids][:, None], steps_of, 1))
     run = jax.jit(engine.make_round(executed, objective(), N, plan))
@@ -242,8 +241,6 @@ def test_a_client_has_one_job_and_none_while_its_message_waits():
 
 
 def simulated(algorithm, rounds=6, start=KEY, **changes):
-    if "arrivals" in changes:
-        changes = {"cohort_size": None} | changes
     simulation = federation.federation(algorithm, **changes)
     return simulation, simulation.train_rounds(simulation.init(start), rounds)[0]
 
@@ -264,7 +261,7 @@ ALGORITHMS = {
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_with_equal_speeds_steps_are_synchronous_rounds(name):
     _, expected = simulated(ALGORITHMS[name]())
-    _, found = simulated(ALGORITHMS[name](), arrivals=fm.buffered(3, 3))
+    _, found = simulated(ALGORITHMS[name](), cohort=fm.buffered(3, 3))
     alike(expected.params, found.params)
     alike(expected.training.client_states, found.training.client_states)
 
@@ -272,7 +269,7 @@ def test_with_equal_speeds_steps_are_synchronous_rounds(name):
 @pytest.mark.slow
 def test_devices_give_the_same_numbers():
     clock = clocks.lognormal(1.0, key=KEY)
-    how = {"clock": clock, "arrivals": fm.buffered(5, 2)}
+    how = {"cohort": fm.buffered(5, 2, clock)}
     _, alone = simulated(fm.scaffold(lr=0.3), **how)
     _, found = simulated(fm.scaffold(lr=0.3), devices=jax.devices()[:2], **how)
     near = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -293,10 +290,10 @@ def alike(a, b):
 
 def test_it_resumes_in_the_middle_of_the_queue():
     clock = clocks.lognormal(1.0, key=KEY)
-    how = {"clock": clock, "arrivals": fm.buffered(5, 2), "dropout": 0.2}
+    how = {"cohort": fm.buffered(5, 2, clock, dropout=0.2)}
     simulation, whole = simulated(fm.scaffold(lr=0.3), 9, **how)
     _, half = simulated(fm.scaffold(lr=0.3), 4, **how)
-    again = federation.federation(fm.scaffold(lr=0.3), cohort_size=None, **how)
+    again = federation.federation(fm.scaffold(lr=0.3), **how)
     resumed, _ = again.train_rounds(half, 5)
     same(whole.training, resumed.training)
     assert simulation.virtual_seconds(whole) == again.virtual_seconds(resumed) > 0
@@ -313,14 +310,14 @@ def test_random_streams_are_by_the_start_of_a_job():
 
     main = Exchange(fm.broadcast_params, client, lambda state, mean, round: state)
     spying = Algorithm(fm.ParamsMessage, lambda params: shape, (main,))
-    every = federation.federation(spying, cohort_size=6)
+    every = federation.federation(spying, cohort=6)
     state, drawn = every.init(KEY), {}
     for index in range(8):
         state, _ = every.train_round(state)
         for who, ids in enumerate(state.training.client_states["ids"].tolist()):
             drawn[index, who] = ids
     clock = clocks.measured([1.0, 1.3, 1.7, 2.1, 4.0, 9.0])
-    late, state = simulated(spying, 0, clock=clock, arrivals=fm.buffered(6, 2))
+    late, state = simulated(spying, 0, cohort=fm.buffered(6, 2, clock))
     starts = set()
     for index in range(8):
         state, _ = late.train_round(state)
@@ -347,8 +344,8 @@ def test_a_lost_message_leaves_later_starts_their_broadcast():
     main = Exchange(fm.broadcast_params, client, add)
     counting = Algorithm(fm.ParamsMessage, lambda params: (), (main,))
     clock = clocks.measured([1.0, 1.5, 1.75, 100, 100, 100])
-    arrivals = fm.buffered(6, 1, staleness=staleness.constant())
-    simulation, state = simulated(counting, 0, clock=clock, arrivals=arrivals)
+    late = fm.buffered(6, 1, clock, staleness=staleness.constant())
+    simulation, state = simulated(counting, 0, cohort=late)
     begin = state.params
     moved = simulation.init(KEY)
     moved, metrics = simulation.train_rounds(moved, 8)
@@ -363,7 +360,7 @@ def test_a_lost_message_leaves_later_starts_their_broadcast():
 
 def test_a_round_lasts_as_long_as_its_slowest_member():
     step = np.array([1.0, 2, 3, 4, 5, 6])
-    simulation = federation.federation(clock=clocks.measured(step))
+    simulation = federation.federation(cohort=fm.timed(3, clocks.measured(step)))
     _, records = fm.run(
         simulation, simulation.init(KEY), rounds=5, evaluate_every=1, progress=False
     )
@@ -375,40 +372,37 @@ def test_a_round_lasts_as_long_as_its_slowest_member():
 def test_bytes_take_time_and_local_steps_differ():
     steps = [1, 2, 3, 1, 1, 1]
     clock = clocks.constant(step=0.0, byte=0.5)
-    timed = federation.federation(clock=clock, local_steps=steps)
+    timed = federation.federation(cohort=fm.timed(3, clock), local_steps=steps)
     down, up = timed.bytes_after(1)
     np.testing.assert_allclose(timed.durations, 0.5 * (down + up) / 3)
     clock = clocks.constant(step=2.0)
-    timed = federation.federation(clock=clock, local_steps=steps)
+    timed = federation.federation(cohort=fm.timed(3, clock), local_steps=steps)
     np.testing.assert_allclose(timed.durations, 2 * np.array(steps))
 
 
 def test_cohorts_of_all_runs_are_drawn_by_one_program():
     clock = clocks.measured([1.0, 2, 3, 4, 5, 6])
-    simulation = federation.federation(clock=clock, deadline=4.5)
-    before = timing._block._cache_size()
+    simulation = federation.federation(cohort=fm.timed(3, clock, deadline=4.5))
+    before = cohorts._block._cache_size()
     for seed in range(2 * TIMINGS + 1):
         varied = simulation.at(hyper={"lr": 0.1}) if seed % 2 else simulation
         assert varied.timing(jax.random.key(seed)).seconds(3) > 0
-    assert timing._block._cache_size() == before + 1
+    assert cohorts._block._cache_size() == before + 1
     assert len(simulation._timings) == TIMINGS  # the last ones
 
 
 def test_a_deadline_ends_rounds_without_those_who_are_late():
     clock = clocks.measured([1, 1, 1, 1, 1, 9])
-    simulation, state = simulated(
-        fm.scaffold(lr=0.3), 6, clock=clock, deadline=2.5, cohort_size=5
-    )
+    until = lambda deadline: fm.timed(5, clock, deadline=deadline)
+    simulation, state = simulated(fm.scaffold(lr=0.3), 6, cohort=until(2.5))
     control = jax.tree.leaves(state.training.client_states)[0]
     assert np.abs(control[:5]).max(axis=tuple(range(1, control.ndim))).min() > 0
     assert np.abs(control[5]).max() == 0
     ends = [simulation.timing(state.key).seconds(n) for n in range(7)]
     assert set(np.diff(ends)) <= {2.0, 2.5}
     assert 2.5 in np.diff(ends)
-    _, whole = simulated(fm.scaffold(lr=0.3), 6, cohort_size=5)
-    _, long = simulated(
-        fm.scaffold(lr=0.3), 6, clock=clock, deadline=99.0, cohort_size=5
-    )
+    _, whole = simulated(fm.scaffold(lr=0.3), 6, cohort=5)
+    _, long = simulated(fm.scaffold(lr=0.3), 6, cohort=until(99.0))
     same(whole.params, long.params)
 
 
@@ -454,12 +448,11 @@ def test_all_methods_are_asynchronous_but_four():
     refused = {}
     for name, method in fm.algorithms.ALL.items():
         try:
-            how = {"cohort_size": None, "arrivals": fm.buffered(4, 2)}
-            federation.federation(method.function(), **how)
+            federation.federation(method.function(), cohort=fm.buffered(4, 2))
         except ValueError as error:
             refused[name] = str(error)
     assert set(refused) == {"stem", "fafed", "streaming_diloco", "ef21_muon"}
-    assert all("leave out arrivals" in text for text in refused.values())
+    assert all("give a" in text for text in refused.values())
 
 
 def test_a_run_whose_clients_have_left_ends():
@@ -470,8 +463,8 @@ def test_a_run_whose_clients_have_left_ends():
 
 def test_cells_of_a_sweep_have_times_of_their_own():
     clock = clocks.lognormal(1.0, key=KEY)
-    how = {"cohort_size": None, "clock": clock, "arrivals": fm.buffered(5, 2)}
-    simulation = federation.federation(fm.fedavg(lr=0.3), **how)
+    late = fm.buffered(5, 2, clock)
+    simulation = federation.federation(fm.fedavg(lr=0.3), cohort=late)
     parts = federation.cut([25, 3, 20, 9, 6, 12], seed=4)
     cells = [
         fm.Cell({"lr": 0.3}, jax.random.key(1), federation.PARTS),

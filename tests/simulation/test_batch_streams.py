@@ -23,7 +23,7 @@ from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine import plans
 from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.batching import cyclic, cyclic_poisson
-from fedjax_muon.simulation.participation import fixed_cohort, poisson_cohorts
+from fedjax_muon.simulation.cohorts import as_cohort, fixed_cohort, sampled
 from fedjax_muon.tasks.task import Task
 
 SIZES = [3, 20, 8, 6, 25, 12, 1]  # less than, as many as and more than STEPS * BATCH
@@ -131,20 +131,33 @@ SAMPLERS = {
 }
 
 
+SOME = sampled(4, dropout=0.4)
+
+
 @pytest.mark.parametrize(
     ("sampler", "prologue", "exchanges", "changes"),
     [
-        ("shuffled epochs", 2, 2, {"dropout": 0.4, "plan": plans.chunked(3)}),
+        (
+            "shuffled epochs",
+            2,
+            2,
+            {"cohort": SOME, "plan": plans.chunked(3)},
+        ),
         slow("poisson", 0, 1, {"plan": plans.vmapped}),
-        slow("shuffled epochs", 0, 1, {"cohorts": poisson_cohorts(), "dropout": 0.2}),
-        slow("with replacement", 1, 1, {"dropout": 0.3, "plan": plans.mapped}),
-        slow("full batch", 0, 2, {"dropout": 0.3}),
-        slow("without replacement", 1, 2, {"cohort_size": N}),
+        slow("shuffled epochs", 0, 1, {"cohort": fm.poisson(4, dropout=0.2)}),
+        slow(
+            "with replacement",
+            1,
+            1,
+            {"cohort": SOME, "plan": plans.mapped},
+        ),
+        slow("full batch", 0, 2, {"cohort": SOME}),
+        slow("without replacement", 1, 2, {"cohort": N}),
         slow("shuffled epochs", 1, 2, {"devices": 2, "split_examples": True}),
     ],
 )
 def test_clients_of_a_server(sampler, prologue, exchanges, changes):
-    changes = {"cohort_size": 4, "dropout": 0.0, "cohorts": fixed_cohort, **changes}
+    changes = {"cohort": 4, **changes}
     devices = jax.devices()[: changes.pop("devices", 0)]
     library, literal = SAMPLERS[sampler]
     how = {"local_steps": STEPS, "batch_size": BATCH, **changes}
@@ -160,21 +173,21 @@ def test_clients_of_a_server(sampler, prologue, exchanges, changes):
     assert_course(state, course)
     for index in range(4):
         for number in range(prologue, total):
-            present = present_in(course.key, index, changes)
+            present = present_in(course.key, index, as_cohort(changes["cohort"]))
             course.exchange(number, index, prologue, present, STEPS)
         if index != 2:  # the last two rounds are one call
             state, _ = prepared.train_rounds(state, 1 if index < 2 else 2)
             assert_course(state, course)
 
 
-def present_in(key, index, changes):
+def present_in(key, index, members):
     """The clients that answer in a round."""
-    size = changes["cohort_size"]
-    if changes["cohorts"] is fixed_cohort:
+    size = members.size
+    if members.draw is fixed_cohort:
         places, cohort = size, oracle.fixed_cohort(key, index, N, size)
     else:  # with a place for everyone
         places, cohort = N, oracle.poisson_cohort(key, index, N, size)
-    answers = oracle.answers(key, index, places, changes["dropout"])
+    answers = oracle.answers(key, index, places, members.dropout)
     return [client for client, there in zip(cohort, answers, strict=False) if there]
 
 
@@ -244,9 +257,9 @@ class Told(NamedTuple):
     told: Any
 
 
-def unequal(algorithm, cohort_size=2, **work):
+def unequal(algorithm, cohort=2, **work):
     given = algorithm, BLOBS_TASK, DATA, UNEQUAL_PARTS
-    return fm.federate(*given, cohort_size=cohort_size, batch_size=4, **work)
+    return fm.federate(*given, cohort=cohort, batch_size=4, **work)
 
 
 def counting():

@@ -14,7 +14,7 @@ from fedjax_muon import data
 from fedjax_muon.algorithms import scaffold
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation import batching
-from fedjax_muon.simulation.participation import poisson_cohorts
+from fedjax_muon.simulation.cohorts import PoissonDraw, poisson
 
 # One test in a million would fail for another key, if all is as it should be.
 RARE = 1e-6
@@ -205,7 +205,7 @@ def drawn(cohorts, clients, size, count=4000):
 
 
 def test_poisson_coins_are_fair_and_independent():
-    present = drawn(poisson_cohorts(), 8, 3)
+    present = drawn(PoissonDraw(), 8, 3)
     count = len(present)
     for column in present.T:
         assert stats.binomtest(int(column.sum()), count, 3 / 8).pvalue > 1e-3
@@ -214,12 +214,12 @@ def test_poisson_coins_are_fair_and_independent():
     assert stats.chisquare(sizes, wanted).pvalue > 1e-3
     apart = np.corrcoef(present, rowvar=False) - np.eye(8)
     assert np.abs(apart).max() < 4 / np.sqrt(count)
-    assert drawn(poisson_cohorts(), 4, 4, 50).all()
+    assert drawn(PoissonDraw(), 4, 4, 50).all()
 
 
 @pytest.mark.slow
 def test_of_too_many_a_uniform_part_is_kept():
-    free, held = drawn(poisson_cohorts(), 8, 3), drawn(poisson_cohorts(4), 8, 3)
+    free, held = drawn(PoissonDraw(), 8, 3), drawn(PoissonDraw(4), 8, 3)
     assert not (held & ~free).any()  # the same coins
     np.testing.assert_array_equal(held.sum(1), np.minimum(free.sum(1), 4))
     full = free.sum(1) > 4
@@ -232,7 +232,7 @@ def test_of_too_many_a_uniform_part_is_kept():
 def cohort(key, index):
     """The members of a round of a simulation: stream 1 of its key."""
     key = jax.random.fold_in(jax.random.fold_in(key, 1), index)
-    ids, joins = poisson_cohorts()(key, N, 2)
+    ids, joins = PoissonDraw()(key, N, 2)
     return {*np.asarray(ids)[np.asarray(joins)].tolist()}
 
 
@@ -243,7 +243,7 @@ def private(algorithm):
 
 @pytest.fixture(scope="module")
 def simulation():
-    return federation(private(scaffold()), cohort_size=2, cohorts=poisson_cohorts())
+    return federation(private(scaffold()), cohort=poisson(2))
 
 
 def test_a_simulation_with_poisson_cohorts(simulation):

@@ -46,7 +46,7 @@ def prepared(name, plan, clients, cohort, task=TASK, data=None, **changes):
     data = federation.blobs(400) if data is None else data
     parts = np.array_split(np.arange(400, dtype=np.int32), clients)
     algorithm = ALL[name].function(lr=0.1)
-    how = {"plan": plan, "cohort_size": cohort} | SIZES | changes
+    how = {"plan": plan, "cohort": cohort} | SIZES | changes
     return simulation.federate(algorithm, task, data, parts, **how)
 
 
@@ -187,10 +187,10 @@ def test_what_no_compiler_accepts_does_not_fit(limit, monkeypatch):
 
 @pytest.mark.slow
 def test_the_command_refuses_before_the_first_round(limit, capsys, tmp_path):
-    how = {"plan": plans.vmapped, "cohort_size": 16}
+    how = {"plan": plans.vmapped, "cohort": 16}
     alone = prepare(ALL["fedavg"].function(), problems.classification(), **how)
     limit(memory_of(alone).total - 1)
-    words = ["--plan", "vmapped", "--cohort-size", 16, "--directory", tmp_path / "new"]
+    words = ["--plan", "vmapped", "--cohort", 16, "--directory", tmp_path / "new"]
     line = refused(capsys, "train", "fedavg", *words)
     assert line.startswith("this plan needs ")
     assert refused(capsys, "compare", "fedavg", *words) == line
@@ -207,7 +207,7 @@ def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(module, "limit_of", unknown)
     with pytest.warns(UserWarning, match="^memory not checked: no device says"):
         check_memory(federation.federation())
-    short = ["--rounds", "1", "--model", "mlp:hidden=4", "--cohort-size", "1"]
+    short = ["--rounds", "1", "--model", "mlp:hidden=4", "--cohort", "1"]
     out = tmp_path / "out"
     main(["train", "fedavg", *short, "--directory", str(out)])
     said = capsys.readouterr().err.splitlines()

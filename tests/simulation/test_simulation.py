@@ -21,6 +21,7 @@ from fedjax_muon.simulation import training
 from fedjax_muon.simulation.rounds import init_state
 from fedjax_muon.simulation.training import early_stopping
 
+UNEQUAL = fm.clocks.lognormal(1.0, key=jax.random.key(0))
 CORRECT = fedmuon_correct(lr=0.2, rule=optax.identity())  # has client states
 
 
@@ -189,7 +190,7 @@ def test_cohort_loss_is_of_the_next_rounds_first_batches(algorithm, weighting, s
         state, _ = prepared.train_round(state)
 
 
-WHOLE = {"cohort_size": 6, "batch_size": 32, "weighting": simulation.by_examples}
+WHOLE = {"cohort": 6, "batch_size": 32, "weighting": simulation.by_examples}
 WHOLE["sampler"] = simulation.batching.without_replacement  # all examples of a client
 
 
@@ -303,13 +304,13 @@ def test_rows_hold_the_scores_and_bytes_of_their_round(plain):
     "changes",
     [
         {"algorithm": fm.robust(fedavg(), fm.aggregators.trimmed_mean(1))},
-        {"algorithm": fm.fedmuon_align(), "dropout": 0.3, "local_steps": [1, 2] * 3},
+        {
+            "algorithm": fm.fedmuon_align(),
+            "cohort": fm.sampled(3, dropout=0.3),
+            "local_steps": [1, 2] * 3,
+        },
         pytest.param(
-            {
-                "arrivals": fm.buffered(3, 2),
-                "clock": fm.clocks.lognormal(1.0, key=jax.random.key(0)),
-                "cohort_size": None,
-            },
+            {"cohort": fm.buffered(3, 2, UNEQUAL)},
             marks=pytest.mark.slow,
         ),
     ],
@@ -329,9 +330,9 @@ def test_a_second_run_with_the_same_callback_stops_as_the_first():
 
 
 def test_only_answers_are_counted_as_sent():
-    prepared = federation.federation(dropout=0.7)
+    prepared = federation.federation(cohort=fm.sampled(3, dropout=0.7))
     begun = start(prepared)
-    key, size = jax.random.clone(begun.key), prepared.settings.cohort_size
+    key, size = jax.random.clone(begun.key), prepared.settings.cohort.size
     down, up = prepared.bytes_after(1)
     for _, row in evaluations(prepared, begun, rounds=7, evaluate_every=3):
         draws = [answers(key, index, size, 0.7) for index in range(row["round"])]

@@ -81,7 +81,7 @@ def test_five_rounds_equal_a_loop_in_numpy(algorithm, loop, weighting, work):
     sizes = np.array([len(part) for part in parts])
     assert sizes.min() < 24 < sizes.max()  # some repeat examples, some don't see all
     given = algorithm, tasks.classification(Linear(10), (8, 8, 1)), digits, parts
-    how = {"cohort_size": 4, "batch_size": 8, "weighting": weighting} | work
+    how = {"cohort": 4, "batch_size": 8, "weighting": weighting} | work
     prepared = simulation.federate(*given, **how)
     steps = [3 if "local_steps" in work else max(1, size // 8) for size in sizes]
     assert "local_steps" in work or len(set(steps)) > 3
@@ -111,7 +111,7 @@ def test_evaluation_equals_scikit_learn():
     parts = partition.dirichlet(digits.y_train[:1400], 5, 0.5, key=jax.random.key(1))
     parts[0] = np.append(parts[0], parts[1][:50])  # shared examples count twice
     given = fedavg(lr=0.1), tasks.classification(Linear(10), (8, 8, 1)), digits, parts
-    how = {"cohort_size": 2, "local_steps": 3, "batch_size": 20}
+    how = {"cohort": 2, "local_steps": 3, "batch_size": 20}
     prepared = simulation.federate(*given, **how)
     state, _ = prepared.train_rounds(prepared.init(jax.random.key(0)), 5)
     w, b = as_float64(state.params)
@@ -148,7 +148,7 @@ KEY = jax.random.key(2)
 
 def prepared(algorithm=None, **options):
     algorithm = fm.fedavg(0.3) if algorithm is None else algorithm
-    how = {"cohort_size": 4, "local_steps": 3, "batch_size": 8} | options
+    how = {"cohort": 4, "local_steps": 3, "batch_size": 8} | options
     return fm.federate(algorithm, TASK, DATA, FOUR_PARTS, **how)
 
 
@@ -175,8 +175,8 @@ def test_columns_of_clients_are_those_of_a_loop(devices):
 
 def test_a_private_run_does_not_publish_them():
     noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-3}
-    privacy = fm.privacy.ClientPrivacy(**noise, cohort_size=2, rounds=2)
-    simulation = prepared(cohort_size=None, privacy=privacy, test_parts=OWN)
+    privacy = fm.privacy.ClientPrivacy(**noise, cohort=2, rounds=2)
+    simulation = prepared(cohort=None, privacy=privacy, test_parts=OWN)
     found = simulation.evaluate(simulation.init(KEY))
     assert "test_accuracy" in found
     assert not any("client" in name for name in found)

@@ -23,7 +23,8 @@ from fedjax_muon.simulation.sweeps import Cell
 
 ROUNDS, KEY = 7, jax.random.key(0)
 HOW = {"rounds": ROUNDS, "evaluate_every": 3}
-SLOW = {"clock": clocks.measured([1.0, 1.5, 2.0, 2.5, 3.0, 4.0])}
+SLOW = clocks.measured([1.0, 1.5, 2.0, 2.5, 3.0, 4.0])
+UNTIL = {"cohort": fm.timed(3, SLOW, deadline=5.0)}
 
 
 def groups_of(prepared, cells, **how):
@@ -70,14 +71,17 @@ def assert_same_outcomes(some, others):
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("fedavg", {"dropout": 0.3, "weighting": simulation.by_examples}),
-        pytest.param("stem", {"cohort_size": 6}, marks=pytest.mark.slow),
-        pytest.param("fedmuon_svd", {"plan": plans.chunked(2)}, marks=pytest.mark.slow),
-        pytest.param("fedmuon", SLOW | {"deadline": 5.0}, marks=pytest.mark.slow),
         (
-            "scaffold",
-            SLOW | {"arrivals": fm.buffered(5, 2), "cohort_size": None},
+            "fedavg",
+            {
+                "cohort": fm.sampled(3, dropout=0.3),
+                "weighting": simulation.by_examples,
+            },
         ),
+        pytest.param("stem", {"cohort": 6}, marks=pytest.mark.slow),
+        pytest.param("fedmuon_svd", {"plan": plans.chunked(2)}, marks=pytest.mark.slow),
+        pytest.param("fedmuon", UNTIL, marks=pytest.mark.slow),
+        ("scaffold", {"cohort": fm.buffered(5, 2, SLOW)}),
     ],
 )
 def test_every_cell_equals_a_run_of_its_own(name, changes, scored):
@@ -227,7 +231,7 @@ def fragile():
     def late(lr: Hyper = 0.0):
         return fedavg(lr=lambda index: jnp.where(index < FIRST, 0.0, lr))
 
-    how = {"data": DATA._replace(x_train=x), "local_steps": 1, "cohort_size": 6}
+    how = {"data": DATA._replace(x_train=x), "local_steps": 1, "cohort": 6}
     return federation.federation(late(), **how)
 
 
@@ -240,7 +244,7 @@ def test_a_diverging_cell_ends_and_the_others_go_on(fragile):
     assert (lost.diverged, kept.diverged) == (FIRST, None)
     assert [row["round"] for row in lost.rows] == [0, 3]
     assert [row["round"] for row in kept.rows] == [0, 3, 6, 7]
-    one = federation.federation(fedavg(lr=0.0), local_steps=1, cohort_size=6)
+    one = federation.federation(fedavg(lr=0.0), local_steps=1, cohort=6)
     state, _ = one.train_rounds(one.init(jax.random.key(0)), 3)
     expected = float(one.evaluate(state)["test_accuracy"])
     assert kept.rows[1]["test_accuracy"] == pytest.approx(expected)
@@ -259,7 +263,7 @@ def test_a_group_whose_cells_have_all_diverged_is_over(fragile):
 def test_a_prologue_that_is_not_finite_is_divergence_before_round_0():
     x = DATA.x_train.copy()
     x[PARTS[4]] = np.finfo(np.float32).max
-    how = {"data": DATA._replace(x_train=x), "cohort_size": 6}
+    how = {"data": DATA._replace(x_train=x), "cohort": 6}
     prepared = federation.federation(ALL["stem"].function(), **how)
     (found,) = outcomes(prepared, with_rates(0.1))
     assert found.diverged == 0

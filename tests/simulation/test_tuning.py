@@ -18,7 +18,7 @@ from fedjax_muon.simulation.memory import Memory
 from fedjax_muon.simulation.tuning import tune
 
 PLANS = ("vmapped", "chunked with chunk_size 3", "mapped")
-SIX = {"cohort_size": 6}
+SIX = {"cohort": 6}
 
 
 def timer(monkeypatch, *seconds):
@@ -60,7 +60,7 @@ def test_simulations_are_compared_with_one_another(monkeypatch):
 @pytest.mark.slow
 def test_private_rounds_are_measured_beyond_those_accounted_for():
     noise = {"clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-2}
-    privacy = ClientPrivacy(**noise, cohort_size=3, rounds=2)
+    privacy = ClientPrivacy(**noise, cohort=3, rounds=2)
     given = fedavg(lr=0.1), federation.TASK, federation.DATA, federation.PARTS
     how = {"local_steps": 1, "batch_size": 2, "privacy": privacy}
     one = simulation.federate(*given, **how)
@@ -99,7 +99,7 @@ def test_plans_that_do_not_fit_are_left_out(monkeypatch):
 def test_a_run_keeps_its_plan(monkeypatch, tmp_path, capsys):
     timer(monkeypatch, 2, 1, math.inf)  # and no more when it is resumed
     place = tmp_path / "run"
-    words = ("--rounds", "2", "--tune", *SMALL, "--cohort-size", "6")
+    words = ("--rounds", "2", "--tune", *SMALL, "--cohort", "6")
     run("train", "fedavg", *words, "--directory", place)
     said = capsys.readouterr().out.replace("\n", " ")
     assert "fastest plan: chunked with chunk_size 3 (a round by plan: vmapped" in said

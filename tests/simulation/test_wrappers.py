@@ -30,10 +30,10 @@ TASKS = {
 }
 DAMPED = fm.buffered(5, 2, damping=staleness.inverse(1))
 PRIVATE = ClientPrivacy(
-    clip_norm=0.5, cohort_size=3, rounds=4, delta=1e-2, noise_multiplier=5.0
+    clip_norm=0.5, cohort=3, rounds=4, delta=1e-2, noise_multiplier=5.0
 )
-LATE = {"arrivals": DAMPED, "cohort_size": None}
-SLOW = {"clock": clocks.measured([1, 1, 1, 1, 1, 9]), "deadline": 2.5}
+LATE = {"cohort": DAMPED}
+SLOW = fm.timed(3, clocks.measured([1, 1, 1, 1, 1, 9]), deadline=2.5)
 
 
 def alone(algorithm):
@@ -42,8 +42,8 @@ def alone(algorithm):
 
 WRAPPERS = {  # with the arguments of `federate`
     "none": (alone, {}),
-    "dropout": (alone, {"dropout": 0.3}),
-    "deadline": (alone, SLOW),
+    "dropout": (alone, {"cohort": fm.sampled(3, dropout=0.3)}),
+    "deadline": (alone, {"cohort": SLOW}),
     "buffered": (alone, LATE),
     "compressed": (
         lambda algorithm: fm.compress(algorithm, fm.top_k(0.5), feedback=1.0),
@@ -57,13 +57,13 @@ WRAPPERS = {  # with the arguments of `federate`
         lambda algorithm: aggregators.robust(
             attacks.attack(algorithm, attacks.sign_flip(), [0]), aggregators.median()
         ),
-        {"cohort_size": 6},
+        {"cohort": 6},
     ),
     "compressed, buffered": (
         lambda algorithm: fm.compress(algorithm, fm.top_k(0.5)),
         LATE,
     ),
-    "private": (alone, {"privacy": PRIVATE, "cohort_size": None}),
+    "private": (alone, {"privacy": PRIVATE, "cohort": None}),
 }
 
 

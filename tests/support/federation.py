@@ -57,7 +57,7 @@ SGD = fedavg(lr=0.3)
 
 def federation(algorithm=SGD, parts=PARTS, data=DATA, task=TASK, **changes):
     """Six clients with 3 to 25 examples, three of them a round, two batches of four."""
-    sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
+    sizes = {"cohort": 3, "local_steps": 2, "batch_size": 4}
     return simulation.federate(algorithm, task, data, parts, **sizes | changes)
 
 
@@ -90,7 +90,7 @@ def cohort(prepared, key, index):
     """The clients of round `index`."""
     setup, stream = prepared.settings, jax.random.fold_in(key, 1)
     everyone = jnp.arange(setup.num_clients, dtype=jnp.int32)
-    stream, size = jax.random.fold_in(stream, index), (setup.cohort_size,)
+    stream, size = jax.random.fold_in(stream, index), (setup.cohort.size,)
     return np.asarray(jax.random.choice(stream, everyone, size, replace=False))
 
 

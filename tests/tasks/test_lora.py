@@ -109,7 +109,7 @@ def wide():
 
 
 def prepared(task):
-    sizes = {"cohort_size": 2, "local_steps": 2, "batch_size": 3}
+    sizes = {"cohort": 2, "local_steps": 2, "batch_size": 3}
     return simulation.federate(fedavg(lr=0.1), task, BINARY, PARTS, **sizes)
 
 
@@ -288,7 +288,7 @@ def test_what_adapters_send():
         ),
     ):
         task, _ = adapters_of(**options)
-        sizes = {"cohort_size": 1, "local_steps": 2, "batch_size": 3}
+        sizes = {"cohort": 1, "local_steps": 2, "batch_size": 3}
         run = simulation.federate(algorithm, task, BINARY, PARTS, **sizes)
         assert run.bytes_after(1) == (4 * down, 4 * up)
 
@@ -301,7 +301,7 @@ def test_fedex_lora_refuses_adapters_without_their_kernels():
 
 def test_fedex_lora_folds_what_clients_learn():
     task, frozen = adapters_of(folded=True)
-    sizes = {"cohort_size": 2, "local_steps": 4, "batch_size": 3}
+    sizes = {"cohort": 2, "local_steps": 4, "batch_size": 3}
     algorithm = fedex_lora(lr=0.01)
     run = simulation.federate(algorithm, task, BINARY, PARTS, **sizes)
     state = run.init(KEY)

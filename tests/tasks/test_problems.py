@@ -207,7 +207,7 @@ def test_weights_stay_in_the_simplex_and_go_to_the_worst_client():
     data = data._replace(y_train=wrong)
     algorithm = minimax.ALL["local_sgda"].function(lr=Pair(0.1, 0.01))
     task = agnostic(Linear(3), (5,), COUNT)
-    sizes = {"cohort_size": COUNT, "local_steps": 2, "batch_size": 1}
+    sizes = {"cohort": COUNT, "local_steps": 2, "batch_size": 1}
     run = simulation.federate(algorithm, task, data, parts, **sizes, sampler=full_batch)
     state = run.init(KEY)
     for _ in range(20):
@@ -244,7 +244,7 @@ def test_the_perturbation_stays_in_the_ball_and_increases_the_loss():
     radius = 0.5
     task = adversarial(Linear(3), (5,), radius=radius)
     algorithm = minimax.ALL["local_sgda"].function(lr=Pair(0.0, 1.0))
-    sizes = {"cohort_size": 2, "local_steps": 2, "batch_size": 1}
+    sizes = {"cohort": 2, "local_steps": 2, "batch_size": 1}
     parts = cut([20, 20])
     run = simulation.federate(algorithm, task, DATA, parts, **sizes, sampler=full_batch)
     state, owned = run.init(KEY), np.concatenate(parts)

@@ -258,7 +258,7 @@ def test_methods_that_compare_two_points_meet_the_same_crops():
     is cropped."""
     dataset = Dataset(IMAGES, LABELS, IMAGES, LABELS, ("a", "b", "c"))
     parts = np.split(np.arange(12), 3)
-    sizes = {"cohort_size": 3, "local_steps": 2, "batch_size": 4}
+    sizes = {"cohort": 3, "local_steps": 2, "batch_size": 4}
     task = augmented(MEAN, crop_and_flip(2))
     algorithm = stem(momentum=1.0)
     simulated = simulation.federate(algorithm, task, dataset, parts, **sizes)

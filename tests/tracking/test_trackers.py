@@ -98,7 +98,7 @@ def test_training_tells_trackers_and_functions_may_still_end_it():
     assert told == [*(("record", each) for each in records), ("end", "finished")]
     assert config["algorithm"] == "fedavg"
     assert config["hyper"]["lr"] == prepared.settings.algorithm.recipe.arguments["lr"]
-    assert config["cohort_size"] == prepared.settings.cohort_size
+    assert config["cohort"] == prepared.settings.cohort.size
     assert config["rounds"] == 50
     assert training._shortest(np.float32([0.1, 0.01])) == [0.1, 0.01]  # two rates
 

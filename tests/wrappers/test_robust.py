@@ -357,7 +357,7 @@ def federated(algorithm, **changes):
     digits = fm.data.load("digits")
     parts = fm.partition.iid(digits.y_train, 6, key=jax.random.key(0))
     task = fm.tasks.classification(fm.models.MLP(10, (4,)), digits)
-    sizes = {"cohort_size": 4, "local_steps": 2, "batch_size": 8} | changes
+    sizes = {"cohort": 4, "local_steps": 2, "batch_size": 8} | changes
     return fm.federate(algorithm, task, digits, parts, **sizes)
 
 

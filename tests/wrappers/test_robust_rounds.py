@@ -262,7 +262,7 @@ def test_devices_share_a_cohort():
     algorithm = fm.robust(fm.attack(fm.fedmuon(lr=0.05), attacks.gaussian(), [1]), RULE)
     found = []
     for devices in ((), jax.devices()[:3]):
-        simulation = federated(algorithm, cohort_size=5, devices=devices)
+        simulation = federated(algorithm, cohort=5, devices=devices)
         state = simulation.init(jax.random.key(0))
         state, _ = simulation.train_rounds(state, 3)
         found.append(jax.tree.map(np.asarray, state.params))
@@ -278,12 +278,12 @@ def test_compressed_and_own_layers_are_aggregated():
         fm.robust(fm.compress(fm.fedavg(lr=0.1), fm.quantize(8)), RULE),
         fm.personalization.keep_own(fm.robust(fm.fedavg(lr=0.1), RULE), ["Dense_1"]),
     ):
-        simulation = federated(algorithm, cohort_size=5)
+        simulation = federated(algorithm, cohort=5)
         state = simulation.init(jax.random.key(0))
         begin = simulation.evaluate(state)["train_loss"]
         state, metrics = simulation.train_rounds(state, 3)
         assert np.isfinite(begin)
         assert not np.asarray(metrics.lost).any()
     plain, robust = fm.fedavg(lr=0.1), fm.robust(fm.fedavg(lr=0.1), RULE)
-    sent = [federated(one, cohort_size=5).bytes_after(3) for one in (plain, robust)]
+    sent = [federated(one, cohort=5).bytes_after(3) for one in (plain, robust)]
     assert sent[0] == sent[1]
