@@ -59,6 +59,7 @@ PAGES = {
     "robust": ("Robust aggregation", "aggregators", "attacks"),
     "asynchronous": (
         "Asynchronous rounds",
+        "simulation.cohorts:sampled poisson timed",
         "simulation.arrivals:buffered fedasync replayed Arrival",
         "clocks",
         "staleness",

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import streams
-from fedjax_muon.deploy.federation import Federation
 from fedjax_muon.deploy.messages import MessageError
-from fedjax_muon.deploy.rounds import NO_ANSWER, Progress, Rounds, Send
+from fedjax_muon.deploy.rounds import NO_ANSWER, Progress, Rounds
 from fedjax_muon.engine.round import ExchangeKeys, exchange_keys
 from fedjax_muon.simulation.arrivals import (
     PROLOGUE,
@@ -26,33 +25,27 @@ from fedjax_muon.simulation.arrivals import (
 from fedjax_muon.simulation.rounds import init_state
 
 
-class AsynchronousRounds(Rounds):
+class AsynchronousRounds:
     """Rounds that end when enough messages have arrived.
 
     A thread waits for the answer of each client that is at work.
     """
 
-    def __init__(
-        self,
-        cohort: Buffered,
-        shared: Federation,
-        send: Send,
-        key: jax.Array,
-        deadline: float | None,
-    ) -> None:
-        super().__init__(shared, send, key, deadline)
+    def __init__(self, rounds: Rounds, cohort: Buffered, key: jax.Array) -> None:
+        self.rounds, self.shared = rounds, rounds.shared
         self.cohort, self.began = cohort, time.monotonic()
         self.jobs: dict[int, int] = {}  # the rounds in which clients at work started
         self.reasons: dict[int, str] = {}  # why their answers can't be used
         self.events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
-        run_key = init_state(shared.setup, key).key
-        self.order = orders_of(run_key, shared.setup.num_clients)
+        setup = self.shared.setup
+        self.order = orders_of(init_state(setup, key).key, setup.num_clients)
 
     def prologue(self, progress: Progress) -> Progress:
-        progress = super().prologue(progress)
+        progress = self.rounds.prologue(progress)
         seconds = round(time.monotonic() - self.began, 3)
         silent = [
-            Arrival(PROLOGUE, lost.client, PROLOGUE, seconds) for lost in self.missing
+            Arrival(PROLOGUE, lost.client, PROLOGUE, seconds)
+            for lost in self.rounds.missing
         ]
         return progress._replace(arrived=tuple(silent))
 
@@ -70,14 +63,15 @@ class AsynchronousRounds(Rounds):
             setup.num_clients,
         )
         size = jnp.float32(wanted.buffer)
-        shared = self.broadcast[number](
+        shared = self.rounds.broadcast[number](
             training.server, training.index, keys.server, size
         )
 
         def begin(client: int) -> None:
             values = {"broadcast": shared, "present": size}
             values["keys"] = keys.members[client], keys.draws[client]
-            self._begin(client, self._request(progress, client, number, values), index)
+            request = self.rounds.request(progress, client, number, values)
+            self._begin(client, request, index)
 
         started: set[int] = set()  # who has begun in this round
         arrived: dict[int, Arrival] = {}  # in order
@@ -99,9 +93,11 @@ class AsynchronousRounds(Rounds):
         return self._step(progress, keys, arrived, answers)
 
     def _begin(self, client: int, request: bytes, index: int) -> None:
+        send, deadline = self.rounds.send, self.rounds.deadline
+
         def wait() -> None:
             try:
-                for sender, data in self.send({client: request}, self.deadline):
+                for sender, data in send({client: request}, deadline):
                     self.events.put(_Event(sender, data))
                 self.events.put(_Event(client, None, index))
             except Exception as error:  # the server raises it
@@ -123,7 +119,7 @@ class AsynchronousRounds(Rounds):
         if data is not None:
             turn = self.shared.turn(start, number)
             try:
-                message = self._read(data, client, run, turn, number)
+                message = self.rounds.read(data, client, run, turn, number)
             except MessageError as error:
                 self.reasons[client] = str(error)
                 return None  # perhaps another answer follows
@@ -133,7 +129,7 @@ class AsynchronousRounds(Rounds):
                 return client, start, message
             reason = f"later than max_staleness={most}"
         del self.jobs[client]
-        self._miss(number, index, client, reason)
+        self.rounds.miss(number, index, client, reason)
         return None
 
     def _step(
@@ -149,11 +145,11 @@ class AsynchronousRounds(Rounds):
         step = Step(list(arrived), [job.start for job in arrived.values()], 0.0)
         cohort, begun = map(jnp.int32, filled(step, self.cohort, setup.num_clients))
         sizes = np.ones(len(cohort), np.int32)
-        weights, sent = self._stacked(np.asarray(cohort), answers, number, sizes)
+        weights, sent = self.rounds.stacked(np.asarray(cohort), answers, number, sizes)
         of_members = keys._replace(
             members=keys.members[cohort], draws=keys.draws[cohort]
         )
-        server, received = self.update[number](
+        server, received = self.rounds.update[number](
             training.server, training.index, of_members, cohort, sent, weights, begun
         )
         counted = []
@@ -162,7 +158,7 @@ class AsynchronousRounds(Rounds):
                 accepted[job.client] = self.shared.turn(job.start, number)
                 counted.append(job)
             else:
-                self._miss(number, training.index, job.client, "not finite")
+                self.rounds.miss(number, training.index, job.client, "not finite")
         training = training._replace(server=server, index=training.index + 1)
         state = progress.state._replace(training=training)
         return Progress(state, accepted, progress.run, tuple(counted))

@@ -137,7 +137,7 @@ class Rounds:
         turn = self.shared.turn(int(training.index), number)
         values = {"broadcast": shared, "present": size}
         requests = {
-            client: self._request(
+            client: self.request(
                 progress,
                 client,
                 number,
@@ -148,9 +148,9 @@ class Rounds:
         }
         answers, problems = self._collect(requests, progress.run, turn, number)
         for client, problem in problems.items():
-            self._miss(number, training.index, client, problem)
+            self.miss(number, training.index, client, problem)
         sizes = np.ones(len(cohort), np.int32)
-        weights, sent = self._stacked(cohort, answers, number, sizes)
+        weights, sent = self.stacked(cohort, answers, number, sizes)
         server, received = self.update[number](
             training.server, training.index, keys, ids, sent, weights
         )
@@ -159,14 +159,15 @@ class Rounds:
             if received[place]:
                 accepted[client] = turn
             elif client in answers:
-                self._miss(number, training.index, client, "not finite")
+                self.miss(number, training.index, client, "not finite")
         state = progress.state._replace(training=training._replace(server=server))
         after = progress._replace(state=state, accepted=accepted)
         return after, Rest(number + 1, cohort, present & received)
 
-    def _request(
+    def request(
         self, progress: Progress, client: int, number: int, values: dict[str, Any]
     ) -> bytes:
+        """What a client is asked in an exchange."""
         index, base = progress.state.round, int(progress.accepted[client])
         if base == INITIAL:
             values = {**values, "params": self.initial}
@@ -193,15 +194,20 @@ class Rounds:
             if client not in requests or client in answers:
                 continue  # nobody asked, or a second answer
             try:
-                answers[client] = self._read(data, client, run, turn, number)
+                answers[client] = self.read(data, client, run, turn, number)
                 del problems[client]
             except MessageError as error:
                 problems[client] = str(error)
         return answers, problems
 
-    def _read(
+    def read(
         self, data: bytes, client: int, run: str, turn: int, number: int
     ) -> tuple[Any, int]:
+        """The message of an answer, and its number of examples.
+
+        Raises:
+          MessageError: If it can't be used.
+        """
         answer = messages.read(data)
         about = answer.about
         if about.get("client") != client:
@@ -218,7 +224,7 @@ class Rounds:
             raise MessageError("not finite")
         return sent, size
 
-    def _stacked(
+    def stacked(
         self,
         cohort: np.ndarray,
         answers: Mapping[int, tuple[Any, int]],
@@ -238,7 +244,8 @@ class Rounds:
         leaves = map(stack, *map(jax.tree.leaves, rows))
         return jnp.where(there, weights, 0), list(leaves)
 
-    def _miss(self, number: int, index: Any, client: int, reason: str) -> None:
+    def miss(self, number: int, index: Any, client: int, reason: str) -> None:
+        """Notes an answer that is left out."""
         at = -1 if number < self.shared.first else int(index)
         self.missing.append(Missing(at, number, client, plain(reason)))
 

@@ -80,21 +80,22 @@ def serve(
                 f"checkpoint_seconds, got {checkpoint_seconds}"
             )
     server, cohort = Rounds(shared, send, key, deadline), shared.setup.cohort
+    course: Rounds | AsynchronousRounds = server
     if isinstance(cohort, Buffered):
-        server = AsynchronousRounds(cohort, shared, send, key, deadline)
+        course = AsynchronousRounds(server, cohort, key)
     with _opened(directory, secret=private) as stored:
         progress = _begun(server, key, stored)
         if private:  # exchange by exchange
             server.keep = lambda progress: _save(stored, server, progress)
         if progress.rest is not None and progress.rest.number <= shared.first:
-            progress = server.prologue(progress)
+            progress = course.prologue(progress)
             _save(stored, server, progress)
         if progress.rest is None:
             on_round(progress, server.missing)
         since = time.monotonic()
         while progress.state.round < rounds:
             server.missing = []
-            progress = server.round(progress)
+            progress = course.round(progress)
             last = progress.state.round == rounds
             if last or time.monotonic() - since >= checkpoint_seconds:
                 _save(stored, server, progress)
