@@ -469,8 +469,13 @@ class Job:
         kind: Any = ExamplePrivacy
         if self.federated:
             kind = ClientPrivacy
-            usual = {"delta": 1e-5, "clip_norm": 0.5}
-            usual["cohort"] = how.pop("cohort", problem.sizes.get("cohort"))
+            size = how.pop("cohort", problem.sizes.get("cohort"))
+            if not isinstance(size, int):
+                raise ValueError(
+                    "a private run decides how clients are sampled; give --cohort a "
+                    "number"
+                )
+            usual = {"delta": 1e-5, "clip_norm": 0.5, "cohort": size}
             promise = {**usual, **promise}
         several = [kind(epsilon=e, rounds=self.rounds, **promise) for e in epsilons]
         how["privacy"] = several[0] if len(several) == 1 else several

@@ -79,6 +79,7 @@ QUICK = {
         "--clip-norm 1": "add --epsilon",
         "--graph ring": "is for agents without a server",
         "--epsilon 1,2": "for several, use compare",
+        "--epsilon 1 --cohort sampled:2": "give --cohort a number",
         "--log json": "unknown tracker 'json'; log takes",
         "--log wandb,wandb": "names 'wandb' twice",
         "--directory .": "choose another directory",
