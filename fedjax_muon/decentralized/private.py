@@ -35,7 +35,6 @@ noise multiplier is the standard deviation over the sensitivity; 0 is no noise.
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -50,13 +49,14 @@ from fedjax_muon.decentralized.dsgd import dsgd
 from fedjax_muon.decentralized.estimators import (
     Storm,
     add_public_gradient,
+    fresh,
     noisy,
     split_noise_key,
 )
 from fedjax_muon.decentralized.gossip import Estimator, Gossip, Iteration
 from fedjax_muon.decentralized.tracking import gradient_tracking
 from fedjax_muon.privacy.clipping import Clip, ClipNorm, Difference, Each, Split
-from fedjax_muon.privacy.correlated import Strategy
+from fedjax_muon.privacy.correlated import Strategy, banded, buffered_toeplitz
 from fedjax_muon.privacy.gaussian import add_normal, sum_dtype
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
@@ -243,6 +243,8 @@ class PrivateMethod(NamedTuple):
     amplified: bool
     # whether it is accounted for under Poisson sampling, of groups that take turns if
     # the noise is correlated, or under cyclic sampling
+    strategy: Callable[[int, int, int], Strategy | None] = lambda *numbers: None
+    # (steps, bands, steps between batches of an example) -> correlation of the noise
 
     def build(
         self,
@@ -264,21 +266,11 @@ class PrivateMethod(NamedTuple):
         return private(self.base(lr=lr, rule=rule), self, mechanism, noise_scale)
 
 
-@dataclasses.dataclass
-class _Sealed:
-    """A batch that the estimator alone can open, and how often it did."""
-
-    objective: Objective
-    batch: Any
-    iteration: Iteration
-    opened: int = 0
-
-
 @recorded
 def private(
     base: Gossip, method: PrivateMethod, mechanism: Mechanism, noise_scale: Hyper
 ) -> Gossip:
-    """Replaces the estimator of an algorithm by a private one.
+    """Makes an algorithm again, with a private estimator.
 
     The algorithm must touch its data through the estimator alone, and once in an
     iteration, outside of loops; what it does with the estimates costs no privacy.
@@ -286,8 +278,8 @@ def private(
     and messages must not contain the estimator's memory, except to keep it.
 
     Args:
-      base: Made by a `recorded` function with an argument `estimator`, which was left
-        out, such as `dsgd` and `gradient_tracking`.
+      base: Made by a `recorded` function with an argument `estimator=fresh()`, which
+        was left out, such as `dsgd` and `gradient_tracking`.
     """
     recipe = recipe_of(base)
     if recipe is None or "estimator" not in recipe.arguments:
@@ -296,44 +288,43 @@ def private(
             "privacy replaces the argument `estimator` of a `recorded` function, such "
             f"as dsgd or gradient_tracking, got {name}, which has none"
         )
-    default = inspect.signature(recipe.function).parameters["estimator"].default
-    if recipe.arguments["estimator"] is not default:
+    given = getattr(recipe.arguments["estimator"], "recipe", None)
+    if given is None or given.function is not fresh:
         raise ValueError(
-            "privacy decides the estimator; leave it out, and choose the method of "
-            "the mechanism"
+            "privacy decides the estimator, in place of fresh(); leave it out, and "
+            "choose the method of the mechanism"
         )
+    name = recipe.function.__name__
+    make = functools.partial(recipe.function, **recipe.arguments)
     estimator = add_public_gradient(method.estimator(mechanism, noise_scale))
 
-    def opened(sealed: _Sealed) -> tuple[Objective, Any, Iteration]:
-        sealed.opened += 1
-        return sealed.objective, sealed.batch, sealed.iteration
+    def sealing(phase: str) -> Callable[..., Any]:
+        """A phase of the algorithm in which only the estimator has data, once."""
 
-    def first(_, params, sealed, __):
-        objective, batch, iteration = opened(sealed)
-        return estimator.start(objective, params, batch, iteration)
-
-    def later(_, memory, params, sealed, __):
-        objective, batch, iteration = opened(sealed)
-        return estimator.update(objective, memory, params, batch, iteration)
-
-    arguments = dict(recipe.arguments) | {"estimator": Estimator(first, later)}
-    algorithm = recipe.function(**arguments)
-
-    def sealing(advance: Callable[..., Any]) -> Callable[..., Any]:
         def run(objective, state, mix, batch, iteration):
-            sealed = _Sealed(objective, batch, iteration)
-            state = advance(_closed(objective), state, mix, sealed, iteration)
-            if sealed.opened != 1:
+            opened = []
+
+            def opening(estimate: Callable[..., Any]) -> Callable[..., Any]:
+                def estimated(_, *given):
+                    *known, _, _ = given  # without the batch
+                    opened.append(estimate)
+                    return estimate(objective, *known, batch, iteration)
+
+                return estimated
+
+            sealed = Estimator(opening(estimator.start), opening(estimator.update))
+            advance = getattr(make(estimator=sealed), phase)
+            state = advance(_closed(objective), state, mix, None, iteration)
+            if len(opened) != 1:
                 raise ValueError(
                     "a private algorithm must estimate its gradient once per "
-                    f"iteration, but {recipe.function.__name__} did {sealed.opened} "
-                    "times"
+                    f"iteration, but {name} did {len(opened)} times"
                 )
             return state
 
         return run
 
-    return Gossip(sealing(algorithm.start), sealing(algorithm.step))
+    return Gossip(sealing("start"), sealing("step"))
 
 
 def _closed(objective: Objective) -> Objective:
@@ -414,6 +405,7 @@ PRIVATE: dict[str, PrivateMethod] = {
         dsgd,
         _correlated_release,
         amplified=True,
+        strategy=lambda steps, bands, _: banded(steps, min(bands, steps)),
     ),
     "dp_ftrl_buffered": PrivateMethod(
         "DP-FTRL (buffered)",
@@ -423,6 +415,7 @@ PRIVATE: dict[str, PrivateMethod] = {
         dsgd,
         _correlated_release,
         amplified=False,
+        strategy=lambda steps, _, separation: buffered_toeplitz(steps, separation),
     ),
     "dpmixsgd": PrivateMethod(
         "DPMixSGD (clipped)",

@@ -17,7 +17,6 @@ from fedjax_muon.core import Hyper, check_count, recorded
 from fedjax_muon.core.recipe import Recipe
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism, PrivateMethod
-from fedjax_muon.privacy.correlated import Strategy, banded, buffered_toeplitz
 
 
 class PrivateAgents(NamedTuple):
@@ -56,12 +55,8 @@ class ExamplePrivacy:
         """The clip and noise of a method, whose smallest agent has so many examples."""
         check_count("batch_size", batch_size)
         check_count("bands", self.bands)
-        change, steps = self.change_clip_norm, self.rounds + 1
-        strategy: Strategy | None = None
-        if agents.method is PRIVATE["dp_ftrl"]:
-            strategy = banded(steps, min(self.bands, steps))
-        elif agents.method is PRIVATE["dp_ftrl_buffered"]:
-            strategy = buffered_toeplitz(steps, max(1, smallest // batch_size))
+        change, separation = self.change_clip_norm, max(1, smallest // batch_size)
+        strategy = agents.method.strategy(self.rounds + 1, self.bands, separation)
         return Mechanism(
             clip_norm=self.clip_norm,
             change_clip_norm=self.clip_norm / 10 if change is None else change,
