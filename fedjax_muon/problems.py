@@ -29,7 +29,7 @@ from fedjax_muon.core import check_choice, check_count, check_range, streams
 from fedjax_muon.core.recipe import in_words
 from fedjax_muon.data import Dataset, client_tests as of_clients, imbalance, partition
 from fedjax_muon.data.cleaning import MISSING
-from fedjax_muon.data.dataset import hold_out
+from fedjax_muon.data.dataset import TOKEN_TYPES, hold_out
 from fedjax_muon.data.images import Size
 from fedjax_muon.data.loading import OPTIONS, Directory, open_dataset
 from fedjax_muon.decentralized.topology import GRAPHS, GraphOf, metropolis
@@ -233,7 +233,7 @@ gru = functools.partial(rnn, cell="gru")
 
 def is_text(dataset: Dataset) -> bool:
     """Whether the examples of a dataset are token ids."""
-    return dataset.x_train.dtype == np.int32
+    return dataset.x_train.dtype in TOKEN_TYPES
 
 
 def _classes(dataset: Dataset) -> int:

@@ -100,7 +100,8 @@ def speakers(number: int = 32, least: int = 2000) -> Problem:
     Returns:
       The problem.
     """
-    texts = [t for t in natural.texts_of(files_of("plays").paths) if len(t) >= least]
+    every = natural.texts_of_speakers(files_of("plays").paths).values()
+    texts = [text for text in every if len(text) >= least]
     drawn = np.random.default_rng(0).choice(len(texts), number, replace=False)
     dataset = fm.data.check(natural.dataset_of([texts[i] for i in sorted(drawn)]))
     model = fm.models.lstm(

@@ -2,11 +2,11 @@
 
 `load` reads a dataset by its name, and `prepare` downloads one of tensorflow-datasets.
 `from_arrays`, `from_npz`, `from_csv`, `from_folder` and `from_hf` make one of your own
-data.
+data. `from_text` reads texts as windows of tokens, for language models.
 `NAMES` describes all datasets.
 """
 
-from fedjax_muon.data import client_tests, imbalance, partition
+from fedjax_muon.data import client_tests, imbalance, partition, tokenizers
 from fedjax_muon.data.catalog import NAMES
 from fedjax_muon.data.dataset import (
     Dataset,
@@ -18,6 +18,7 @@ from fedjax_muon.data.dataset import (
 )
 from fedjax_muon.data.hugging_face import from_hf
 from fedjax_muon.data.loading import load, prepare
+from fedjax_muon.data.token_windows import from_text
 from fedjax_muon.data.user_files import from_arrays, from_csv, from_folder, from_npz
 
 __all__ = [
@@ -32,10 +33,12 @@ __all__ = [
     "from_folder",
     "from_hf",
     "from_npz",
+    "from_text",
     "hold_out",
     "imbalance",
     "load",
     "partition",
     "prepare",
     "standardize",
+    "tokenizers",
 ]

@@ -14,6 +14,7 @@ TRAIN, TEST = "train", "test"
 
 
 CHUNK = 2**18  # numbers that are converted at a time
+TOKEN_TYPES = (np.int32, np.uint16)  # of token ids
 EXACT = (np.uint8, np.float32)  # types whose numbers are standardized in float32
 FEW_DIGITS = 1e-3  # of a standard deviation, which neighbors differ by
 
@@ -132,6 +133,8 @@ class Dataset(NamedTuple):
     test_owners: np.ndarray | None = None  # likewise of each test example
     # How the inputs were standardized; None if they were not.
     standardization: Standardization | None = None
+    # Of windows of tokens: what encodes and decodes them, a `tokenizers.Tokenizer`.
+    tokenizer: Any = None
 
     def __repr__(self) -> str:
         return f"Dataset({summary(self)})"
@@ -157,7 +160,7 @@ def summary(
     train, test = (len(np.atleast_1d(y)) for y in (dataset.y_train, dataset.y_test))
     shape, classes = np.shape(dataset.x_train)[1:], [*map(str, dataset.classes)]
     inputs = _number(shape[0], "feature") if len(shape) == 1 else None
-    if getattr(dataset.x_train, "dtype", None) == np.int32 and len(shape) == 1:
+    if getattr(dataset.x_train, "dtype", None) in TOKEN_TYPES and len(shape) == 1:
         inputs = f"{_number(shape[0], 'token')} each"
     names = classes if len(classes) <= MOST_CLASSES else classes[:FIRST_CLASSES]
     more = ", ..." if len(names) < len(classes) else ""
@@ -234,7 +237,7 @@ def check(dataset: Dataset) -> Dataset:
         )
     _check_inputs("x_train", x_train)
     _check_inputs("x_test", x_test)
-    is_text = x_train.dtype == np.int32
+    is_text = x_train.dtype in TOKEN_TYPES
     tokens = 1 + int(max(x_train.max(), x_test.max())) if is_text else 0
     num_classes = len(dataset.classes)
     return dataset._replace(
@@ -302,7 +305,7 @@ def not_finite(x: np.ndarray) -> str:
 
 
 def _check_inputs(name: str, x: np.ndarray) -> None:
-    tokens = x.dtype == np.int32 and x.ndim == 2
+    tokens = x.dtype in TOKEN_TYPES and x.ndim == 2
     plain = x.dtype in (np.uint8, np.float32) and x.ndim >= 2
     if not x.size or not (tokens or plain):
         raise ValueError(
@@ -344,7 +347,7 @@ def standardize(dataset: Dataset) -> Dataset:
       The dataset with float32 inputs (x - mean) / std, and with the mean and the std
       as `standardization`. Token ids do not change.
     """
-    if dataset.x_train.dtype == np.int32:
+    if dataset.x_train.dtype in TOKEN_TYPES:
         return dataset
     scales = standardization_of(dataset.x_train)
     x_train, x_test = map(scales.of_rows, (dataset.x_train, dataset.x_test))

@@ -200,18 +200,18 @@ def speeches(text: str) -> dict[str, list[str]]:
     return {name: lines for name, lines in spoken_by.items() if lines}
 
 
-def texts_of(paths: Sequence[Path]) -> list[str]:
-    """The joined speeches of every speaker with two or more.
+def texts_of_speakers(paths: Sequence[Path]) -> dict[str, str]:
+    """The joined speeches of every speaker with two or more, as "PLAY: SPEAKER".
 
     Args:
       paths: Path of one play; those beside it are read too.
     """
-    return [
-        "\n".join(lines)
+    return {
+        f"{path.stem}: {speaker}": "\n".join(lines)
         for path in visible(paths[0].parents[1], "*/*.md")
-        for lines in speeches(path.read_text(encoding="utf-8")).values()
+        for speaker, lines in speeches(path.read_text(encoding="utf-8")).items()
         if len(lines) > 1
-    ]
+    }
 
 
 def dataset_of(texts: Sequence[str]) -> Dataset:
@@ -229,4 +229,4 @@ def dataset_of(texts: Sequence[str]) -> Dataset:
 
 def read_plays(paths: Sequence[Path]) -> Dataset:
     """Reads all plays; owners are speakers in the order of their first speeches."""
-    return dataset_of(texts_of(paths))
+    return dataset_of([*texts_of_speakers(paths).values()])

@@ -29,6 +29,18 @@ def iid(labels: ArrayLike, num_clients: int, *, key: jax.Array) -> list[np.ndarr
     return [part.astype(np.int32) for part in np.array_split(order, num_clients)]
 
 
+def contiguous(
+    labels: ArrayLike, num_clients: int, *, key: jax.Array | None = None
+) -> list[np.ndarray]:
+    """Cuts the examples into pieces in their order; sizes differ by at most one.
+
+    Of windows of a text, every client has a piece of it. The key has no effect.
+    """
+    del key
+    order = np.arange(len(_checked(labels, num_clients)), dtype=np.int32)
+    return np.array_split(order, num_clients)
+
+
 def dirichlet(
     labels: ArrayLike,
     num_clients: int,

@@ -13,7 +13,6 @@ from fedjax_muon.simulation.batching import Clients
 from fedjax_muon.tasks.task import Scores, Task
 
 BATCH_SIZE = 512
-MAX_TRAINING_EXAMPLES = 10_000
 
 Evaluation = dict[str, jax.Array]  # metrics by name
 Examples = tuple[Any, Any]  # x [n, ...], y [n]
@@ -61,8 +60,8 @@ def evaluate(
     """Evaluates parameters on training, test and validation examples.
 
     Args:
-      clients: Their examples are the training examples. From more than 10,000 of them,
-        as many are selected at equal distances in the order of clients.
+      clients: Their examples are the training examples. From more than the task's
+        `scored`, as many are selected at equal distances in the order of clients.
       client_tests: The clients' test examples, if they have their own.
       validation: Examples that no client has.
 
@@ -76,7 +75,7 @@ def evaluate(
     """
     count = len(clients.partition.order)
     sampled = np.linspace(
-        0, count - 1, min(count, MAX_TRAINING_EXAMPLES), dtype=np.int32
+        0, count - 1, min(count, task.scored.examples), dtype=np.int32
     )
     owned = clients.partition.order[sampled]
     y = clients.y[owned]

@@ -16,6 +16,7 @@ from fedjax_muon.tasks.classification import (
     starting_at,
     weighted_mean,
 )
+from fedjax_muon.tasks.language import language
 from fedjax_muon.tasks.task import Batch, Metric, Scores, Task, as_argument, as_partial
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "classification",
     "cross_entropy",
     "from_logits",
+    "language",
     "logits_of",
     "starting_at",
     "weighted_mean",

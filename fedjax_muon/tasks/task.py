@@ -4,6 +4,7 @@ A `Task` is a tuple of pure functions. The rest of the library knows nothing els
 a model.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -37,6 +38,14 @@ Scores = dict[str, jax.Array]
 Metric = Callable[[Scores, jax.Array], jax.Array]
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """A largest number of examples, which programs are compiled for."""
+
+    examples: int
+
+
 class Task(NamedTuple):
     """What is trained: pure functions for the parameters, the gradient and the scores.
 
@@ -58,6 +67,7 @@ class Task(NamedTuple):
     public_grad: Callable[[Any], Any] | None = None
     # reported metrics by name: functions of the scores of all examples
     metrics: Mapping[str, Metric] = MEANS
+    scored: Limit = Limit(10_000)  # training examples in an evaluation
 
 
 def as_argument(task: Task) -> Task:
@@ -69,12 +79,12 @@ def as_argument(task: Task) -> Task:
     Returns:
       The same task, whose leaves are the arrays that its functions hold.
     """
-    *functions, metrics = task
+    *functions, metrics, scored = task
     held: Any = [None if f is None else as_partial(f) for f in functions]
     named = {name: as_partial(metric) for name, metric in metrics.items()}
     grad: Any = as_partial(task.grad)
     traced = Partial(jax.jit(grad.func), *grad.args, **grad.keywords)
-    return Task(*held)._replace(grad=traced, metrics=named)
+    return Task(*held)._replace(grad=traced, metrics=named, scored=scored)
 
 
 def as_partial(function: Callable[..., Any]) -> Partial:

@@ -1,0 +1,168 @@
+"""Texts as windows of tokens, for language models.
+
+    dataset = data.from_text("letters/", window=128)
+    text = dataset.tokenizer.decode(dataset.x_train[0])
+
+The tokens of a document are cut into windows of `window` + 1 tokens, each of which
+begins with the last token of the one before. So every token but the first is predicted
+once, from the tokens before it in its window, and windows take the memory of the
+tokens. A window is an example, and its label is the number of its document.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_muon.core import check_count, check_range
+from fedjax_muon.data import natural, tokenizers
+from fedjax_muon.data.dataset import Dataset, check
+from fedjax_muon.data.hugging_face import is_saved
+from fedjax_muon.data.loading import files_of
+from fedjax_muon.data.tokenizers import Tokenizer
+from fedjax_muon.files import visible
+from fedjax_muon.versions import optional
+
+Texts = Mapping[str, str]  # by the names of documents
+PLAYS = "plays"
+
+
+def from_text(
+    source: str | os.PathLike[str] | Texts,
+    *,
+    window: int = 128,
+    tokenizer: str | os.PathLike[str] | Tokenizer = "bytes",
+    test_share: float = 0.1,
+    column: str = "text",
+) -> Dataset:
+    """Reads texts as windows of tokens, x [n, window + 1].
+
+    Several documents are the owners of their windows, so that each can be a client. A
+    document's last windows are for testing. The few tokens that fill no window are
+    left out.
+
+    Args:
+      source: A text file; a directory, each of whose .txt files is a document; what
+        Hugging Face's `save_to_disk` wrote, each of whose rows is one; "plays", the
+        speakers of Shakespeare's plays; or texts by the names of documents.
+      window: T, the number of tokens that are predicted in a window.
+      tokenizer: "bytes", "characters", the path of a tokenizer.json, or a `Tokenizer`.
+      test_share: Share of every document's windows that is held out, at its end.
+      column: Column of a Hugging Face dataset.
+
+    Returns:
+      A dataset whose `tokenizer` decodes its windows.
+
+    Raises:
+      ValueError: If a document has fewer than two windows, and so on.
+
+    Example:
+      >>> letters = {"ann": "to be or not to be", "bob": "that is the question"}
+      >>> dataset = from_text(letters, window=4)
+      >>> dataset.tokenizer.decode(dataset.x_train[1])
+      'e or '
+    """
+    check_count("window", window, 2)
+    check_range("test_share", test_share, 0, 1, open_low=True, open_high=True)
+    texts = source if isinstance(source, Mapping) else _texts(source, column)
+    made = _tokenizer(tokenizer, texts)
+    kind = np.uint16 if made.vocabulary <= 2**16 else np.int32
+    train, test = list[np.ndarray](), list[np.ndarray]()
+    for name, text in texts.items():
+        windows = _windows(name, made.encode(text), window).astype(kind)
+        held = max(1, round(test_share * len(windows)))
+        train.append(windows[:-held])
+        test.append(windows[-held:])
+    owners, held_owners = (
+        np.repeat(np.arange(len(texts)), list(map(len, parts))).astype(np.int32)
+        for parts in (train, test)
+    )
+    several = len(texts) > 1
+    return check(
+        Dataset(
+            np.concatenate(train),
+            owners,
+            np.concatenate(test),
+            held_owners,
+            tuple(texts),
+            made.vocabulary,
+            owners if several else None,
+            held_owners if several else None,
+            tokenizer=made,
+        )
+    )
+
+
+def _windows(name: str, ids: np.ndarray, window: int) -> np.ndarray:
+    """The windows of a document, [n, window + 1]."""
+    count = (len(ids) - 1) // window
+    if count < 2:
+        raise ValueError(
+            f"{name} has {len(ids)} tokens, and two windows, one of them for testing, "
+            f"need {2 * window + 1}; lower window, or leave it out"
+        )
+    return np.lib.stride_tricks.sliding_window_view(ids, window + 1)[::window][:count]
+
+
+def _tokenizer(
+    tokenizer: str | os.PathLike[str] | Tokenizer, texts: Texts
+) -> Tokenizer:
+    if isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    if not isinstance(tokenizer, str | os.PathLike):
+        raise TypeError(
+            f"tokenizer must be a name, a path or a Tokenizer, got {tokenizer!r:.60}"
+        )
+    if isinstance(tokenizer, str) and tokenizer in tokenizers.NAMED:
+        return tokenizers.NAMED[tokenizer](texts.values())
+    if not Path(tokenizer).expanduser().is_file():
+        raise ValueError(
+            f"there is no tokenizer {os.fspath(tokenizer)!r}; give "
+            f"{', '.join(tokenizers.NAMED)}, or the path of a tokenizer.json"
+        )
+    return tokenizers.from_file(tokenizer)
+
+
+def _texts(source: str | os.PathLike[str], column: str) -> Texts:
+    """The documents of a source, by their names."""
+    if source == PLAYS:
+        return natural.texts_of_speakers(files_of(PLAYS).paths)
+    place = Path(source).expanduser()
+    if not place.exists():
+        raise FileNotFoundError(
+            f"there is no text {place}; give a text file, a directory of them, or "
+            f"{PLAYS!r}"
+        )
+    if place.is_file():
+        return {place.name: _text(place)}
+    if is_saved(place):
+        return _rows(place, column)
+    files = visible(place, "*.txt")
+    if not files:
+        raise ValueError(f"{place} has no .txt file; give a directory that has some")
+    return {file.stem: _text(file) for file in files}
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is not UTF-8 from byte {error.start} on; convert it first, "
+            "such as by iconv -t utf-8"
+        ) from error
+
+
+def _rows(place: Path, column: str) -> Texts:
+    """The texts of a Hugging Face dataset; those of all its splits together."""
+    library = optional("datasets", "what save_to_disk of Hugging Face wrote")
+    saved = library.load_from_disk(str(place))
+    splits = dict(saved) if isinstance(saved, dict) else {"": saved}
+    texts: dict[str, str] = {}
+    for name, split in splits.items():
+        if column not in split.column_names:
+            known = ", ".join(split.column_names)
+            raise ValueError(f"{place} has no column {column!r}; it has {known}")
+        texts |= {f"{name}{i}": str(text) for i, text in enumerate(split[column])}
+    return texts

@@ -1,0 +1,117 @@
+"""Texts as windows of tokens, and tokenizers."""
+
+import datasets
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import fedjax_muon as fm
+from fedjax_muon.data import from_text, tokenizers
+
+ANN, BOB = "to be or not to be", "that is the question — ok"
+LETTERS = {"ann": ANN, "bob": BOB}
+
+
+def texts(x, dataset):
+    return [dataset.tokenizer.decode(row) for row in x]
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "characters"])
+def test_every_token_but_the_first_is_predicted_once(tokenizer):
+    dataset = from_text(LETTERS, window=4, tokenizer=tokenizer)
+    encode = dataset.tokenizer.encode
+    for owner, text in enumerate(LETTERS.values()):
+        train = dataset.x_train[dataset.owners == owner]
+        test = dataset.x_test[dataset.test_owners == owner]
+        rows, ids = np.concatenate([train, test]), encode(text)
+        assert len(test) == 1
+        count = (len(ids) - 1) // 4
+        np.testing.assert_array_equal(rows[:, 1:].ravel(), ids[1 : 1 + 4 * count])
+        np.testing.assert_array_equal(rows[:, 0], ids[: 4 * count : 4])
+    assert dataset.x_train.dtype == np.uint16
+    assert dataset.classes == ("ann", "bob")
+    assert dataset.y_train.tolist() == dataset.owners.tolist()
+
+
+def test_a_file_is_one_document_and_files_of_a_directory_are_owners(tmp_path):
+    for name, text in LETTERS.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    (tmp_path / ".hidden.txt").write_text("x")
+    alone = from_text(tmp_path / "ann.txt", window=4)
+    assert (alone.owners, alone.classes) == (None, ("ann.txt",))
+    assert texts(alone.x_train, alone) == ["to be", "e or ", " not "]
+    both = from_text(tmp_path, window=4)
+    given = from_text(LETTERS, window=4)
+    np.testing.assert_array_equal(both.x_train, given.x_train)
+    assert both.classes == given.classes
+    rows = datasets.Dataset.from_dict({"text": [*LETTERS.values()], "id": [0, 1]})
+    rows.save_to_disk(tmp_path / "saved")
+    saved = from_text(tmp_path / "saved", window=4)
+    np.testing.assert_array_equal(saved.x_train, given.x_train)
+    with pytest.raises(ValueError, match="has no column 'body'; it has text, id"):
+        from_text(tmp_path / "saved", column="body")
+
+
+def test_pieces_are_contiguous():
+    text = "".join(map(chr, range(65, 65 + 41)))
+    dataset = from_text({"a": text}, window=4, test_share=0.2)
+    parts = fm.partition.contiguous(dataset.y_train, 3)
+    assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+def bpe():
+    """A tokenizer of bytes and pairs, one of them of two bytes of a letter."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {x: i for i, x in enumerate([*letters, "to", "Ã©", "<end>"])}
+    made = Tokenizer(models.BPE(vocabulary, [("t", "o"), ("Ã", "©")]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<end>"])
+    return made
+
+
+def test_bytes_of_tokens():
+    assert tokenizers.of_bytes().nbytes.tolist() == [1] * 256
+    known = tokenizers.characters("aé—😀")
+    assert known.nbytes.tolist() == [1, 2, 3, 4]
+    assert known.decode(known.encode("é😀a")) == "é😀a"
+
+
+def test_a_file_of_the_library_tokenizers(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    bpe().save(str(path))
+    read = tokenizers.from_file(path)
+    ids = read.encode("to é")
+    assert read.decode(ids) == "to é"
+    assert read.nbytes[ids].tolist() == [2, 1, 2]
+    assert read.nbytes[-1] == 0  # <end>
+    dataset = from_text({"a": 9 * "to be é "}, window=4, tokenizer=path)
+    assert dataset.tokens == read.vocabulary == 259
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"expected a tokenizer\.json"):
+        tokenizers.from_file(path)
+
+
+def wrong(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (tmp_path / "empty").mkdir()
+    return {
+        "ann has 18 tokens, and two windows, .* need 33; lower window": (LETTERS, 16),
+        "latin.txt is not UTF-8 from byte 3 on; convert": (tmp_path / "latin.txt", 4),
+        "there is no text .*nowhere; give a text file": (tmp_path / "nowhere", 4),
+        "has no .txt file; give a directory": (tmp_path / "empty", 4),
+        "window must be at least 2, got 1": (LETTERS, 1),
+    }
+
+
+def test_texts_that_can_not_be_cut_are_refused(tmp_path):
+    for said, (source, window) in wrong(tmp_path).items():
+        with pytest.raises((ValueError, OSError), match=said) as error:
+            from_text(source, window=window)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="has no 'x'; leave it out, or encode by b"):
+        tokenizers.characters("ab").encode("xa")
+    with pytest.raises(ValueError, match="no tokenizer 'words'; give bytes, charact"):
+        from_text(LETTERS, tokenizer="words")
+    with pytest.raises(ValueError, match=r"test_share must lie in \(0, 1\), got 1"):
+        from_text(LETTERS, window=4, test_share=1.0)

@@ -1,0 +1,107 @@
+"""Language modeling against sums in NumPy."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_muon as fm
+from fedjax_muon.simulation.evaluation import scores
+from fedjax_muon.tasks.task import Batch
+
+TEXTS = {"ann": 9 * "to be or not to be, ", "bob": 20 * "thé is, "}
+DATA = fm.data.from_text(TEXTS, window=6, tokenizer="characters")
+
+
+class Bigram(nn.Module):
+    """Logits of the next token by the last one."""
+
+    tokens: int
+
+    @nn.compact
+    def __call__(self, x):
+        table = nn.initializers.normal(1.0)
+        shape = (self.tokens, self.tokens)
+        return self.param("table", table, shape)[x.astype(jnp.int32)]
+
+
+TASK = fm.tasks.language(Bigram(DATA.tokens), DATA)
+PARAMS = TASK.init(jax.random.key(0))
+
+
+def nats(table, x):
+    """Of every token but the first, in float64."""
+    logits = np.float64(table)[x[:, :-1]]
+    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return -np.take_along_axis(logs, x[:, 1:, None].astype(int), -1)[..., 0]
+
+
+def test_metrics_are_sums_over_sums():
+    x, y = DATA.x_test, DATA.y_test
+    found = scores(TASK, PARAMS, jnp.asarray(x), jnp.asarray(y))
+    values = {name: metric(found, y) for name, metric in TASK.metrics.items()}
+    each = nats(PARAMS["table"], x)
+    sizes = DATA.tokenizer.nbytes[x[:, 1:]]
+    assert len(set(sizes.ravel())) > 1
+    bits = each.sum() / (np.log(2) * sizes.sum())
+    assert values["loss"] == pytest.approx(each.mean(), rel=1e-6)
+    assert values["perplexity"] == pytest.approx(np.exp(each.mean()), rel=1e-5)
+    assert values["bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+
+
+def test_tokens_without_bytes_are_not_counted():
+    silent = DATA.tokenizer.nbytes * (np.arange(DATA.tokens) != 3)
+    data = DATA._replace(tokenizer=DATA.tokenizer._replace(nbytes=silent))
+    task = fm.tasks.language(Bigram(DATA.tokens), data)
+    found = scores(task, PARAMS, *map(jnp.asarray, data[2:4]))
+    each, sizes = nats(PARAMS["table"], data.x_test), silent[data.x_test[:, 1:]]
+    bits = each[sizes > 0].sum() / (np.log(2) * sizes.sum())
+    value = TASK.metrics["bits_per_byte"](found, None)
+    assert value == pytest.approx(bits, rel=1e-6)
+    # without a tokenizer there are no bytes
+    plain = fm.tasks.language(Bigram(DATA.tokens), data._replace(tokenizer=None))
+    assert set(plain.metrics) == {"loss", "perplexity"}
+
+
+def test_the_gradient_is_of_the_mean_over_tokens_and_windows():
+    x = jnp.asarray(DATA.x_train[:3])
+    batch = Batch(x, jnp.zeros(3, jnp.int32), jnp.array([1.0, 1.0, 0.0]))
+    grad = TASK.grad(PARAMS, batch, jax.random.key(0))["table"]
+    expected, step = np.zeros(grad.shape), 1e-4
+    table = np.float64(PARAMS["table"])
+    for at in np.ndindex(*grad.shape):
+        up, down = table.copy(), table.copy()
+        up[at] += step
+        down[at] -= step
+        ends = [nats(each, np.asarray(x[:2])).mean() for each in (up, down)]
+        expected[at] = (ends[0] - ends[1]) / (2 * step)
+    np.testing.assert_allclose(grad, expected, atol=1e-6)
+
+
+def test_evaluations_score_a_part_of_the_training_tokens():
+    assert TASK.scored.examples == 2**16 // 6
+    parts = fm.partition.by_owner(DATA.owners)
+    sizes = {"cohort": 2, "local_steps": 1, "batch_size": 4}
+    simulation = fm.federate(fm.fedavg(lr=1.0), TASK, DATA, parts, **sizes)
+    state = simulation.init(jax.random.key(1))
+    first = simulation.evaluate(state)
+    state, _ = simulation.train_rounds(state, 20)
+    last = simulation.evaluate(state)
+    assert not {name for name in last if "accuracy" in name}
+    assert last["test_bits_per_byte"] < first["test_bits_per_byte"]
+    every = nats(np.asarray(state.params["table"]), DATA.x_train)
+    assert last["train_loss"] == pytest.approx(every.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "said"),
+    [
+        (Bigram(3), DATA, "give it the vocabulary of the dataset"),
+        (Bigram, DATA, "a model must be a flax.linen module"),
+        (Bigram(64), fm.data.load("digits"), "make them with data.from_text"),
+    ],
+)
+def test_models_of_other_data_are_refused(model, data, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        fm.tasks.language(model, data)
