@@ -12,6 +12,9 @@ the statistics of normalization layers and the softmax of attention. Logits have
 type `dtype`. Networks with convolutions take `convolution`, a function with the
 arguments of `lax.conv_general_dilated`, such as `models.convolution.by_patches`.
 
+`GPT` and `llama` are language models, which map token ids to logits for every place.
+`from_hugging_face` reads published ones, and `generate` samples tokens.
+
 `from_nnx` converts a module of flax.nnx.
 
 `save_params` and `load_params` are for parameters of any model, in files that other
@@ -23,6 +26,8 @@ from collections.abc import Callable
 import flax.linen as nn
 
 from fedjax_muon.models.from_nnx import from_nnx
+from fedjax_muon.models.gpt import GPT, generate, llama
+from fedjax_muon.models.hugging_face import from_hugging_face
 from fedjax_muon.models.resnet import ResNet18
 from fedjax_muon.models.rnn import RNN, gru, lstm
 from fedjax_muon.models.small import MLP, EmnistCNN, LeNet
@@ -43,14 +48,18 @@ ALL: dict[str, Callable[..., nn.Module]] = {
 
 __all__ = [
     "ALL",
+    "GPT",
     "MLP",
     "RNN",
     "EmnistCNN",
     "LeNet",
     "ResNet18",
     "ViT",
+    "from_hugging_face",
     "from_nnx",
+    "generate",
     "gru",
+    "llama",
     "load_metadata",
     "load_params",
     "lstm",

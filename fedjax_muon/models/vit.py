@@ -1,6 +1,8 @@
 """The vision transformer, in two sizes that federated work trains from scratch."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -25,34 +27,86 @@ class Attention(nn.Module):
     The kernels of query, key and value, [width, heads head_width], and the transposed
     one of out are plain matrices: Muon orthogonalizes each of the four as one matrix,
     all heads together.
+
+    If the collection "cache" has `keys` and `values` [..., M, key_heads, head_width],
+    those of the tokens are written there from place `start` on, and the tokens attend
+    to all M.
+
+    Attributes:
+      bias: Whether query, key and value have a bias.
+      key_heads: Number of heads of keys and values, each of which heads / key_heads
+        consecutive heads of queries share; by default, all have their own.
+      out_bias: Whether out has a bias.
+      out_init: Initializer of the kernel of out, if not `kernel_init`.
+      rotary: Function of queries or keys [..., N, heads, head_width] and the places of
+        their tokens [N] that rotates each by its place.
+      causal: Whether tokens attend only to themselves and those before.
+      dropout: Rate of dropout of the attention weights.
     """
 
     heads: int
     head_width: int
-    bias: bool  # whether query, key and value have a bias
+    bias: bool
     kernel_init: Initializer
     dtype: DTypeLike | None
+    key_heads: int | None = None
+    out_bias: bool = True
+    out_init: Initializer | None = None
+    rotary: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    causal: bool = False
+    dropout: float = 0.0
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, bias: jax.Array | None = None, mask: jax.Array | None = None
+        self,
+        x: jax.Array,
+        bias: jax.Array | None = None,
+        mask: jax.Array | None = None,
+        start: int | jax.Array = 0,
     ) -> jax.Array:
         *outer, width = x.shape
         dense = partial(nn.Dense, kernel_init=self.kernel_init, dtype=self.dtype)
 
-        def project(name: str) -> jax.Array:
-            inner = self.heads * self.head_width
-            y = dense(inner, use_bias=self.bias, name=name)(_rows(x))
-            return y.reshape(*outer, self.heads, self.head_width)
+        def project(name: str, heads: int) -> jax.Array:
+            inner = heads * self.head_width
+            y = dense(inner, use_bias=self.bias, name=name)(rows(x))
+            return y.reshape(*outer, heads, self.head_width)
 
-        query, key, value = (project(name) for name in ("query", "key", "value"))
+        fewer = self.key_heads or self.heads
+        query = project("query", self.heads)
+        key, value = (project(name, fewer) for name in ("key", "value"))
+        places = start + jnp.arange(outer[-1])
+        if self.rotary:
+            query, key = (self.rotary(y, places) for y in (query, key))
+        key, value = self._all("keys", key, start), self._all("values", value, start)
+        if self.causal:
+            before = places[:, None] >= jnp.arange(key.shape[-3])[None]
+            before = before[(None,) * len(outer)]
+            mask = before if mask is None else mask & before
+        if fewer != self.heads:
+            key, value = (
+                jnp.repeat(y, self.heads // fewer, axis=-2) for y in (key, value)
+            )
         half = jnp.finfo(value.dtype).bits < 32
         weights = nn.dot_product_attention_weights(
             query, key, bias, mask, force_fp32_for_softmax=half
         ).astype(value.dtype)
+        if self.dropout:
+            weights = dropped(self, self.dropout, weights)
         y = jnp.einsum("...hqk,...khd->...qhd", weights, value)
         y = y.reshape(*outer, self.heads * self.head_width)
-        return dense(width, name="out")(_rows(y)).reshape(x.shape)
+        out_init = self.out_init or self.kernel_init
+        out = dense(width, use_bias=self.out_bias, kernel_init=out_init, name="out")
+        return out(rows(y)).reshape(x.shape)
+
+    def _all(self, name: str, new: jax.Array, start: int | jax.Array) -> jax.Array:
+        """The keys or values of these tokens, or those of all in the cache."""
+        if not self.has_variable("cache", name):
+            return new
+        kept: Any = self.get_variable("cache", name)
+        kept = jax.lax.dynamic_update_slice_in_dim(kept, new, start, axis=-3)
+        self.put_variable("cache", name, kept)
+        return kept
 
 
 class Block(nn.Module):
@@ -80,12 +134,17 @@ class Block(nn.Module):
         attention = Attention(*shape, self.kernel_init, self.dtype)
         x = x + drop()(attention(norm()(x)))
         width = x.shape[-1]
-        y = nn.gelu(dense(self.hidden)(_rows(norm()(x))), approximate=False)
+        y = nn.gelu(dense(self.hidden)(rows(norm()(x))), approximate=False)
         y = drop()(y.reshape(*x.shape[:-1], self.hidden))
-        return x + drop()(dense(width)(_rows(y)).reshape(x.shape))
+        return x + drop()(dense(width)(rows(y)).reshape(x.shape))
 
 
-def _rows(x: jax.Array) -> jax.Array:
+def dropped(module: nn.Module, rate: float, x: jax.Array) -> jax.Array:
+    """With dropout where the module gets a stream "dropout"."""
+    return nn.Dropout(rate, deterministic=not module.has_rng("dropout"))(x)
+
+
+def rows(x: jax.Array) -> jax.Array:
     """All tokens as the rows of one matrix, whose products are faster on CPUs."""
     return x.reshape(-1, x.shape[-1])
 

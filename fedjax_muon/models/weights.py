@@ -58,7 +58,7 @@ def load_params(path: str | Path, like: Any) -> Any:
       like: Parameters of the same model, or their `jax.ShapeDtypeStruct`s, with the
         structure of the result.
     """
-    with _opened(Path(path)) as file:
+    with opened(Path(path)) as file:
         names = file.keys()
         stored = {name: file.get_tensor(name) for name in names}
     wanted = _leaves(like)
@@ -81,7 +81,7 @@ def load_metadata(path: str | Path) -> dict[str, Any]:
     the model with its options, and the mean and the standard deviation that inputs were
     standardized with. The result is empty if the file has no metadata.
     """
-    with _opened(Path(path)) as file:
+    with opened(Path(path)) as file:
         return json.loads((file.metadata() or {}).get(KEY, "{}"))
 
 
@@ -113,7 +113,8 @@ def _shown(leaf: Any) -> str:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def opened(path: Path, remedy: str = "export it again") -> Iterator[Any]:
+    """What reads the tensors of a file by their names, one by one."""
     _check_name(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
@@ -121,7 +122,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
     wanted = "tensors in the format of safetensors"
     with (
-        reading(path, wanted, "export it again", found="", errors=(SafetensorError,)),
+        reading(path, wanted, remedy, found="", errors=(SafetensorError,)),
         safe_open(path, framework="numpy") as file,
     ):
         yield file

@@ -1,0 +1,455 @@
+"""Language models against Hugging Face's, whose numbers write_gpt_fixtures.py wrote."""
+
+import json
+import math
+import shutil
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jaxprs import equations, products
+from packages import needs
+from parity import by_path, drawn, dropouts
+
+from fedjax_muon.models import GPT, from_hugging_face, generate, llama
+from fedjax_muon.transforms import muon_dimension_numbers
+
+safetensors = needs("safetensors.numpy", "export")
+FOLDER = Path(__file__).parent / "gpt_fixtures"
+CASES = ("gpt2_tied", "gpt2_untied", "llama_untied", "llama_grouped")
+KEY = jax.random.key(0)
+SIZES = {"vocabulary": 61, "context": 14, "width": 16, "depth": 2, "heads": 4}
+SMALL = {"gpt2": GPT(**SIZES), "llama": llama(**SIZES, key_heads=2)}
+TOKENS = np.random.default_rng(0).integers(61, size=(2, 12))
+equal = np.testing.assert_array_equal
+
+
+@cache
+def loaded(name):
+    tensors = safetensors.load_file(FOLDER / name / "expected.safetensors")
+    return *from_hugging_face(FOLDER / name), tensors
+
+
+def shapes(model):
+    return jax.eval_shape(model.init, KEY, TOKENS[:, :1])["params"]
+
+
+def loss(model, params, tokens):
+    """Mean cross-entropy of the tokens after the first, and the logits."""
+    logits = model.apply({"params": params}, tokens)
+    losses = optax.softmax_cross_entropy_with_integer_labels
+    return losses(logits[:, :-1], tokens[:, 1:]).mean(), logits
+
+
+def differentiated(model, params, tokens):
+    function = jax.value_and_grad(partial(loss, model), has_aux=True)
+    return jax.jit(function)(params, jnp.asarray(tokens))
+
+
+def copied(folder, name, tensors=None, **config):
+    """A copy of a checkpoint with other tensors, or with other words in config.json."""
+    folder.mkdir(exist_ok=True)
+    said = json.loads((FOLDER / name / "config.json").read_text()) | config
+    said = {key: value for key, value in said.items() if value != "absent"}
+    (folder / "config.json").write_text(json.dumps(said))
+    if tensors is None:
+        tensors = stored(name)
+    safetensors.save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def stored(name):
+    return safetensors.load_file(FOLDER / name / "model.safetensors")
+
+
+# ---------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_gradients_equal_transformers(name, tmp_path):
+    model, params, expected = loaded(name)
+    (value, logits), gradient = differentiated(model, params, expected["tokens"])
+    np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-4)
+    assert math.isclose(value, expected["loss"], rel_tol=1e-5)
+    tensors = safetensors.load_file(FOLDER / name / "gradients.safetensors")
+    _, theirs = from_hugging_face(copied(tmp_path, name, tensors))
+    for path, leaf in by_path(theirs).items():
+        error = np.linalg.norm(by_path(gradient)[path] - leaf)
+        # biases of keys have no effect, so that their gradients are errors alone
+        assert error <= 1e-4 * np.linalg.norm(leaf) + 1e-6, path
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_logits_do_not_depend_on_later_tokens(name):
+    model, run = SMALL[name], jax.jit(SMALL[name].apply)
+    params = jax.tree.map(jnp.float32, drawn(shapes(model)))
+    before = run({"params": params}, TOKENS)
+    for place in (1, 6, 11):
+        tokens = TOKENS.copy()
+        tokens[:, place:] = (tokens[:, place:] + 7) % 61
+        after = run({"params": params}, tokens)
+        equal(after[:, :place], before[:, :place])
+        assert np.all(np.any(after[:, place:] != before[:, place:], axis=-1))
+
+
+def test_the_embedding_of_a_tied_model_gets_both_gradients():
+    model = SMALL["gpt2"]
+    params = jax.tree.map(jnp.float32, drawn(shapes(model)))
+    table = params["tokens"]["embedding"]
+    _, tied = differentiated(model, params, TOKENS)
+    apart = params | {"head": {"kernel": table.T}}
+    _, both = differentiated(model.clone(tied=False), apart, TOKENS)
+    total = both["tokens"]["embedding"] + both["head"]["kernel"].T
+    np.testing.assert_allclose(tied["tokens"]["embedding"], total, rtol=1e-4, atol=1e-6)
+
+
+def test_losses_at_first():
+    """Of equal logits, and of those of the usual variance: width 0.02^2."""
+    model = GPT(61, 14, 256, 2, 4, tied=False)
+    params = model.init(KEY, TOKENS)["params"]
+    first, _ = loss(model, params, TOKENS)
+    assert math.isclose(first, math.log(61) + 256 * 0.02**2 / 2, abs_tol=0.05)
+    of_zeros = params | {"head": {"kernel": jnp.zeros((256, 61))}}
+    zero, _ = loss(model, of_zeros, TOKENS)
+    assert math.isclose(zero, math.log(61), rel_tol=1e-6)
+    for name, std in (("up", 0.02), ("down", 0.02 / math.sqrt(4))):
+        kernel = params["Block_1"]["network"][name]["kernel"]
+        assert math.isclose(np.std(kernel), std, rel_tol=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_a_batch_is_learned_by_heart(name):
+    model, rule = SMALL[name], optax.adam(0.01)
+
+    def step(state, _):
+        value, gradient = jax.value_and_grad(lambda p: loss(model, p, TOKENS)[0])(
+            state[0]
+        )
+        updates, opt = rule.update(gradient, state[1])
+        return (optax.apply_updates(state[0], updates), opt), value
+
+    params = model.init(KEY, TOKENS)["params"]
+    start = params, rule.init(params)
+    _, losses = jax.jit(partial(jax.lax.scan, step, length=200))(start, None)
+    assert losses[-1] < 0.1 < losses[0]
+
+
+# ----------------------------------------------------------------- sizes and layouts
+
+
+def count(v, n, d, layers, ff, kv, *, llama, tied):
+    if not llama:
+        return v * d + n * d + layers * (12 * d * d + 13 * d) + 2 * d
+    block = 2 * d * d + 2 * d * kv + 3 * d * ff + 2 * d
+    return (1 if tied else 2) * v * d + layers * block + d
+
+
+@pytest.mark.parametrize(
+    ("model", "formula", "total"),
+    [
+        (GPT(), (50257, 1024, 768, 12, 3072, 768), 124_439_808),
+        (
+            llama(49152, 2048, 576, 30, 9, key_heads=3, tied=True),
+            (49152, 0, 576, 30, 1536, 192),
+            134_515_008,  # SmolLM-135M
+        ),
+        (
+            llama(128_256, 2**17, 2048, 16, 32, key_heads=8, hidden=8192, tied=True),
+            (128_256, 0, 2048, 16, 8192, 512),
+            1_235_814_400,  # Llama-3.2-1B
+        ),
+    ],
+)
+def test_parameters(model, formula, total):
+    ours = sum(p.size for p in jax.tree.leaves(shapes(model)))
+    tied = model.tied
+    assert ours == count(*formula, llama=model.gated, tied=tied) == total
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_muon_has_the_kernels_of_blocks_and_adam_the_others(name):
+    params = shapes(SMALL[name])
+    exclude = ("bias", "scale", "embedding", "head")
+    numbers = muon_dimension_numbers(params, exclude=exclude)
+    kinds = by_path(numbers, lambda n: n is None or hasattr(n, "output_axis"))
+    kernels = ["attention/query", "attention/key", "attention/value", "attention/out"]
+    kernels += ["network/up", "network/down"] + ["network/gate"] * (name == "llama")
+    muon = {f"Block_{i}/{kernel}/kernel" for i in range(2) for kernel in kernels}
+    assert {path for path, n in kinds.items() if n is not None} == muon
+    if name == "gpt2":
+        norms = ("Block_0/attention_norm", "Block_0/network_norm")
+        norms += ("Block_1/attention_norm", "Block_1/network_norm", "norm")
+        adam = {path.replace("/kernel", "/bias") for path in muon}
+        adam |= {f"{norm}/{leaf}" for norm in norms for leaf in ("scale", "bias")}
+        adam |= {"tokens/embedding", "positions/embedding"}
+    else:
+        norms = [
+            f"Block_{i}/{x}_norm" for i in range(2) for x in ("attention", "network")
+        ]
+        adam = {f"{norm}/scale" for norm in (*norms, "norm")}
+        adam |= {"tokens/embedding", "head/kernel"}
+    assert kinds.keys() - muon == adam
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_blocks_computed_anew_have_the_same_gradients(name):
+    model = SMALL[name]
+    params = jax.tree.map(jnp.float32, drawn(shapes(model)))
+    anew = model.clone(remat=True)
+    program = jax.make_jaxpr(jax.grad(lambda p: loss(anew, p, TOKENS)[0]))(params)
+    names = [e.primitive.name for e in equations(program.jaxpr)]
+    assert sum(n in ("remat", "remat2", "checkpoint") for n in names) >= 2
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    pair = (differentiated(one, params, TOKENS)[1] for one in (model, anew))
+    jax.tree.map(close, *pair)
+
+
+def test_where_dropout_acts():
+    model = SMALL["gpt2"].clone(dropout=0.1)
+    seen = dropouts(lambda: shapes(model))
+    block = [((2, 4, 1, 1), 0.1), ((2, 1, 16), 0.1), ((2, 1, 16), 0.1)]
+    assert seen == [((2, 1, 16), 0.1), *block, *block]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_products_in_bfloat16(name):
+    model = SMALL[name].clone(dtype=jnp.bfloat16)
+    params = shapes(model)
+    program, gradient = jax.make_jaxpr(
+        jax.grad(lambda p: loss(model, p, TOKENS)[0].astype(float)), return_shape=True
+    )(params)
+    for equation in products(program.jaxpr):
+        assert {v.aval.dtype for v in equation.invars} == {jnp.dtype(jnp.bfloat16)}
+    for path, leaf in (by_path(params) | by_path(gradient)).items():
+        assert leaf.dtype == jnp.float32, path
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (GPT(61, heads=5), "heads must divide its width 768, got 5"),
+        (llama(61, heads=4, key_heads=3), "key_heads must divide its heads 4, got 3"),
+        (llama(61, head_width=5), "rotary needs heads of an even width, got 5"),
+        (GPT(61, depth=0), "GPT's depth must be at least 1, got 0"),
+        (GPT(61, dropout=1.0), "dropout must lie in"),
+        (GPT(61, context=11), r"N from 1 to its context 11, got shape \(2, 12\)"),
+    ],
+)
+def test_sizes_are_refused(model, message):
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(model.init, KEY, TOKENS)
+
+
+# --------------------------------------------------------------------------- sampling
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.7, 5), (1.0, 1)])
+def test_tokens_are_those_that_are_drawn_without_a_cache(name, temperature, top_k):
+    model, length = SMALL[name], 9
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda p: 3 * jnp.asarray(p), drawn(shapes(model)))
+        run = jax.jit(lambda tokens: model.apply({"params": params}, tokens))
+        tokens = np.zeros((2, 14), int)
+        tokens[:, :5] = TOKENS[:, :5]
+        for i in range(length):
+            logits = np.array(run(tokens)[:, 4 + i])
+            if top_k:
+                logits[logits < np.sort(logits)[:, -top_k, None]] = -np.inf
+            key = jax.random.fold_in(KEY, i)
+            tokens[:, 5 + i] = jax.random.categorical(key, logits / temperature)
+        options = {"temperature": temperature, "top_k": top_k}
+        found = generate(model, params, TOKENS[:, :5], length, KEY, **options)
+        equal(found, tokens)
+        if top_k == 1:
+            one = generate(model, params, TOKENS[0, :5], length, KEY, top_k=1)
+            equal(one, tokens[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompt": np.arange(10)}, "at most 14 tokens.* got 10 and 5; give the end"),
+        ({"prompt": [3, 61]}, "from 0 to 60, got 61"),
+        ({"prompt": [-1]}, "from 0 to 60, got -1"),
+        ({"prompt": [1.5]}, r"integers \[B, N\] or \[N\].*got float64\[1\]"),
+        ({"prompt": np.zeros((2, 0), int)}, r"one or more, got int64\[2, 0\]"),
+        ({"temperature": 0.0}, r"temperature must lie in \(0, infinity\), got 0.0"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_k": 62}, "top_k must be at most 61, the model's vocabulary, got 62"),
+        ({"length": 0}, "length must be at least 1, got 0"),
+    ],
+)
+def test_what_sampling_refuses(given, message):
+    usual = {"prompt": [1, 2], "length": 5, "key": KEY}
+    with pytest.raises(ValueError, match=message):
+        generate(SMALL["gpt2"], {}, **usual | given)
+
+
+# ------------------------------------------------------------------------ checkpoints
+
+
+def written(model, params):
+    """The tensors of parameters, by other code than what reads them."""
+    of_gpt2, found, t = not model.gated, {}, np.transpose
+    table, norm = params["tokens"]["embedding"], params["norm"]
+    if of_gpt2:
+        found |= {"transformer.wte.weight": table}
+        found |= {"transformer.wpe.weight": params["positions"]["embedding"]}
+        found |= {"transformer.ln_f.weight": norm["scale"]}
+        found |= {"transformer.ln_f.bias": norm["bias"]}
+    else:
+        found |= {
+            "model.embed_tokens.weight": table,
+            "model.norm.weight": norm["scale"],
+        }
+    if not model.tied:
+        found["lm_head.weight"] = t(params["head"]["kernel"])
+    for i in range(model.depth):
+        block = params[f"Block_{i}"]
+        one, two = block["attention"], block["network"]
+        norms = block["attention_norm"], block["network_norm"]
+        if not of_gpt2:
+            start = f"model.layers.{i}."
+            for name, layer in one.items():
+                found[f"{start}self_attn.{name[0]}_proj.weight"] = t(layer["kernel"])
+            for name, layer in two.items():
+                found[f"{start}mlp.{name}_proj.weight"] = t(layer["kernel"])
+            found[f"{start}input_layernorm.weight"] = norms[0]["scale"]
+            found[f"{start}post_attention_layernorm.weight"] = norms[1]["scale"]
+            continue
+        start = f"transformer.h.{i}."
+        for ours, theirs in (("kernel", "weight"), ("bias", "bias")):
+            three = [one[name][ours] for name in ("query", "key", "value")]
+            found[f"{start}attn.c_attn.{theirs}"] = np.concatenate(three, axis=-1)
+            found[f"{start}attn.c_proj.{theirs}"] = one["out"][ours]
+            found[f"{start}mlp.c_fc.{theirs}"] = two["up"][ours]
+            found[f"{start}mlp.c_proj.{theirs}"] = two["down"][ours]
+        for j in (0, 1):
+            found[f"{start}ln_{j + 1}.weight"] = norms[j]["scale"]
+            found[f"{start}ln_{j + 1}.bias"] = norms[j]["bias"]
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_tensor_is_read_to_its_place(name):
+    model, params, _ = loaded(name)
+    ours, theirs = written(model, params), stored(name)
+    assert ours.keys() == theirs.keys()
+    for path, tensor in theirs.items():
+        equal(ours[path], tensor, err_msg=path)
+
+
+OLD_ROPE = {
+    "rope_parameters": "absent",
+    "rope_theta": 10_000.0,
+    "rope_scaling": {
+        "type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+}
+
+
+def in_parts(folder):
+    """The file of a checkpoint as two, and their index."""
+    whole = folder / "model.safetensors"
+    tensors = safetensors.load_file(whole)
+    whole.unlink()
+    places = {name: f"model-{i % 2}.safetensors" for i, name in enumerate(tensors)}
+    for part in {*places.values()}:
+        some = {n: x for n, x in tensors.items() if places[n] == part}
+        safetensors.save_file(some, folder / part)
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_old_names_and_parts_give_the_same_models(tmp_path):
+    buffers = {"h.0.attn.bias": np.ones((1, 1, 14, 14)), "h.1.attn.masked_bias": 1}
+    buffers = {name: np.array(value, np.float32) for name, value in buffers.items()}
+    tensors = stored("gpt2_tied")
+    bare = {name.removeprefix("transformer."): x for name, x in tensors.items()}
+    again = {"lm_head.weight": bare["wte.weight"]}
+    usual = {"tie_word_embeddings": "absent", "n_inner": "absent"}
+    old = copied(tmp_path / "old", "gpt2_tied", bare | buffers | again, **usual)
+    scaled = in_parts(copied(tmp_path / "parts", "llama_grouped", **OLD_ROPE))
+    for name, folder in (("gpt2_tied", old), ("llama_grouped", scaled)):
+        model, params = from_hugging_face(folder)
+        assert model == loaded(name)[0]
+        jax.tree.map(equal, params, loaded(name)[1])
+
+
+def test_half_precision_becomes_float32(tmp_path):
+    half = {k: x.astype(jnp.bfloat16) for k, x in stored("llama_untied").items()}
+    _, params = from_hugging_face(copied(tmp_path, "llama_untied", half))
+    for path, leaf in by_path(loaded("llama_untied")[1]).items():
+        rounded = leaf.astype(jnp.bfloat16).astype(jnp.float32)
+        equal(by_path(params)[path], rounded, strict=True)
+
+
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+GPT2, LLAMA = "gpt2_tied", "llama_untied"
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        (
+            GPT2,
+            {"model_type": "mistral"},
+            "unknown model_type 'mistral'; .* gpt2, llama",
+        ),
+        (GPT2, {"model_type": "absent"}, "model_type"),
+        (GPT2, {"n_embd": "absent"}, "n_embd"),
+        (GPT2, {"n_embd": 3.5}, "width must be a whole number, got 3.5"),
+        (GPT2, {"n_layer": 2**40}, "n_layer must be at most 1024"),
+        (GPT2, {"n_head": 3}, "heads must divide its width 16, got 3"),
+        (GPT2, {"activation_function": "gelu"}, "unknown activation_function 'gelu'"),
+        (GPT2, {"scale_attn_weights": False}, "scale_attn_weights must be True"),
+        (GPT2, {"quantization_config": {}}, "quantization_config must be None, got"),
+        (GPT2, {"layer_norm_epsilon": -1.0}, "epsilon must lie in"),
+        (GPT2, {"tie_word_embeddings": 1}, "tie_word_embeddings must be a bool, got 1"),
+        (LLAMA, {"attention_bias": True}, "attention_bias must be False, got True"),
+        (LLAMA, {"rope_parameters": ROPE | {"rope_type": "yarn"}}, "unknown rope_type"),
+        (LLAMA, {"rope_parameters": ROPE | {"share": 1}}, "type default need .* share"),
+        (LLAMA, {"rope_parameters": ROPE | {"rope_theta": 0}}, "rope_theta must lie"),
+        (GPT2, {"n_layer": 3}, r"missing h\.2\.attn\.c_attn\.bias, .*unexpected none"),
+        (GPT2, {"n_layer": 1}, r"missing none; unexpected h\.1\.attn\.c_attn\.bias"),
+        (GPT2, {"n_inner": 32}, r"h\.0\.mlp\.\S+ must be .* \[.*32.*\], got"),
+        (GPT2, {"tie_word_embeddings": False}, r"missing lm_head\.weight; unexp"),
+    ],
+)
+def test_what_is_not_known_is_refused(name, config, message, tmp_path):
+    with pytest.raises(ValueError, match=message) as caught:
+        from_hugging_face(copied(tmp_path, name, **config))
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_files_are_refused(tmp_path):
+    refused = partial(pytest.raises, ValueError)
+    untied = stored(GPT2) | {"lm_head.weight": np.ones((61, 16), np.float32)}
+    with refused(match="no copy of the embedding"):
+        from_hugging_face(copied(tmp_path, GPT2, untied))
+    whole = {k: x.astype(int) for k, x in stored(GPT2).items()}
+    with refused(match=r"must be floating-point numbers .*got int64"):
+        from_hugging_face(copied(tmp_path, GPT2, whole))
+    folder = in_parts(copied(tmp_path, GPT2))
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
+    with refused(match=r"index\.json: expected .*in another directory"):
+        from_hugging_face(folder)
+    (folder / "model.safetensors").write_bytes(b"\xff" * 40)
+    with refused(match=r"model\.safetensors: expected tensors .*; download it again"):
+        from_hugging_face(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError, match=r"config\.json does not exist; give"):
+        from_hugging_face(folder)
