@@ -4,7 +4,6 @@ compiled = compile_for(simulation, "v5e:4x4")
 print(report(compiled, "v5e:4x4"))
 """
 
-import collections
 import math
 import os
 import re
@@ -35,10 +34,6 @@ ALLOWED = (
 )
 # The compiler locks the TPU of this machine, which is not needed where there is none.
 NO_TPU = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **startup.NO_TPU}
-COLLECTIVE = re.compile(
-    r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)"
-    r"(?:-start)?\("
-)
 
 
 @promoting
@@ -81,26 +76,17 @@ def compile_for(
 
 
 def report(compiled: jax.stages.Compiled, topology: str) -> str:
-    """Says whether a round fits in the memory of a chip, and what it communicates."""
+    """Says whether a round fits in the memory of a chip."""
     memory = memory_of(compiled)
     chip = CHIPS[topology.partition(":")[0]]
     fits = "fits" if memory <= chip else "does not fit"
-    counts = collectives_of(compiled).items()
-    return (
-        f"memory of a chip: {bytes_text(memory)} of {bytes_text(chip)}, {fits}\n"
-        f"communication: {', '.join(f'{n} {kind}' for kind, n in counts) or 'none'}"
-    )
+    return f"memory of a chip: {bytes_text(memory)} of {bytes_text(chip)}, {fits}"
 
 
 def memory_of(compiled: jax.stages.Compiled) -> int:
     """The bytes that each device needs while a round runs."""
     sizes: Any = compiled.memory_analysis()
     return sizes.argument_size_in_bytes + work_of(compiled)
-
-
-def collectives_of(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """The operations of each kind that communicate, in the program of a round."""
-    return dict(collections.Counter(COLLECTIVE.findall(compiled.as_text() or "")))
 
 
 def topology_devices(topology: str) -> tuple[jax.Device, ...]:

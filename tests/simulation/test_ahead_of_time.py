@@ -2,17 +2,17 @@
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import pytest
 from packages import needs
 
 from fedjax_muon import ahead_of_time, data, models, partition
-from fedjax_muon.ahead_of_time import collectives_of, compile_for
+from fedjax_muon.ahead_of_time import compile_for
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
 from fedjax_muon.decentralized import dsgd, topology
 from fedjax_muon.decentralized.simulation import decentralize
@@ -22,6 +22,7 @@ from fedjax_muon.tasks import classification
 DIGITS = data.load("digits")
 PARTS = partition.iid(DIGITS.y_train, 8, key=jax.random.key(0))
 TASK = classification(models.MLP(10, (16,)), DIGITS)
+COLLECTIVE = re.compile(r" (all-|reduce-scatter|collective-)[a-z-]*\(")
 LOCK = Path("/tmp/libtpu_lockfile")  # of every process that loads the compiler
 
 
@@ -33,24 +34,6 @@ def libtpu():
 def simulated(algorithm, **given):
     sizes = {"cohort": 4, "local_steps": 3, "batch_size": 8}
     return federate(algorithm, TASK, DIGITS, PARTS, **sizes, **given)
-
-
-TEXT = """
-%psum.8 = f32[9629]{0:T(1024)S(1)} all-reduce(%concatenate.55), channel_id=1
-%a = (bf16[4,8]{1,0}, pred[3]{0}) all-reduce-start(%x, %y), channel_id=2
-%b = (bf16[4,8]{1,0}, pred[3]{0}) all-reduce-done(%a)
-%c = (f32[2]{0}, f32[8]{0}) all-gather-start(%z), metadata={op_name="while/body/a"}
-ROOT %d = s32[] add(%e, %f), metadata={op_name="all-reduce(it)"}
-"""
-
-
-def test_communication_is_counted_in_the_program():
-    class Compiled(NamedTuple):
-        text: str
-        as_text = lambda self: self.text
-
-    assert collectives_of(Compiled(TEXT)) == {"all-reduce": 2, "all-gather": 1}
-    assert collectives_of(Compiled("ROOT %d = s32[] add(%e, %f)")) == {}
 
 
 @pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:2", "v5e:axb", ""])
@@ -69,13 +52,12 @@ def test_a_missing_compiler_is_named(monkeypatch):
 @pytest.mark.parametrize("name", ["v5e:1x1", "v6e:4x4"])
 def test_one_reduction_ends_an_exchange(name, libtpu):
     compiled = compile_for(simulated(fedmuon(lr=0.1)), name)
-    several = name != "v5e:1x1"
-    assert collectives_of(compiled) == ({"all-reduce": 1} if several else {})
     assert "fits" in ahead_of_time.report(compiled, name)
+    lines = list(filter(COLLECTIVE.search, compiled.as_text().splitlines()))
+    assert len(lines) == (name != "v5e:1x1")
     # the first loop is over rounds, a second one is local training
-    lines = [line for line in compiled.as_text().splitlines() if "all-reduce(" in line]
     assert all(line.count("while/body") == 1 for line in lines)
-    assert len(lines) == several
+    assert all(" all-reduce(" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -88,7 +70,7 @@ def test_states_of_clients_and_agents_are_divided(libtpu):
     assert several.argument_size_in_bytes < one.argument_size_in_bytes
     how = {"weights": topology.metropolis(topology.ring(8)), "batch_size": 8}
     agents = decentralize(dsgd(lr=0.1), TASK, DIGITS, PARTS, **how)
-    assert collectives_of(compile_for(agents, "v5e:2x2"))
+    assert COLLECTIVE.search(compile_for(agents, "v5e:2x2").as_text())
     with pytest.raises(ValueError, match="multiples of 2"):
         compile_for(agents, "v5e:3x3")
 
