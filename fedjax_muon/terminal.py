@@ -28,7 +28,14 @@ LEAST = 40  # columns that tables need, however narrow a terminal says that it i
 UNLIMITED = 10_000  # columns of a file: nothing is cut or wrapped
 SHARE, SECONDS = 0.1, 30.0  # of the rounds, or since the last line: a line is due
 LOOK = 1.0  # seconds between two looks at what is due
-SCORES = ("test_auc", "test_mcc", "test_accuracy", "test_loss", "train_loss")
+SCORES = (
+    "test_auc",
+    "test_mcc",
+    "test_accuracy",
+    "test_bits_per_byte",
+    "test_loss",
+    "train_loss",
+)
 
 
 def plain_console(**options: Any) -> Console:

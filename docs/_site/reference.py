@@ -75,8 +75,8 @@ PAGES = {
     "data": (
         "Datasets and partitions",
         "data",
-        "data.partition:iid contiguous dirichlet dirichlet_per_client labels_per_client quantity"
-        " shards by_owner add_noise label_counts plot",
+        "data.partition:iid contiguous dirichlet dirichlet_per_client labels_per_client"
+        " quantity shards by_owner add_noise label_counts plot",
         "data.tokenizers:of_bytes characters from_file Tokenizer",
         "data.client_tests",
         "data.imbalance",

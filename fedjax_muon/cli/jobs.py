@@ -157,7 +157,7 @@ class Taken:
 
 def _owners(name: str) -> str:
     """Advice about an option of the functions that another option may name."""
-    for option in ("cohort", "plan", "divide"):
+    for option in ("cohort", "model", "plan", "divide"):
         owners = [
             function
             for function, each in names.TABLES[option].items()

@@ -84,6 +84,8 @@ _MODELS = _named(
     problems.vit,
     problems.vit_tiny,
     problems.rnn,
+    problems.gpt,
+    problems.llama,
 )
 WRAPPERS = ("compress", "compress_broadcasts")
 _RULES = {
@@ -95,7 +97,7 @@ _RULES = {
 # by the names of arguments; those of others are in any of them
 TABLES: dict[str, Table] = {
     "method": {name: method.function for name, method in METHODS.items()},
-    "problem": _named(problems.classification, problems.auc),
+    "problem": _named(problems.classification, problems.auc, problems.text),
     "model": {**_MODELS, "lstm": problems.lstm, "gru": problems.gru},
     "divide": _named(
         partition.dirichlet,
@@ -104,6 +106,7 @@ TABLES: dict[str, Table] = {
         partition.shards,
         partition.quantity,
         partition.iid,
+        partition.contiguous,
         partition.by_owner,
         problems.ratios,
     ),
@@ -513,7 +516,8 @@ def _of_kind(name: str, text: str, kind: Any, what: str, mark: str) -> Any:
     raise _UnfitError
 
 
-TEXTS = {"dataset", "data_dir"}  # arguments whose texts are names and paths
+# arguments whose texts are names and paths
+TEXTS = {"dataset", "data_dir", "path", "tokenizer"}
 
 
 def words_of(kinds: Sequence[Any]) -> str:

@@ -14,6 +14,7 @@ from fedjax_muon.decentralized.private_methods import ExamplePrivacy, PrivateAge
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.problems import Problem, key_of
+from fedjax_muon.reporting import comparison
 from fedjax_muon.simulation.arguments import check_algorithm, on_device
 from fedjax_muon.simulation.cohorts import as_cohort, needs_key
 from fedjax_muon.simulation.federated import federate
@@ -200,9 +201,7 @@ def title_of(method: Method, problem: Problem, how: Mapping[str, Any]) -> str:
 
 def score_of(problem: Problem) -> str:
     """What methods are ranked by, as tables call it."""
-    names = {"auc": "AUC", "mcc": "MCC"}
-    kinds = [words for name, words in names.items() if name in problem.task.metrics]
-    return (*kinds, "accuracy")[0]
+    return comparison.score_of(problem.task.metrics).words
 
 
 def check_seeds(seeds: Sequence[int]) -> None:

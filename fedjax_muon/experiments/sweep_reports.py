@@ -54,7 +54,8 @@ def report(
 ) -> tables.Cells:
     """Writes tables and figures of finished sweeps; returns that of `table_of`."""
     chosen, ranked, target = _ranked(grids)
-    _write_points(grids, chosen, directory / "points.csv", score.lower())
+    kind = comparison.score_named(score).metric
+    _write_points(grids, chosen, directory / "points.csv", kind)
     plots.grids(grids, directory / "grids.png", title=heading)
     if chosen:
         path, name = directory / "ranking.png", f"test {score}"
@@ -85,7 +86,8 @@ def _ranked(
     runs = {method: point.runs for method, point in chosen.items()}
     target = comparison.target_score(runs)
     summaries = comparison.summarize(runs, target)
-    return chosen, sorted(summaries, key=lambda row: -row.score_mean), target
+    sign = comparison.score_in(next(iter(runs.values()))[0]).sign
+    return chosen, sorted(summaries, key=lambda row: -sign * row.score_mean), target
 
 
 def _edges(

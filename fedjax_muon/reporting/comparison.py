@@ -1,6 +1,6 @@
 """Comparison of methods over several seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,52 @@ from fedjax_muon.reporting.metrics_csv import text_of
 
 SHARE_OF_BEST = 0.9
 History = Mapping[str, np.ndarray]  # columns by name, see `metrics_csv.read`
+
+
+class Score(NamedTuple):
+    """A metric that methods are ranked by."""
+
+    metric: str
+    words: str
+    sign: int = 1  # -1 if lower values are better
+    low: float = 0.0  # the least possible value
+    high: float = 1.0
+    chance: float = 0.0  # of random guesses
+
+    def text(self, value: float) -> str:
+        """A value as tables show it: in percent, if it is a share."""
+        if np.isnan(value):
+            return "-"
+        return f"{100 * value:.2f}" if self.high == 1 else f"{value:.3f}"
+
+    @property
+    def heading(self) -> str:
+        """The heading of a column with such values."""
+        return f"{self.words}, %" if self.high == 1 else self.words
+
+
+SCORES = (  # by preference
+    Score("auc", "AUC", chance=0.5),
+    Score("mcc", "MCC", low=-1.0),
+    Score("accuracy", "accuracy"),
+    Score("bits_per_byte", "bits per byte", -1, high=np.inf),
+    Score("loss", "loss", -1, high=np.inf),
+)
+
+
+def score_of(metrics: Collection[str]) -> Score:
+    """What methods are ranked by, of the metrics of a task."""
+    return next((each for each in SCORES if each.metric in metrics), SCORES[-1])
+
+
+def score_in(run: History) -> Score:
+    """What runs are ranked by."""
+    return score_of({name.removeprefix("test_") for name in run if "test_" in name})
+
+
+def score_named(words: str) -> Score:
+    """The score of some words, such as "AUC"; the accuracy if there is none."""
+    return next((each for each in SCORES if each.words == words), SCORES[2])
 
 
 class Summary(NamedTuple):
@@ -30,12 +76,8 @@ class Summary(NamedTuple):
 
 
 def score_column(run: History, examples: str = "test") -> str:
-    """The column that runs are ranked by, of "test" or "validation" examples.
-
-    It is the AUC or Matthews' correlation if there is one, otherwise the accuracy.
-    """
-    kinds = [kind for kind in ("auc", "mcc") if f"test_{kind}" in run]
-    return f"{examples}_{(*kinds, 'accuracy')[0]}"
+    """The column that runs are ranked by, of "test" or "validation" examples."""
+    return f"{examples}_{score_in(run).metric}"
 
 
 def mean_and_std(values: ArrayLike) -> tuple[float, float]:
@@ -58,16 +100,20 @@ def mean_curve(runs: Sequence[History], column: str) -> np.ndarray:
 def target_score(methods: Mapping[str, Sequence[History]]) -> float:
     """0.9 of the best mean test score of any method at any round.
 
-    For an AUC, it is 1/2, the AUC of random guesses, and 0.9 of the rest.
+    For an AUC, it is 1/2, the AUC of random guesses, and 0.9 of the rest; for a score
+    of which lower values are better, the best over 0.9.
 
     Example:
       >>> run = {"test_accuracy": np.array([0.1, 0.5])}
       >>> target_score({"FedAvg": [run]})
       0.45
     """
-    columns = [score_column(runs[0]) for runs in methods.values()]
-    curves = map(mean_curve, methods.values(), columns)
-    floor = 0.5 if "test_auc" in columns else 0.0
+    scores = [score_in(runs[0]) for runs in methods.values()]
+    columns = [f"test_{score.metric}" for score in scores]
+    curves = list(map(mean_curve, methods.values(), columns))
+    if scores[0].sign < 0:
+        return float(min(map(np.min, curves)) / SHARE_OF_BEST)
+    floor = max(score.chance for score in scores)
     return float(floor + SHARE_OF_BEST * (max(map(np.max, curves)) - floor))
 
 
@@ -82,7 +128,8 @@ def _summary(name: str, runs: Sequence[History], target: float) -> Summary:
     curve = mean_curve(runs, column)
     rounds = runs[0]["round"]
     total = runs[0]["bytes_down"] + runs[0]["bytes_up"]
-    reached = np.flatnonzero(curve >= target)
+    sign = score_in(runs[0]).sign
+    reached = np.flatnonzero(sign * curve >= sign * target)
     first = reached[0] if len(reached) else None
     count = max(int(rounds[-1]), 1)
     return Summary(
@@ -111,7 +158,7 @@ class Point(NamedTuple):
 
 
 def best(points: Sequence[Point]) -> Point | None:
-    """Selects the point with the highest mean validation score after the last round.
+    """Selects the point with the best mean validation score after the last round.
 
     Among equal scores, it is the one with the lowest validation loss. Points with a
     diverged seed or a score of NaN are excluded; None if no point is left.
@@ -120,7 +167,8 @@ def best(points: Sequence[Point]) -> Point | None:
     def score(point: Point) -> tuple[float, float]:
         score, _ = point.last(score_column(point.runs[0], "validation"))
         loss, _ = point.last("validation_loss")
-        return score, -np.nan_to_num(loss, nan=np.inf)
+        sign = score_in(point.runs[0]).sign
+        return sign * score, -np.nan_to_num(loss, nan=np.inf)
 
     scored = [p for p in points if not p.diverged and not np.isnan(score(p)[0])]
     return max(scored, key=score, default=None)

@@ -16,7 +16,13 @@ import numpy as np
 from fedjax_muon.data.partition import plot_counts
 from fedjax_muon.decentralized.topology import metropolis, spectral_gap
 from fedjax_muon.reporting import intervals
-from fedjax_muon.reporting.comparison import History, Point, Summary, score_column
+from fedjax_muon.reporting.comparison import (
+    History,
+    Point,
+    Summary,
+    score_column,
+    score_in,
+)
 from fedjax_muon.reporting.style import (
     NOTE,
     Label,
@@ -33,12 +39,6 @@ from fedjax_muon.reporting.style import (
 )
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
-NAMES = {
-    "test_accuracy": "test accuracy",
-    "test_auc": "test AUC",
-    "test_mcc": "test MCC",
-}
-LEAST = {"test_mcc": -1.0}  # least possible score, where it is not 0
 
 
 def curves(
@@ -69,11 +69,10 @@ def curves(
         examples = "train_loss" if has_losses else "test_loss"
         for name, runs in methods.items():
             rounds = runs[0]["round"]
-            column = score_column(runs[0])
-            scores = np.array([run[column] for run in runs])
+            kind = score_in(runs[0])
+            scores = np.array([run[f"test_{kind.metric}"] for run in runs])
             losses = np.array([run[examples] for run in runs])
-            least = LEAST.get(column, 0.0)
-            how = drawn[name] | {"lowest": least, "highest": 1.0}
+            how = drawn[name] | {"lowest": kind.low, "highest": kind.high}
             best.append(intervals.band(accuracy, rounds, scores, label=name, **how))
             for traffic in between if timed else ():
                 seconds = np.mean([run["virtual_seconds"] for run in runs], axis=0)
@@ -84,9 +83,9 @@ def curves(
                 intervals.band(traffic, megabytes[sent], scores[:, sent], **how)
             intervals.band(loss, rounds, losses, lowest=0.0, **drawn[name])
         for axis in (accuracy, *between):
-            axis.set_ylabel(NAMES[column])
+            axis.set_ylabel(f"test {kind.words}")
             if target is not None:
-                target_line(axis, target, best)
+                target_line(axis, target, best, kind.sign)
         logarithmic_loss(loss)
         loss.set_ylabel("training loss" if has_losses else "test loss")
         accuracy.set_xlabel("round")
@@ -171,7 +170,8 @@ def grids(
         for axis in figure.axes[len(shown) :]:
             axis.set_visible(False)
         runs = [run for points in methods.values() for p in points for run in p.runs]
-        figure.supylabel(NAMES[score_column(runs[0])] if runs else "", fontsize=9)
+        words = f"test {score_in(runs[0]).words}" if runs else ""
+        figure.supylabel(words, fontsize=9)
 
 
 def _grid(axis: Any, method: str, points: Sequence[Point]) -> None:
@@ -181,8 +181,9 @@ def _grid(axis: Any, method: str, points: Sequence[Point]) -> None:
         others = tuple((k, v) for k, v in point.hyper.items() if k != swept)
         lines.setdefault(others, []).append(point)
     color = styles([method])[method]["color"]
-    kinds = [score_column(point.runs[0]) for point in points if point.runs]
-    least = min((LEAST.get(kind, 0.0) for kind in kinds), default=0.0)
+    kinds = [score_in(point.runs[0]) for point in points if point.runs]
+    least = min((kind.low for kind in kinds), default=0.0)
+    most = max((kind.high for kind in kinds), default=1.0)
     for number, (others, line) in enumerate(lines.items()):
         white = 0.7 * number / len(lines)
         shade = (1 - white) * np.array(matplotlib.colors.to_rgb(color)) + white
@@ -193,7 +194,7 @@ def _grid(axis: Any, method: str, points: Sequence[Point]) -> None:
         spread = spread * [intervals.factor(len(p.runs)) for p in line]
         name = ", ".join(f"{k}={v:g}" for k, v in others)
         how = {"fmt": "o-", "ms": 3, "lw": 1.2, "color": shade}
-        reach = intervals.bars(mean, spread, least, 1.0)
+        reach = intervals.bars(mean, spread, least, most)
         axis.errorbar(x, mean, reach, label=name or None, **how)
         diverged = [v for v, point in zip(x, line, strict=True) if point.diverged]
         axis.plot(diverged, [0] * len(diverged), "kx", ms=4)

@@ -261,19 +261,26 @@ def logarithmic_loss(axis: Any) -> None:
         axis.set_ylim(bottom=shown.min() / (shown.max() / shown.min()) ** 0.04 / 1.05)
 
 
-def target_line(axis: Any, target: float, means: Sequence[np.ndarray]) -> None:
-    """Draws the target, and shows the scores around it and all last scores."""
+def target_line(
+    axis: Any, target: float, means: Sequence[np.ndarray], sign: int = 1
+) -> None:
+    """Draws the target, and shows the scores around it and all last scores.
+
+    Args:
+      sign: -1 if lower scores are better.
+    """
+    means, target = [sign * mean for mean in means], sign * target
     highest = max(float(np.max(mean)) for mean in means)
     if highest < target:  # of AUCs below 1/2, which no method reaches
         return
-    axis.axhline(target, color="0.4", lw=0.8, ls=":")
+    axis.axhline(sign * target, color="0.4", lw=0.8, ls=":")
     lowest = min(float(mean[-1]) for mean in means)
     room = max(highest - target, 1e-3)
     bottom = min(target - 3 * room, lowest - 0.5 * room)
-    axis.set_ylim(bottom, highest + 0.5 * room)
+    axis.set_ylim(*sorted((sign * bottom, sign * (highest + 0.5 * room))))
     axis.annotate(
-        f"target {target:.3g}",
-        (1.0, target),
+        f"target {sign * target:.3g}",
+        (1.0, sign * target),
         xycoords=axis.get_yaxis_transform(),
         xytext=(-2, -3),
         textcoords="offset points",

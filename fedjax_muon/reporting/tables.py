@@ -7,7 +7,14 @@ from typing import NamedTuple
 import numpy as np
 from rich.table import Table
 
-from fedjax_muon.reporting.comparison import SHARE_OF_BEST, Point, Summary, score_column
+from fedjax_muon.reporting.comparison import (
+    SHARE_OF_BEST,
+    Point,
+    Summary,
+    score_column,
+    score_in,
+    score_named,
+)
 
 
 class Cells(NamedTuple):
@@ -26,7 +33,7 @@ class Cells(NamedTuple):
 
 
 NUMBERS = ("rounds to target", "MB to target", "kB per round")
-VALIDATION = "validation, %"
+VALIDATION = "validation"
 EDGE_MARK = "edge"
 EDGE = "edge: the smallest or largest value of its grid, so that others may be better"
 TEXT = ("algorithm", "lr", "best of its grid")
@@ -57,7 +64,7 @@ def compared(
 ) -> Cells:
     """The table of a comparison; a target of NaN is none."""
     rows: list[tuple[str, ...]] = [
-        (row.method, rates[row.method], *_numbers(row), f"{row.seconds:.1f}")
+        (row.method, rates[row.method], *_numbers(row, score), f"{row.seconds:.1f}")
         for row in summaries
     ]
     empty = ("-",) * (len(NUMBERS) + 1)
@@ -65,7 +72,7 @@ def compared(
         (method, rates[method], f"diverged ({where})", *empty)
         for method, where in diverged.items()
     ]
-    columns = ("algorithm", "lr", f"{score}, %", *NUMBERS, "s per run")
+    columns = ("algorithm", "lr", score_named(score).heading, *NUMBERS, "s per run")
     caption = _caption(target, seeds, score)
     if any(EDGE_MARK in rate for rate in rates.values()):
         caption += f"; {EDGE}"
@@ -94,12 +101,19 @@ def swept(
         _chosen_text(point, edges) + said.get(row.method, "")
     )
     rows = [
-        (row.method, chosen(row, point, edges), _validation(point), *_numbers(row))
+        (
+            row.method,
+            chosen(row, point, edges),
+            _validation(point),
+            *_numbers(row, score),
+        )
         for row, point, edges in summaries
     ]
     empty = ("-",) * len(NUMBERS)
     rows += [(method, "-", "-", "diverged", *empty) for method in diverged]
-    columns = ("algorithm", "best of its grid", VALIDATION, f"{score}, %", *NUMBERS)
+    kind = score_named(score)
+    validation = VALIDATION + kind.heading.removeprefix(kind.words)
+    columns = ("algorithm", "best of its grid", validation, kind.heading, *NUMBERS)
     caption = _caption(target, seeds, score)
     caption += "; best of its grid: on validation examples"
     if any(edges for _, _, edges in summaries):
@@ -108,8 +122,12 @@ def swept(
 
 
 def _caption(target: float, seeds: int, score: str) -> str:
-    best = "the best's distance from 50%" if score == "AUC" else "the best"
+    best, kind = "the best", score_named(score)
+    if kind.chance:
+        best = f"the best's distance from {kind.chance:.0%}"
     goal = f"; target: {target:.1%}, {SHARE_OF_BEST:.0%} of {best}"
+    if kind.sign < 0:
+        goal = f"; target: {target:.3f}, the best / {SHARE_OF_BEST}"
     return (
         f"{score} on the test set: mean ± standard deviation of {count(seeds, 'seed')}"
         f"{'' if np.isnan(target) else goal}; MB, kB: of all clients"
@@ -132,12 +150,13 @@ def percent(mean: float, spread: float) -> str:
 
 def _validation(point: Point) -> str:
     mean, _ = point.last(score_column(point.runs[0], "validation"))
-    return _number(100 * mean, ".2f")
+    return score_in(point.runs[0]).text(mean)
 
 
-def _numbers(row: Summary) -> tuple[str, ...]:
+def _numbers(row: Summary, score: str) -> tuple[str, ...]:
+    text = score_named(score).text
     return (
-        percent(row.score_mean, row.score_std),
+        f"{text(row.score_mean)} ± {text(row.score_std)}",
         _number(row.rounds_to_target, ".0f"),
         _number(row.megabytes_to_target, ".1f"),
         f"{row.bytes_per_round / 1e3:,.0f}",
@@ -147,7 +166,9 @@ def _numbers(row: Summary) -> tuple[str, ...]:
 def for_terminal(cells: Cells) -> Table:
     """A table that `rich` prints, without the validation column, to fit 80 columns."""
     table = Table(title=cells.title, caption=cells.caption, padding=(0, 0, 0, 1))
-    shown = [i for i, column in enumerate(cells.columns) if column != VALIDATION]
+    shown = [
+        i for i, column in enumerate(cells.columns) if not column.startswith(VALIDATION)
+    ]
     for column in (cells.columns[i] for i in shown):
         if column in TEXT:
             table.add_column(column, overflow="fold")

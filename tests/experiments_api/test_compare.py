@@ -303,7 +303,7 @@ def test_several_epsilons_are_charged_together_or_not_at_all(tmp_path):
 
 
 def test_agents_are_compared_on_a_graph_and_clients_by_fairness(tmp_path):
-    problem = dataclasses.replace(PROBLEM, tested=problems._alike)
+    problem = dataclasses.replace(PROBLEM, tested=problems.division.alike)
     methods = {"a": fm.fedavg(lr=0.1), "b": dsgd(lr=0.1)}
     how = {**EVERY, "batch_size": 4, "seeds": (0,), "directory": tmp_path / "run"}
     result = compare(methods, problem, **how)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_muon import data, partition, problems, tasks
+from fedjax_muon.decentralized.topology import GRAPHS
 from fedjax_muon.models import MLP
 
 
@@ -35,7 +36,7 @@ CASES = {  # arguments, and a digest of the clients, their tests and the graph
     "a share": ({"train_share": 0.5}, "aaf4066ec21b"),
     "a ring": ({"graph": "ring"}, "b05560f02c5a"),
     "a dense graph": (
-        {"graph": partial(problems.GRAPHS["erdos_renyi"], connectivity=0.9)},
+        {"graph": partial(GRAPHS["erdos_renyi"], connectivity=0.9)},
         "81c191f63425",
     ),
     "owners": (
