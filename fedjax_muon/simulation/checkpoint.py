@@ -126,8 +126,9 @@ def _silence() -> Iterator[None]:
 def _attempt(read: Callable[[], Any], problem: Callable[[str], CheckpointError]) -> Any:
     """The result of `read`, or one error, whatever damaged files make orbax raise.
 
-    Orbax logs them too, and leaves coroutines behind, of which Python complains when it
-    finds them; they are collected here.
+    Orbax logs them too, and leaves coroutines behind, of which Python complains in
+    dozens of lines when it finds them. They are collected here, so that a refusal is
+    one line at once.
     """
     with _silence():
         try:

@@ -75,7 +75,8 @@ def _alone(function: Callable[..., Any], stacked: Any) -> Any:
     """Runs one cell in a loop of two, which ends after the first.
 
     XLA removes loops of one iteration, and then fuses operations in another way, which
-    changes the last bits. So the number of iterations is hidden from it.
+    changes the last bits of scores. So the number of iterations is hidden from it, and
+    the numbers of a sweep do not depend on how its cells are divided among machines.
     """
     pair = jax.tree.map(lambda x: jnp.concatenate([x, x]), stacked)
 

@@ -1,6 +1,10 @@
 """A cell of a sweep is what a simulation of its own would be."""
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import federation
@@ -112,6 +116,32 @@ def test_agents_have_their_own_graphs(over, scored):
     )
     exact = over is sequential
     assert_runs_of_their_own(common, alone, cells, scored, exact=exact, over=over)
+
+
+SCORES = """
+import federation, fedjax_muon as fm, jax
+from test_sweep import Cell, outcomes
+parts = federation.cut([10] * 6, 3)
+how = {"weights": fm.topology.metropolis(fm.topology.ring(6)), "batch_size": 4}
+given = fm.decentralized.dsgd(), federation.TASK, federation.DATA, parts
+agents = fm.decentralize(*given, **how)
+cells = [Cell({"lr": lr}, jax.random.key(0), parts) for lr in (0.03, 0.3)]
+for size in 1, 2:
+    found = outcomes(agents, cells, cells_at_once=size, evaluate_every=1)
+    print([row["test_loss"] for outcome in found for row in outcome.rows])
+"""
+
+
+@pytest.mark.slow
+def test_a_cell_has_the_same_scores_alone_in_its_group():
+    """In all bits, also where XLA generates code as it does by default."""
+    files = __file__, federation.__file__
+    places = ":".join(str(Path(file).parent) for file in files)
+    environment = os.environ | {"PYTHONPATH": places, "XLA_FLAGS": ""}
+    how = {"env": environment, "capture_output": True, "text": True, "check": True}
+    run = subprocess.run([sys.executable, "-c", SCORES], **how)
+    alone, together = run.stdout.splitlines()
+    assert alone == together
 
 
 def test_graphs_of_other_degrees_need_a_dense_mixer():
