@@ -119,9 +119,9 @@ def contribution(clip: jax.Array, message: Any) -> Contribution:
     """Computes what a client adds to the sums of the server.
 
     Its sensitivity holds for any `clip`, also for one that was changed on the way. Both
-    parts are zero if the message is not finite, as if the client did not take part.
+    fields are zero if the message is not finite, as if the client did not take part.
     """
-    over = lambda parts: tree.map(lambda x: (x / clip).astype(x.dtype), parts)
+    over = lambda message: tree.map(lambda x: (x / clip).astype(x.dtype), message)
     # First to C: a large entry over a small C would overflow. Then to 1: the bound must
     # not depend on a C that came with the message.
     unit = clipped(1.0, over(clipped(clip, message)))
@@ -146,7 +146,7 @@ def check_one_exchange(algorithm: Algorithm, what: str, instead: str) -> None:
         )
 
 
-WHOLE = "message"  # the only part of a message without named fields
+WHOLE = "message"  # the name of a message that has no named fields
 FixedNorm = float | Mapping[str, float]
 ClipNorm = FixedNorm | AdaptiveClip
 
@@ -191,7 +191,7 @@ def private_clients(
         separately. A message without fields is called "message". An `AdaptiveClip` for
         a norm of the message as a whole that follows a quantile of the norms.
       noise_multiplier: Standard deviation of the noise of a round over its sensitivity.
-        If n parts are sent in a round, each has noise of noise_multiplier * sqrt(n) *
+        If n fields are sent in a round, each has noise of noise_multiplier * sqrt(n) *
         its norm, so that all together have this multiplier. 0 clips only.
       clients: N, the number of all clients.
       cohort: S, the expected number of clients in a round, by which sums are divided.
@@ -202,7 +202,7 @@ def private_clients(
 
     Returns:
       An algorithm that accepts uniform weights only. As soon as it is given parameters,
-      it raises `ValueError` if `clip_norm` names other parts than the messages have.
+      it raises `ValueError` if `clip_norm` names other fields than the messages have.
       What the server computes from the noisy mean has no further privacy cost, but it
       may leave the valid range: a second moment that clients send (FAFED, FedLADA) may
       become negative. The server's state is `core.Wrapped` around a `MechanismState`.
@@ -284,8 +284,8 @@ def _fixed(clip_norm: FixedNorm, phase: _Phase, number: int) -> _Bound:
 
     def sigma(clip, sent):
         norms = [_norms(clip_norm, message) for message in sent]
-        parts = len(jax.tree.leaves(norms[phase.exchanges]))
-        factor = phase.noise_multiplier * math.sqrt(parts)
+        fields = len(jax.tree.leaves(norms[phase.exchanges]))
+        factor = phase.noise_multiplier * math.sqrt(fields)
         return tree.map(lambda norm: factor * norm, norms[number])
 
     def mean(clip, noisy, sent):
@@ -372,17 +372,17 @@ def _shapes(algorithm: Algorithm, params: Any) -> list[Any]:
     return list(map(received, exchanges, message_shapes(algorithm, params)))
 
 
-def _parts(message: Any) -> dict[str, Any]:
-    """The parts that are clipped separately; fields without arrays are not parts."""
+def _fields_of(message: Any) -> dict[str, Any]:
+    """The fields of a message that have arrays, which can be clipped separately."""
     named = hasattr(message, "_fields")
-    parts = message._asdict() if named else {WHOLE: message}
-    return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
+    fields = message._asdict() if named else {WHOLE: message}
+    return {name: field for name, field in fields.items() if jax.tree.leaves(field)}
 
 
 def parts_of_rounds(algorithm: Algorithm, params: Any) -> list[str]:
-    """The parts of the messages of a round, such as ["params", "momentum"]."""
+    """The fields of the messages of a round, such as ["params", "momentum"]."""
     messages = _shapes(algorithm, params)[len(algorithm.prologue) :]
-    return [name for message in messages for name in _parts(message)]
+    return [name for message in messages for name in _fields_of(message)]
 
 
 def norms_of_sums(
@@ -399,7 +399,7 @@ def norms_of_sums(
         clip_norm = clip_norm.initial
     sent = _shapes(algorithm, params)[len(algorithm.prologue) :]
     norms = [_norms(clip_norm, message) for message in sent]
-    count = lambda norm, part: sum(x.size for x in jax.tree.leaves(part))
+    count = lambda norm, field: sum(x.size for x in jax.tree.leaves(field))
     counts = tree.map(count, norms, sent)
     squares = np.square(jax.tree.leaves(norms))
     noise = np.sqrt(len(squares) * squares @ jax.tree.leaves(counts))
@@ -407,14 +407,14 @@ def norms_of_sums(
 
 
 def _norms(clip_norm: FixedNorm, message: Any) -> Any:
-    """A prefix of the message: one norm for each part that is clipped."""
+    """A prefix of the message: one norm for each field that is clipped."""
     if not jax.tree.leaves(message):
         return message
     if not isinstance(clip_norm, Mapping):
         return clip_norm
     if not hasattr(message, "_fields"):
         return clip_norm[WHOLE]
-    return message._replace(**{name: clip_norm[name] for name in _parts(message)})
+    return message._replace(**{name: clip_norm[name] for name in _fields_of(message)})
 
 
 def _check(
@@ -424,10 +424,10 @@ def _check(
     clients: int,
     cohort: int,
 ) -> None:
-    parts = clip_norm if isinstance(clip_norm, Mapping) else {"": clip_norm}
+    norms = clip_norm if isinstance(clip_norm, Mapping) else {"": clip_norm}
     if isinstance(clip_norm, AdaptiveClip):
-        parts = {}  # it has checked itself
-    for name, bound in parts.items():
+        norms = {}  # it has checked itself
+    for name, bound in norms.items():
         label = f"clip_norm of {name}" if name else "clip_norm"
         check_range(label, bound, open_low=True, schedules=False)
     check_range("noise_multiplier", noise_multiplier, schedules=False)
@@ -443,9 +443,9 @@ def _check(
 def _check_names(clip_norm: FixedNorm, sent: list[Any]) -> None:
     if not isinstance(clip_norm, Mapping):
         return
-    names = {name for message in sent for name in _parts(message)}
+    names = {name for message in sent for name in _fields_of(message)}
     if names != clip_norm.keys():
         raise ValueError(
-            "clip_norm must name the parts of all messages, "
+            "clip_norm must name the fields of all messages, "
             f"{', '.join(sorted(names))}; got {', '.join(sorted(clip_norm)) or 'none'}"
         )

@@ -201,7 +201,7 @@ def test_the_norm_stays_in_range():
 @pytest.mark.parametrize("make", slow_but(1, [scaffold, fedavg, local_sgdm]))
 @pytest.mark.parametrize("dtype", slow_but(1, [jnp.bfloat16, jnp.float32]))
 def test_states_keep_their_form(make, dtype):
-    """With several parts, with client states, and in low precision."""
+    """With several fields, with client states, and in low precision."""
     algorithm = private(make(), clip_norm=AdaptiveClip(), noise_multiplier=0.1)
     batches = {"w": jnp.ones((N, 1, 3), dtype)}
     start = algorithm.init({"w": jnp.zeros(3, dtype)})

@@ -155,7 +155,7 @@ def probe(*, notes=None):
 
 
 @pytest.mark.slow
-def test_the_noise_of_every_part():
+def test_the_noise_of_every_field():
     """Independent and normal, of one joint multiplier, even if nobody takes part."""
     noise, first, cohort, worlds = 1.5, 0.7, SIZES["cohort"], 2000
     given = {"noise_multiplier": noise, "prologue_noise_multiplier": first, **SIZES}
@@ -259,7 +259,7 @@ def test_bad_settings_are_refused():
     }.items():
         given = FINE | changes
         refused(said, private_clients, fedavg(), error=TypeError, **given)
-    # limits name all parts and no others
+    # limits name all fields and no others
     for limit in ({"params": 1.0}, {}, {"momentum": 1.0, "c": 1.0}):
         algorithm = private_clients(fedmuon(), **FINE | {"clip_norm": limit})
         said = "all messages, momentum, params; got"
@@ -286,17 +286,17 @@ PULL = Objective(lambda params, batch, key: tree.sub(params, batch))
 
 
 def fields(message) -> dict[str, Any]:
-    """The parts of a message by name, but for empty ones."""
+    """The fields of a message by name, but for empty ones."""
     named = hasattr(message, "_fields")
-    parts = message._asdict() if named else {"message": message}
-    return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
+    found = message._asdict() if named else {"message": message}
+    return {name: field for name, field in found.items() if jax.tree.leaves(field)}
 
 
 def limits(name, size) -> dict[str, float]:
-    """Another one for every part of a method's messages."""
+    """Another one for every field of a method's messages."""
     messages = message_shapes(ALL[name].function(), START)
-    names = sorted({part for message in messages for part in fields(message)})
-    return {part: size * (2 + i) for i, part in enumerate(names)}
+    names = sorted({name for message in messages for name in fields(message)})
+    return {name: size * (2 + i) for i, name in enumerate(names)}
 
 
 def finished(make, algorithm, state, batches, weights=ONES):
@@ -368,7 +368,7 @@ def test_no_client_moves_what_the_server_sees_by_more_than_its_share(name):
         failing = shown(*phase, jnp.nan, 1.0)
         enormous = shown(*phase, 1e3, 1.0)
         for left, failed, spoilt in zip(without, failing, enormous, strict=True):
-            for part, move in fields(tree.sub(spoilt, left)).items():
+            for name, move in fields(tree.sub(spoilt, left)).items():
                 norm = np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(move)))
-                np.testing.assert_allclose(norm, limit[part] / size, rtol=1e-4)
+                np.testing.assert_allclose(norm, limit[name] / size, rtol=1e-4)
             assert_same_bits(failed, left)

@@ -185,7 +185,7 @@ def test_a_cohort_is_cut_where_it_costs_nothing():
 
 
 @pytest.mark.filterwarnings(NOISE)
-def test_parts_of_messages_that_share_a_clip_are_named():
+def test_fields_of_messages_that_share_a_clip_are_named():
     with pytest.warns(UserWarning, match="messages have params, momentum, which share"):
         clients(algorithm=fedmuon(lr=0.1))
     split = {"params": 0.5, "momentum": 0.05}
@@ -209,7 +209,7 @@ def test_noise_far_above_all_messages_warns_before_training(strategy):
         assert ("fewer than 134 parameters" in said) == warned
 
 
-def test_noise_is_compared_part_by_part():
+def test_noise_is_compared_field_by_field():
     norms = {"params": 0.5, "control": 0.1}
     params = CLASSES.init(KEY)
     found = norms_of_sums(scaffold(lr=0.1), params, norms, 3.0, 4)
