@@ -10,8 +10,8 @@
     simulation = decentralize(gradient_tracking(lr=0.1), ..., privacy=privacy)
     print(simulation.guarantee.statement())
 
-It decides how batches are drawn, clipped and noised, and nothing else does. The noise
-is calibrated when the numbers of the agents' examples are known.
+It alone sets how batches are drawn, clipped and noised. The noise is calibrated once
+the agents' numbers of examples are known.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """The table of decentralized methods: functions, and presets that are rows.
 
-Parameters are of one variable or a `Pair` (`core.pair`); gradients descend in both.
-None of the methods guarantees privacy. Noise without clipping, as in the comparison of
-the DPMixSGD paper, does not either: `decentralized.private` has methods that do.
+Parameters are one variable or a `Pair` (`core.pair`); gradients descend in both. None
+of these methods guarantees privacy, not even those that add noise without clipping, as
+in the comparison of the DPMixSGD paper. Private ones are in `decentralized.private`.
 """
 
 import optax

@@ -1,10 +1,10 @@
 """Decentralized methods with a privacy guarantee; `PRIVATE` has them by name.
 
-A row builds a method, which needs the gradients of single examples, and says what an
-agent releases, in terms of `fedjax_muon.privacy`. Both follow from one `Mechanism`, so
-that the accounting is that of the method that runs. `AgentPrivacy` makes them an
-argument of `decentralize`, with the sampling that is accounted for. The parts are for
-studies that sample themselves; they carry no guarantee:
+A row builds a method, which needs the gradients of single examples, and describes what
+an agent releases, in terms of `fedjax_muon.privacy`. Both are derived from the same
+`Mechanism`, so that the accounting describes the method that runs. `AgentPrivacy` makes
+this an argument of `decentralize`, with the sampling that the accounting assumes. A
+study that draws its own batches can use a row directly, without any guarantee:
 
     mechanism = Mechanism(
         clip_norm=1.0, change_clip_norm=0.1, beta=0.1, batch_size=20
@@ -13,14 +13,14 @@ studies that sample themselves; they carry no guarantee:
     noise_scale = noise_scale_of(spec)
     PRIVATE["private_storm"].build(mechanism, noise_scale, lr=0.1)
 
-An estimator bounds the influence of an example, as DP-SGD, STORM or DP-FTRL.
-STORM is g_t = (1 - beta) g_{t-1} + d_t, with beta = 1 at t = 0. A clip of
-`privacy.clipping` bounds the share of one example in d_t, for which it takes both
-gradients of the example, and says the sensitivity S of d_t.
+The estimators, DP-SGD, STORM and DP-FTRL, bound the influence of each example. STORM is
+g_t = (1 - beta) g_{t-1} + d_t, with beta = 1 at t = 0. A clip of `privacy.clipping`
+bounds the share of one example in d_t, given both gradients of the example, and has the
+sensitivity S of d_t.
 
-Noise on the output, as in the paper of DPMixSGD, is `noisy(private_storm(...), sigma)`.
+Noise on the output, as in the DPMixSGD paper, is `noisy(private_storm(...), sigma)`.
 Noise inside is d_t + N(0, (noise_multiplier S)^2), which the recursion keeps. In
-DP-FTRL, clipped gradients have noise that is correlated between steps,
+DP-FTRL, the noise on clipped gradients is correlated between steps,
 
     g*_t = (1 / b) sum over the batch of clip(grad(x_t; z)) + w_t,    w = C^-1 z,
 

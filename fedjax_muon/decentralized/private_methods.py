@@ -4,8 +4,8 @@
     privacy = ExamplePrivacy(epsilon=4.0, delta=1e-5, rounds=200)
     result = fm.train(method, fm.problems.auc(), rounds=200, privacy=privacy)
 
-`private.PRIVATE` has what they release. The rates were tried by hand on the default
-problem of agents, on a seed that it does not use.
+`private.PRIVATE` describes what they release. The default learning rates were chosen by
+hand on the default problem of agents, with a seed that is not used otherwise.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""How programs are traced."""
+"""Dtype promotion while programs are traced."""
 
 import functools
 from collections.abc import Callable
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 
 def promoting(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorator: numbers of different types may meet in what the function traces.
+    """Decorator that allows mixed dtypes in whatever the function traces.
 
-    Rules of optax, such as Adam, need it where `jax_numpy_dtype_promotion` is "strict".
+    Optax rules such as Adam need it where `jax_numpy_dtype_promotion` is "strict".
     """
 
     @functools.wraps(function)

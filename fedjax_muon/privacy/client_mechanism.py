@@ -3,8 +3,8 @@
 The server's state depends on a client only through a clipped message. The server
 receives the noisy sum of the messages over the *expected* number of clients, as in
 DP-FedAvg (McMahan et al. 2018, arXiv:1710.06963). The server and its channel to the
-clients are trusted; everything that it broadcasts may be public. `client_privacy` has
-the guarantee, and the argument of `federate`. By hand:
+clients are trusted; everything that it broadcasts may be public. `client_privacy` adds
+the guarantee and is the argument of `federate`. To use the mechanism on its own:
 
     algorithm = private_clients(
         fedavg(lr=0.1), clip_norm=0.5, noise_multiplier=1.0, clients=100, cohort=10

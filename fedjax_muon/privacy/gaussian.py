@@ -1,4 +1,4 @@
-"""Gaussian noise with tails that single-precision draws do not have."""
+"""Gaussian noise with longer tails than single-precision draws have."""
 
 import itertools
 import math

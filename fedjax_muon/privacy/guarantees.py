@@ -1,7 +1,7 @@
 """Guarantees of private runs, with all their conditions.
 
-A specification says what is released. From it follow a statement, and the least noise
-for an epsilon:
+A specification says what is released. It determines the statement of a guarantee, and
+the smallest noise that reaches a given epsilon:
 
     spec = PrivacySpec(
         releases={"x": Release(Each(1.0), Inside(0.8), beta=0.1)},
@@ -12,10 +12,11 @@ for an epsilon:
     print(report(spec).statement())
     spec = calibrated(spec, epsilon=1.0)
 
-A `Threat` is an adversary: who sees what, and the noise multiplier of what is seen. A
+A `Threat` is an adversary: who sees what, and the noise multiplier of what they see. A
 mechanism, `AgentPrivacy` or `ClientPrivacy`, is an argument of a simulation. It alone
-decides the sampling, the clip and the noise of the run. From these it derives a
-`Guarantee`, to which the simulation keeps: rounds, secret noise, and what is published.
+sets the sampling, the clip and the noise of the run, and derives a `Guarantee` from
+them. The simulation enforces it: the number of rounds, secret noise, and what is
+published.
 """
 
 import dataclasses

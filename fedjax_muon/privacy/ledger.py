@@ -1,16 +1,16 @@
-"""A ledger of what private runs on one dataset have cost together.
+"""A ledger of the total privacy cost of all runs on one dataset.
 
     ledger = Ledger("a9a.ledger.json", fingerprint(dataset))
     entry = Entry.now("runs/1/seed0", "DP-SGDA, epsilon 1, seed 0", cost_of(spec))
     epsilon = ledger.charge([entry], delta=1e-5, budget=8.0)
 
 Every run has its own guarantee, but an adversary sees the results of all of them. A
-`Cost` is what accounting needs of one run, and `composed_epsilon` accounts for several.
-The noise of all runs must be fixed before the first of them starts: a run whose noise
-depends on the results of another is not covered.
+`Cost` is what accounting needs to know about a run; `composed_epsilon` combines those
+of several. The noise of all runs must be fixed before the first of them starts: a run
+whose noise depends on the results of another is not covered.
 
-A run is charged before it starts, and once however often it is resumed. The ledger is a
-JSON file, which is replaced as a whole, and locked meanwhile.
+A run is charged before it starts, and only once, however often it is resumed. The
+ledger is a JSON file; it is locked while it is replaced as a whole.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""Sampling schemes: how privacy accounting sees the batches of an agent.
+"""Sampling schemes: how an agent's batches are drawn, as privacy accounting sees it.
 
 `Poisson` draws every batch independently, which hides who took part: the sampling
 amplifies privacy, and only noise inside the recursion can be accounted for.

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from fedjax_muon.core import check_range
 from fedjax_muon.data.partition import generator
 
-# By client: the seconds at which it leaves and returns, in order. Others never leave.
+# By client: the seconds when it leaves and returns, in order. Unlisted clients stay.
 Away = Mapping[int, Sequence[tuple[float, float]]]
 NEVER: Away = types.MappingProxyType({})
 

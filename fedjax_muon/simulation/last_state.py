@@ -1,9 +1,9 @@
-"""Which state a private simulation trains from: the one that it made last.
+"""A private simulation trains only from the last state that it returned, and once.
 
-The noise of every call is drawn anew, and is not in the state. So training twice from
-one state would be two releases, and the guarantee covers one. The state is recognized
-by its arrays themselves. A copy has others, and so has a state of another simulation,
-of another process, or with other parameters.
+Every call draws new noise, which is not part of the state. Training twice from the same
+state would therefore release two results, but the guarantee covers only one. A state is
+recognized by the identity of its arrays. A copy, an edited state, and a state of
+another simulation or process have other arrays, and are refused.
 """
 
 import os

@@ -3,12 +3,11 @@
     algorithm = fm.robust(fm.fedmuon(lr=0.01), fm.aggregators.trimmed_mean(0.2))
     mixed = chain(nearest_neighbor_mixing(0.2), median())
 
-An aggregator maps all messages of an exchange, as vectors, to other messages, of which
-the mean is then taken. It counts only messages that have arrived, all alike. `bad` is
-the number of messages that may be wrong: a count, or a share of those that arrived,
-rounded down. Distances are those of whole messages. Rules are as in ByzFL
-(https://github.com/LPD-EPFL/byzfl; compared with the authors' code), unless said
-otherwise.
+An aggregator maps all messages of an exchange, as vectors, to other messages, which are
+then averaged. Only messages that have arrived count, all with the same weight. `bad` is
+the number of messages that may be wrong: a count, or a fraction of those that arrived,
+rounded down. Distances are between whole messages. Unless noted otherwise, the rules
+are those of ByzFL (https://github.com/LPD-EPFL/byzfl; compared with the authors' code).
 """
 
 import math

@@ -3,11 +3,11 @@
     attacked = fm.attack(fm.fedmuon(lr=0.01), fm.attacks.alie(), clients=range(3))
     algorithm = fm.robust(attacked, fm.aggregators.median())
 
-An attacker knows all messages of an exchange. Attackers act on messages as the server
-receives them, before any robust aggregation, whichever wrapper comes first. What is not
-finite is then lost, like any client's message. Attacks are
-as in ByzFL (https://github.com/LPD-EPFL/byzfl; compared with its code), unless said
-otherwise. ALIE goes to the other side of the mean, as in its paper. `flip_labels`
+An attacker knows all messages of an exchange. Attackers replace messages as the server
+receives them, before any robust aggregation, in whatever order the wrappers are
+applied. An attack that is not finite is lost, like any such message. Unless noted
+otherwise, the attacks are those of ByzFL (https://github.com/LPD-EPFL/byzfl; compared
+with its code). ALIE moves to the other side of the mean, as in its paper. `flip_labels`
 changes a dataset instead.
 """
 

@@ -1,16 +1,13 @@
 """Personalization: clients that keep parameters of their own.
 
-`keep_own` leaves a part of the model with every client, such as its head or its
-normalization layers.
+`keep_own` keeps some layers on the clients, such as the head (FedPer, Arivazhagan et
+al. 2019, arXiv:1912.00818) or the normalization layers (FedBN, Li et al. 2021,
+arXiv:2102.07623). Clients train all parameters together, but their own layers are never
+broadcast, and never part of a message.
 
-FedPer: Arivazhagan et al. 2019, arXiv:1912.00818 (heads). FedBN: Li et al. 2021,
-arXiv:2102.07623 (normalization layers). Clients train all parameters together. Their
-own ones never leave them: they are in no broadcast and no message.
-
-`ditto` trains a model for every client too, near the one that all share.
-
-Li et al. 2021, arXiv:2012.04221, Algorithm 1. With the parameters w that the client
-received, and batches s of the same round,
+`ditto` also trains a personal model v_i for every client, close to the shared model w
+(Li et al. 2021, arXiv:2012.04221, Algorithm 1). With the w that the client received,
+and batches s of the same round,
 
     v_i <- v_i - lr (grad_i(v_i; s) + pull (v_i - w))
 
