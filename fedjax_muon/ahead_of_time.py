@@ -132,13 +132,13 @@ def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
     return programs.rounds.trace(data, run, state, count)
 
 
-def _placed(arrays: Any, shardings: Any, parts: int = 1) -> Any:
-    """Shapes with shardings, a prefix; divided examples are padded for equal parts."""
+def _placed(arrays: Any, shardings: Any, shares: int = 1) -> Any:
+    """Shapes with shardings, a prefix; divided examples are padded for equal shares."""
 
     def shape(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
         rows = x.shape
         if getattr(sharding, "spec", None) == SHARDED:
-            rows = (-(-rows[0] // parts) * parts, *rows[1:])
+            rows = (-(-rows[0] // shares) * shares, *rows[1:])
         return jax.ShapeDtypeStruct(rows, x.dtype, sharding=sharding)
 
     place = lambda sharding, part: jax.tree.map(lambda x: shape(x, sharding), part)

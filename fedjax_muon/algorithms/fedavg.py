@@ -5,7 +5,7 @@ arXiv:2003.00295. From the broadcast x, client i repeats for each of its batches
 
     x_i <- x_i - lr rule(grad_i(x_i; s)),    then    x <- x - server_lr server_rule(g)
 
-with the pseudo-gradient g = mean_i (x - x_i). The parts of the local rule's state that
+with the pseudo-gradient g = mean_i (x - x_i). The fields of the local rule's state that
 are named in `averaged_state` start from the clients' mean of the last round (with
 `optax.trace`: local momentum SGD, Yu et al. 2019); the rest is reset every round.
 Methods that differ only in their rules are below.
@@ -70,7 +70,7 @@ def fedavg(
     Args:
       lr: Local learning rate.
       rule: Local rule, without a learning rate.
-      averaged_state: Names of the parts of the rule's state that the server averages,
+      averaged_state: Names of the fields of the rule's state that the server averages,
         such as "momentum" or, for Adam, ("mu", "nu").
       server_lr: Server learning rate; 1 is plain averaging.
       server_rule: Rule applied to the pseudo-gradient, without a learning rate.

@@ -5,7 +5,7 @@ arXiv:2510.27403, Algorithm 2. From the broadcast (x, m, delta), for each batch 
     u = rule(grad_i(x_i; s))
     x_i <- x_i - lr ((1 - align) u + align delta + decay x_i)
 
-then delta <- mean_i (x - x_i) / (K lr) and x <- mean_i x_i. The parts of the rule's
+then delta <- mean_i (x - x_i) / (K lr) and x <- mean_i x_i. The fields of the rule's
 state that are named in `averaged_state` start from the clients' mean of the last round
 (m); the rest is reset. `averaged_state=()` is the paper's ablation without momentum
 aggregation. Without alignment, the algorithm is `fedavg` with the same
@@ -72,7 +72,7 @@ def fedmuon_align(
       momentum: Momentum of the default rule; has no effect if `rule` is given.
       rule: Local rule of the gradient, without a learning rate; Muon by default.
       polar: Polar factor of matrices in the default rule.
-      averaged_state: Names of the parts of the rule's state that the server averages,
+      averaged_state: Names of the fields of the rule's state that the server averages,
         such as "momentum" or, for Adam, ("mu", "nu").
     """
     check_range("lr", lr)

@@ -52,19 +52,19 @@ def init(
     algorithm: Algorithm,
     params: Params,
     num_clients: int,
-    parts: int = 1,
+    shares: int = 1,
     *,
     project: Project = unconstrained,
 ) -> State:
     """Makes the state before the prologue and round 0.
 
     Args:
-      parts: Divisor of the number of client states, which are padded if necessary.
+      shares: Divisor of the number of client states, which are padded if necessary.
     """
     check_count("num_clients", num_clients)
     params = project(jax.tree.map(lambda x: jnp.array(x), params))
     one = algorithm.init_client(params)
-    rows = num_clients + -num_clients % parts
+    rows = num_clients + -num_clients % shares
     client_states = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), one)
     # Donated buffers must be distinct; the rows of client states are copies already.
     server = jax.tree.map(jnp.copy, algorithm.init(params))

@@ -96,7 +96,7 @@ def sharded(inner: Plan, num_clients: int) -> Plan:
     0. A cohort of all clients runs where their states are, and any other cohort in the
     order of its members. Use the plan inside `across`, with the client states
     `SHARDED`. The number of devices must divide that of client states
-    (`engine.init(..., parts=len(devices))`).
+    (`engine.init(..., shares=len(devices))`).
     """
 
     def plan(
