@@ -144,7 +144,7 @@ class Pld:
 
 
 class Turns(NamedTuple):
-    """Steps in which a record may take part, as far as the size of losses goes."""
+    """Steps in which a record may take part, as needed to bound the losses."""
 
     probability: float
     ratio: float  # of the sensitivity to the noise
@@ -191,7 +191,7 @@ def interval_of(interval: float, turns: Sequence[Turns]) -> float:
 
 
 def composed_delta(delta: float, turns: Sequence[Turns]) -> float:
-    """Delta without what numerical composition may get wrong."""
+    """Delta less the possible error of numerical composition."""
     steps = sum(each.steps for each in turns)
     least = 30 * ROUNDING * steps
     if delta < least:

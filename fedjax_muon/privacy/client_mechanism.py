@@ -137,7 +137,7 @@ def check_adaptable(algorithm: Algorithm) -> None:
 
 
 def check_one_exchange(algorithm: Algorithm, what: str, instead: str) -> None:
-    """The same for anything that needs it, with what to do otherwise."""
+    """Checks it for `what`, and says what to do `instead`."""
     if algorithm.prologue or len(algorithm.exchanges) != 1:
         has = "a prologue" if algorithm.prologue else "several exchanges in a round"
         raise ValueError(
@@ -159,7 +159,7 @@ class MechanismState(NamedTuple):
 
 
 class _WithClip(NamedTuple):
-    """A broadcast or a message with C, since `decode` has nothing else."""
+    """A broadcast or a message together with C, which `decode` needs."""
 
     inner: Any  # of the algorithm
     clip: Any  # as in `MechanismState`

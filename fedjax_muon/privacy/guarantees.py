@@ -254,7 +254,7 @@ def _noise_assumptions(releases: Mapping[str, Release]) -> tuple[str, ...]:
 
 
 def _telescopes(spec: PrivacySpec) -> bool:
-    """Whether the guarantee needs a record's parts in consecutive batches to cancel."""
+    """Whether a record's shares of consecutive batches must cancel."""
     return isinstance(spec.sampling, FullBatch) and any(
         isinstance(release.noise, Output) and release.beta < 1
         for release in spec.releases.values()
@@ -288,7 +288,7 @@ def checked_accountant(spec: PrivacySpec) -> Accountant:
 
 
 def _check_bands(bands: int, sampling: Sampling) -> None:
-    """A record may not be drawn again while its gradient has parts in releases."""
+    """Checks that no record is drawn again while its last gradient is in releases."""
     cycle = sampling.cycle if isinstance(sampling, Poisson) else 1
     if bands > cycle:
         raise ValueError(
@@ -312,7 +312,7 @@ def transcript_multiplier(spec: PrivacySpec) -> float:
 
 
 def step_multipliers(spec: PrivacySpec) -> tuple[float, float]:
-    """Returns the multipliers of step 0 and of later steps, of all that is seen."""
+    """Returns the joint multipliers of all releases, in step 0 and in later steps."""
     noises = (release.noise for release in spec.releases.values())
     first, later = zip(*(noise.step_multipliers() for noise in noises), strict=True)
     effective = spec.threat.effective_multiplier
@@ -387,7 +387,7 @@ class Guarantee:
 
 
 def check_noise(epsilon: float | None, noise: float | None, name: str) -> None:
-    """Checks that the noise is given once, by its epsilon or itself."""
+    """Checks that either epsilon or the noise is given, and not both."""
     if (epsilon is None) == (noise is None):
         raise ValueError(
             f"give either epsilon or {name}, got epsilon={epsilon}, {name}={noise}"
@@ -395,7 +395,7 @@ def check_noise(epsilon: float | None, noise: float | None, name: str) -> None:
 
 
 def check_left_out(arguments: Mapping[str, Any]) -> None:
-    """Checks that no argument that a mechanism decides is given beside it."""
+    """Refuses arguments that the mechanism sets itself."""
     for name, value in arguments.items():
         if value is not None:
             raise ValueError(

@@ -162,7 +162,7 @@ def composed_epsilon(costs: Iterable[Cost], delta: float) -> float:
 
 
 def joint_gaussian(costs: Iterable[Cost]) -> float | None:
-    """The multiplier of all runs together that are Gaussian mechanisms, if any is."""
+    """The joint multiplier of those runs that are Gaussian mechanisms, if any."""
     multipliers = sorted(cost.multiplier for cost in costs if cost.sampling is None)
     if len(multipliers) > 1:
         return joint_multiplier(*multipliers)
@@ -376,7 +376,7 @@ class Ledger:
     def _added(
         self, entries: Sequence[Entry], delta: float, budget: float | None
     ) -> tuple[tuple[Entry, ...], float]:
-        """The entries that are not there, and epsilon with them."""
+        """The entries that the ledger lacks, and the epsilon that includes them."""
         if budget is not None:
             check_range("epsilon", budget, open_low=True, schedules=False)
         charged = self.entries()
@@ -400,7 +400,7 @@ class Ledger:
     def _new(
         self, charged: Sequence[Entry], entries: Sequence[Entry]
     ) -> tuple[Entry, ...]:
-        """The entries that are not there, each once."""
+        """The entries that the ledger lacks, without repetitions."""
         known = {entry.run: entry for entry in charged}
         new: dict[str, Entry] = {}
         for entry in entries:

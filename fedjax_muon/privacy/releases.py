@@ -123,7 +123,7 @@ class Correlated:
 
     @property
     def bands(self) -> int | None:
-        """Number of steps in which one gradient has a part; None: all later ones."""
+        """Number of steps that one gradient contributes to; None: all later ones."""
         return self.strategy.bands
 
     def scaled(self, factor: float) -> "Correlated":

@@ -316,13 +316,13 @@ def _number(
 
 
 def _all(messages: Messages, values: jax.Array, is_enough: jax.Array) -> Messages:
-    """As many messages, or none."""
+    """The same number of messages, or none if too few have arrived."""
     weight = jnp.where(is_enough, messages.weight, 0)
     return messages._replace(values=values, weight=weight)
 
 
 def _one(messages: Messages, value: jax.Array, is_enough: jax.Array) -> Messages:
-    """One message, or none."""
+    """One message, or none if too few have arrived."""
     value = jnp.where(is_enough, value, 0)[None]
     weight = is_enough.astype(messages.weight.dtype)[None]
     return messages._replace(
