@@ -79,18 +79,17 @@ class Attention(nn.Module):
         if self.rotary:
             query, key = (self.rotary(y, places) for y in (query, key))
         key, value = self._all("keys", key, start), self._all("values", value, start)
-        if self.causal:
-            before = places[:, None] >= jnp.arange(key.shape[-3])[None]
-            before = before[(None,) * len(outer)]
-            mask = before if mask is None else mask & before
         if fewer != self.heads:
             key, value = (
                 jnp.repeat(y, self.heads // fewer, axis=-2) for y in (key, value)
             )
-        half = jnp.finfo(value.dtype).bits < 32
-        weights = nn.dot_product_attention_weights(
-            query, key, bias, mask, force_fp32_for_softmax=half
-        ).astype(value.dtype)
+        if self.causal:
+            weights = _causal_weights(query, key, bias, mask, places)
+        else:
+            half = jnp.finfo(value.dtype).bits < 32
+            weights = nn.dot_product_attention_weights(
+                query, key, bias, mask, force_fp32_for_softmax=half
+            ).astype(value.dtype)
         if self.dropout:
             weights = dropped(self, self.dropout, weights)
         y = jnp.einsum("...hqk,...khd->...qhd", weights, value)
@@ -107,6 +106,43 @@ class Attention(nn.Module):
         kept = jax.lax.dynamic_update_slice_in_dim(kept, new, start, axis=-3)
         self.put_variable("cache", name, kept)
         return kept
+
+
+def _causal_weights(
+    query: jax.Array,
+    key: jax.Array,
+    bias: jax.Array | None,
+    mask: jax.Array | None,
+    places: jax.Array,
+) -> jax.Array:
+    """`nn.dot_product_attention_weights` of tokens at `places` to those up to there.
+
+    It takes less time and memory: the gradient needs no mask, and of the softmax its
+    result alone.
+    """
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    scaled = query / jnp.sqrt(query.shape[-1]).astype(query.dtype)
+    scores = jnp.einsum("...qhd,...khd->...hqk", scaled, key).astype(wide)
+    if bias is not None:
+        scores = scores + bias
+    seen = places[:, None] >= jnp.arange(key.shape[-3])[None]
+    seen = seen[(None,) * (key.ndim - 2)]
+    seen = seen if mask is None else seen & mask
+    least = jnp.where(seen, 0, jnp.finfo(wide).min).astype(wide)
+    return _softmax(scores + least).astype(query.dtype)
+
+
+@jax.custom_jvp
+def _softmax(x: jax.Array) -> jax.Array:
+    return jax.nn.softmax(x)
+
+
+@_softmax.defjvp
+def _softmax_jvp(
+    primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    y, (change,) = _softmax(*primals), tangents
+    return y, y * (change - jnp.sum(y * change, axis=-1, keepdims=True))
 
 
 class Block(nn.Module):

@@ -6,6 +6,7 @@ import shutil
 from functools import cache, partial
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from packages import needs
 from parity import by_path, drawn, dropouts
 
 from fedjax_muon.models import GPT, from_hugging_face, generate, llama
+from fedjax_muon.models.vit import Attention
 from fedjax_muon.transforms import muon_dimension_numbers
 
 safetensors = needs("safetensors.numpy", "export")
@@ -83,6 +85,12 @@ def test_logits_and_gradients_equal_transformers(name, tmp_path):
         assert error <= 1e-4 * np.linalg.norm(leaf) + 1e-6, path
 
 
+def test_the_defaults_are_those_of_transformers():
+    assert loaded("gpt2_tied")[0] == GPT(61, 14, 16, 2, 4)
+    options = {"key_heads": 4, "head_width": 4, "hidden": 24, "epsilon": 1e-2}
+    assert loaded("llama_untied")[0] == llama(61, 256, 16, 2, 4, **options)
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_logits_do_not_depend_on_later_tokens(name):
     model, run = SMALL[name], jax.jit(SMALL[name].apply)
@@ -94,6 +102,20 @@ def test_logits_do_not_depend_on_later_tokens(name):
         after = run({"params": params}, tokens)
         equal(after[:, :place], before[:, :place])
         assert np.all(np.any(after[:, place:] != before[:, place:], axis=-1))
+
+
+def test_causal_attention_takes_a_bias_and_a_mask():
+    """It is the attention of the vision transformer with one mask more."""
+    causal = Attention(2, 4, True, nn.initializers.normal(), None, causal=True)
+    usual = causal.clone(causal=False)
+    rng = np.random.default_rng(0)
+    x, bias = (jnp.float32(rng.normal(size=s)) for s in ((2, 5, 8), (1, 2, 5, 5)))
+    mask = np.eye(5, dtype=bool) | (rng.random((2, 1, 5, 5)) < 0.5)
+    params = causal.init(KEY, x)
+    expected = usual.apply(params, x, bias, mask & np.tri(5, dtype=bool)[None, None])
+    found = causal.apply(params, x, bias, mask)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert not np.allclose(found, causal.apply(params, x), atol=1e-3)
 
 
 def test_the_embedding_of_a_tied_model_gets_both_gradients():
