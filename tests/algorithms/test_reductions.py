@@ -112,6 +112,57 @@ def test_streaming_diloco_in_one_fragment_is_diloco():
         jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
+@jax.enable_x64(True)
+def plainly(rule, lr, trace):
+    """Plain training on the mean gradient of all batches of a step."""
+    x = jax.tree.map(jnp.asarray, X)
+    opt, ends = rule.init(x), []
+    for _, data in trace.rounds:
+        for step in zip(*data, strict=True):
+            grads = [grad_fn(x, jax.tree.map(jnp.asarray, one), None) for one in step]
+            g = jax.tree.map(lambda *each: sum(each) / len(each), *grads)
+            u, opt = rule.update(g, opt, x)
+            x = jax.tree.map(lambda a, b: a - lr * b, x, u)
+        ends.append(jax.tree.map(np.asarray, x))
+    return ends
+
+
+AVERAGING = {"server_lr": 1.0, "server_rule": optax.identity()}
+DECAYED = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(0.1))
+INNER = {  # of clients, whose state persists, with schedules by local step
+    "sgd": optax.identity(),
+    "adamw": DECAYED,
+    "muon": muon(0.9, polar=kernel.polar),
+    "warm-up": optax.chain(
+        optax.scale_by_adam(),
+        optax.scale_by_schedule(optax.warmup_cosine_decay_schedule(0.0, 1.0, 5, 20)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_diloco_of_one_worker_is_plain_training(name):
+    """With an outer rate of 1, also over several local steps."""
+    algorithm = diloco(0.02, rule=INNER[name], **AVERAGING)
+    want, got = plainly(INNER[name], 0.02, ALONE), path(algorithm, X, ALONE)
+    assert_follows(got, want)
+    assert farthest(got, want) <= 1e-14
+    if name != "sgd":  # a rule whose state is lost in every round is another one
+        again = path(fedavg(0.02, rule=INNER[name]), X, ALONE)
+        assert farthest(again, want) > 1e-3
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_workers_with_one_step_each_are_data_parallel(momentum):
+    """With the outer rule on the mean gradient, whose rate is the product of both."""
+    rule = optax.trace(momentum, nesterov=True)
+    outer = {"server_lr": 0.5, "server_rule": rule}
+    algorithm = diloco(0.2, rule=optax.identity(), **outer)
+    want, got = plainly(rule, 0.1, ONE_STEP), path(algorithm, X, ONE_STEP)
+    assert_follows(got, want)
+    assert farthest(got, want) <= 1e-14
+
+
 @pytest.mark.parametrize(("fragments", "own_share"), [(2, 0.5), (4, 0.0), (7, 0.3)])
 def test_all_that_streaming_diloco_keeps_follows_its_oracle(fragments, own_share):
     """Also if fragments do not divide the model, and for clients that are absent."""
