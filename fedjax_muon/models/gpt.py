@@ -154,8 +154,8 @@ class GPT(nn.Module):
       tied: Whether the embedding of the tokens is the head too.
       residual_init: Initializer of the kernels out and down; by default, a normal
         distribution with standard deviation 0.02 / sqrt(2 depth).
-      remat: Whether the backward pass computes each block anew, which keeps the memory
-        of one block only, for a third more time.
+      remat: Whether the backward pass computes each block anew, to keep the memory of
+        one block alone. The compiler of CPUs undoes this, and only takes longer.
     """
 
     vocabulary: int = 50_257
