@@ -201,7 +201,7 @@ def training(*, tune: bool = False, compile_for: str | None = None) -> None:
       tune: Time all plans first and use the fastest. Always on for accelerators, unless
         you name a plan.
       compile_for: Compile one round for a TPU topology, such as v5e:4x4, and print its
-        memory and communication instead of training. No TPU is needed.
+        memory instead of training. No TPU is needed.
     """
 
 

@@ -379,7 +379,7 @@ def _fields_of(message: Any) -> dict[str, Any]:
     return {name: field for name, field in fields.items() if jax.tree.leaves(field)}
 
 
-def parts_of_rounds(algorithm: Algorithm, params: Any) -> list[str]:
+def message_fields(algorithm: Algorithm, params: Any) -> list[str]:
     """The fields of the messages of a round, such as ["params", "momentum"]."""
     messages = _shapes(algorithm, params)[len(algorithm.prologue) :]
     return [name for message in messages for name in _fields_of(message)]

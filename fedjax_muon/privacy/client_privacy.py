@@ -24,8 +24,8 @@ from fedjax_muon.privacy.client_mechanism import (
     AdaptiveClip,
     ClipNorm,
     check_adaptable,
+    message_fields,
     norms_of_sums,
-    parts_of_rounds,
     private_clients,
 )
 from fedjax_muon.privacy.clipping import Each
@@ -129,12 +129,12 @@ class ClientPrivacy:
             )
         if isinstance(self.clip_norm, AdaptiveClip):
             check_adaptable(algorithm)
-        parts = parts_of_rounds(algorithm, params)
-        if len(parts) > 1 and not isinstance(self.clip_norm, Mapping):
+        fields = message_fields(algorithm, params)
+        if len(fields) > 1 and not isinstance(self.clip_norm, Mapping):
             warnings.warn(
-                f"messages have {', '.join(parts)}, which share one clip and its "
+                f"messages have {', '.join(fields)}, which share one clip and its "
                 "noise; methods that send parameters alone, such as dp_fedmuon, lose "
-                "less, or give clip_norm a norm for each part",
+                "less, or give clip_norm a norm for each field",
                 stacklevel=4,
             )
         private_states = keeps_states(algorithm, params)

@@ -43,7 +43,7 @@ def clipped(clip_norm: Any, g: Any) -> Any:
 
     Args:
       clip_norm: Largest L2 norm of `g` as a whole; or a prefix of its tree, with one
-        norm for each part, which is then clipped separately.
+        norm for each field, which is then clipped separately.
       g: Gradient or message, a pytree of arrays.
     """
 

@@ -16,6 +16,7 @@ on a graph. A function that returns one is all that a new problem needs:
 from fedjax_muon.problems.division import Divide, function_name, ratios
 from fedjax_muon.problems.labeled import auc, classification
 from fedjax_muon.problems.networks import (
+    Model,
     emnist_cnn,
     gpt,
     gru,
@@ -33,6 +34,7 @@ from fedjax_muon.problems.text import text
 
 __all__ = [
     "Divide",
+    "Model",
     "Parts",
     "Problem",
     "auc",
