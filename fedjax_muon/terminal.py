@@ -71,6 +71,9 @@ class Progress:
         name = next((name for name in SCORES if name in (record or {})), None)
         if record is not None and name is not None:
             self.score = f", {name.replace('_', ' ')} {record[name]:.4g}"
+            if record.get("tokens"):
+                pace = record["tokens"] / record["seconds"]
+                self.score += f", {pace:,.0f} tokens per second"
 
     def line(self) -> str:
         """What a log says, such as "FedAvg: 20 of 100 rounds, 12 s left"."""

@@ -230,6 +230,7 @@ class _Told(NamedTuple):
     timing: Timing | None
     answered: Callable[[int], int | None]  # rounds -> answers in them
     bytes_after: Callable[[int, int | None], Traffic]
+    tokens_after: Callable[[int, int | None], int | None]
 
 
 def stack(
@@ -254,7 +255,9 @@ def stack(
         counted = common if simulation.links == common.links else simulation
         timing = simulation.timing(run_key)
         answered = partial(simulation.answered, run_key)
-        told.append(_Told(timing, answered, counted.bytes_after))
+        told.append(
+            _Told(timing, answered, counted.bytes_after, simulation.tokens_after)
+        )
         run = simulation.timed(run_key, 0, rounds)
         partition = dataclasses.replace(run.partition, max_size=max_client_size)
         stacked.append(run._replace(partition=partition, client_tests=None))
@@ -305,12 +308,14 @@ class GroupRecord:
         columns = {name: np.asarray(values) for name, values in scores.items()}
         for cell, rows in enumerate(self.rows):
             if index == 0 or self.diverged[cell] is None:
-                timing, count, bytes_after = self.told[cell]
+                timing, count, bytes_after, tokens = self.told[cell]
                 answered = count(index)
                 down, up = bytes_after(index, answered)
                 row: Record = {"round": index, "bytes_down": down, "bytes_up": up}
                 if answered is not None:
                     row["answered"] = answered
+                if (trained := tokens(index, answered)) is not None:
+                    row["tokens"] = trained
                 row |= {name: float(values[cell]) for name, values in columns.items()}
                 if timing is not None:
                     row["virtual_seconds"] = timing.seconds(index)

@@ -369,6 +369,22 @@ class Simulation:
         """Who takes part in a round; None of agents, who all do."""
         return getattr(self.settings, "cohort", None)
 
+    def tokens_after(self, rounds: int, answered: int | None = None) -> int | None:
+        """Counts the tokens that clients trained on; None of other tasks.
+
+        Args:
+          rounds: Number of rounds since the beginning, without the prologue.
+          answered: As in `bytes_after`.
+        """
+        setup, cohort = self.settings, self._cohort
+        if cohort is None or "perplexity" not in self.data.task.metrics:
+            return None
+        if setup.work.steps is not None:  # clients take different numbers of steps
+            return None
+        jobs = rounds * cohort.size if answered is None else answered
+        steps = setup.work.bound(self.clients.max_size, setup.batch_size)
+        return jobs * steps * setup.batch_size * (self.data.x.shape[1] - 1)
+
     def virtual_seconds(self, state: Any) -> float | None:
         """The time of a state by the simulation's clock; None without a clock."""
         timing = self.timing(state.key)

@@ -117,6 +117,8 @@ def steps(
         row = {"round": index, "bytes_down": down, "bytes_up": up}
         if answered is not None:
             row["answered"] = answered
+        if (tokens := simulation.tokens_after(index, answered)) is not None:
+            row["tokens"] = tokens
         row |= {name: float(score) for name, score in scores.items()}
         virtual = simulation.virtual_seconds(state)
         if virtual is not None:
