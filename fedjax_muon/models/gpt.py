@@ -333,7 +333,7 @@ def _checked(model: GPT, prompt: ArrayLike, length: int) -> jax.Array:
     if ids.ndim not in (1, 2) or not ids.size or ids.dtype.kind not in "iu":
         raise ValueError(
             "a prompt must be token ids, integers [B, N] or [N], one or more, got "
-            f"{ids.dtype}{list(ids.shape)}"
+            f"{ids.dtype}{list(ids.shape)}; encode text first"
         )
     check_count("length", length)
     if ids.shape[-1] + length > model.context:

@@ -237,7 +237,13 @@ def _tensors(folder: Path, prefix: str) -> dict[str, np.ndarray]:
     for part in parts:
         with opened(folder / part, "download it again") as file:
             for name in file.keys():  # noqa: SIM118, a file is no dictionary
-                tensors[name.removeprefix(prefix)] = file.get_tensor(name)
+                bare = name.removeprefix(prefix)
+                if bare in tensors:
+                    raise ValueError(
+                        f"{folder / part}: two tensors {bare}, maybe one with "
+                        f"{prefix!r} in front; remove one"
+                    )
+                tensors[bare] = file.get_tensor(name)
     return tensors
 
 

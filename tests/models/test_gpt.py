@@ -299,7 +299,7 @@ def test_tokens_are_those_that_are_drawn_without_a_cache(name, temperature, top_
         ({"prompt": np.arange(10)}, "at most 14 tokens.* got 10 and 5; give the end"),
         ({"prompt": [3, 61]}, "from 0 to 60, got 61"),
         ({"prompt": [-1]}, "from 0 to 60, got -1"),
-        ({"prompt": [1.5]}, r"integers \[B, N\] or \[N\].*got float64\[1\]"),
+        ({"prompt": [1.5]}, r"integers \[B, N\] .*got float64\[1\]; encode text first"),
         ({"prompt": np.zeros((2, 0), int)}, r"one or more, got int64\[2, 0\]"),
         ({"temperature": 0.0}, r"temperature must lie in \(0, infinity\), got 0.0"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
@@ -461,6 +461,9 @@ def test_damaged_files_are_refused(tmp_path):
     untied = stored(GPT2) | {"lm_head.weight": np.ones((61, 16), np.float32)}
     with refused(match="no copy of the embedding"):
         from_hugging_face(copied(tmp_path, GPT2, untied))
+    twice = stored(GPT2) | {"ln_f.bias": np.ones(16, np.float32)}
+    with refused(match=r"model\.safetensors: two tensors ln_f\.bias"):
+        from_hugging_face(copied(tmp_path, GPT2, twice))
     whole = {k: x.astype(int) for k, x in stored(GPT2).items()}
     with refused(match=r"must be floating-point numbers .*got int64"):
         from_hugging_face(copied(tmp_path, GPT2, whole))
