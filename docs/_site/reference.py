@@ -88,7 +88,7 @@ PAGES = {
         "tasks.augmentation:augmented crop_and_flip",
         "tasks.heavy_tails",
         "tasks.quadratic",
-        "tasks.lora:lora_classification",
+        "tasks.lora:lora_classification lora_language",
         "tasks.robust:robust_logistic",
     ),
     "models": ("Models", "models"),

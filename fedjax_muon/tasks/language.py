@@ -43,8 +43,15 @@ def language(model: nn.Module, dataset: Dataset) -> Task:
       >>> dataset = fm.data.from_text({"a": 9 * "to be or not to be "}, window=16)
       >>> task = language(fm.models.GPT(256, 16, 8, 1, 2), dataset)
     """
+    init, nbytes, window = parts_of(model, dataset)
+    return from_logits(init, partial(logits_of, model), nbytes, window)
+
+
+def parts_of(
+    model: nn.Module, dataset: Dataset
+) -> tuple[Callable[[jax.Array], Params], np.ndarray | None, int]:
+    """The model's initial parameters, the tokens' bytes, and the tokens of a window."""
     _check(model, dataset)
-    window = dataset.x_train.shape[1] - 1
     tokenizer = dataset.tokenizer
     nbytes = None if tokenizer is None else np.zeros(dataset.tokens, np.int32)
     if nbytes is not None:
@@ -55,7 +62,7 @@ def language(model: nn.Module, dataset: Dataset) -> Task:
         first = jnp.zeros((1, 1), jnp.int32)
         return begin(key, first, **flags_of(model, training=False))["params"]
 
-    return from_logits(init, partial(logits_of, model), nbytes, window)
+    return init, nbytes, dataset.x_train.shape[1] - 1
 
 
 def from_logits(

@@ -33,7 +33,9 @@ from jax.tree_util import Partial
 
 from fedjax_muon.core import Params, check_count, check_range
 from fedjax_muon.core.training_flags import flags_of
+from fedjax_muon.data import Dataset
 from fedjax_muon.tasks.classification import check_model, from_logits, logits_of
+from fedjax_muon.tasks.language import from_logits as language_of, parts_of
 from fedjax_muon.tasks.task import Task
 
 # Uniform within 1 / sqrt(in), as in the authors' code; in the paper it is normal.
@@ -80,22 +82,77 @@ def lora_classification(
       ...     model, frozen, shape, rank=2, layers=("Dense_0",), head="Dense_2"
       ... )
     """
-    alpha = 2.0 * rank if alpha is None else alpha
     check_model(model, example_shape)
+    x, flags = jnp.zeros((1, *example_shape)), flags_of(model, training=False)
+    parameters: Callable[..., Any] = model.init
+    whole = lambda key: parameters(key, x, **flags)["params"]
+    options: dict[str, Any] = {"rank": rank, "alpha": alpha, "layers": layers}
+    options |= {"fixed_a": fixed_a, "folded": folded}
+    return from_logits(*_adapted(model, whole, frozen, head=head, **options))
+
+
+def lora_language(
+    model: nn.Module,
+    frozen: Mapping[str, Any],
+    dataset: Dataset,
+    *,
+    rank: int = 16,
+    alpha: float | None = None,
+    layers: Sequence[str] = ("query", "value"),
+    fixed_a: jax.Array | None = None,
+    folded: bool = False,
+) -> Task:
+    """Language modeling that trains low-rank adapters of a model, and nothing else.
+
+    Args:
+      frozen: Parameters of the model, such as from `models.from_hugging_face`.
+      dataset: Windows of tokens, such as from `data.from_text`.
+
+    The other arguments are those of `lora_classification`.
+
+    Example:
+      >>> dataset = fm.data.from_text({"a": 9 * "to be or not to be "}, window=16)
+      >>> model = fm.models.GPT(256, 16, 8, 1, 2)
+      >>> frozen = fm.tasks.language(model, dataset).init(jax.random.key(0))
+      >>> task = lora_language(model, frozen, dataset, rank=2)
+    """
+    whole, nbytes, window = parts_of(model, dataset)
+    options: dict[str, Any] = {"rank": rank, "alpha": alpha, "layers": layers}
+    options |= {"fixed_a": fixed_a, "folded": folded}
+    begin, logits = _adapted(model, whole, frozen, head=None, **options)
+    return language_of(begin, logits, nbytes, window)
+
+
+def _adapted(
+    model: nn.Module,
+    whole: Callable[[jax.Array], Any],
+    frozen: Mapping[str, Any],
+    *,
+    head: str | None,
+    rank: int,
+    alpha: float | None,
+    layers: Sequence[str],
+    fixed_a: jax.Array | None,
+    folded: bool,
+) -> tuple[Partial, Partial]:
+    """The initial parameters of adapters, and the logits with them.
+
+    Args:
+      whole: Draws all parameters of the model.
+      head: Layer that is trained fully; None if there is none.
+    """
+    alpha = 2.0 * rank if alpha is None else alpha
     if isinstance(layers, str) or not layers:
         raise TypeError(f"layers must be a sequence of names, got {layers!r}")
     check_count("rank", rank)
     check_range("alpha", alpha, open_low=True, schedules=False)
     if folded and fixed_a is not None:
         raise ValueError("with fixed_a there is nothing to fold; leave out folded")
-    x, flags = jnp.zeros((1, *example_shape)), flags_of(model, training=False)
-    parameters: Callable[..., Any] = model.init
-    whole = lambda key: parameters(key, x, **flags)["params"]
     shapes = jax.eval_shape(whole, jax.random.key(0))
     _check_frozen(frozen, shapes, head)
     places = _places(shapes, layers, head)
     held: dict[str, Any] = jax.tree.map(jnp.asarray, dict(frozen))
-    start = held.pop(head, None)
+    start = None if head is None else held.pop(head, None)
     flat, kernels = flatten_dict(held), {}
     if folded:
         kernels = {(*place, "kernel"): flat.pop((*place, "kernel")) for place in places}
@@ -116,8 +173,10 @@ def lora_classification(
         adapters = dict(kernels) | (downs(key) if fixed_a is None else {})
         for place, (_, fan_out) in places.items():
             adapters[*place, "b"] = jnp.zeros((rank, fan_out))
-        trained = draw_head(head_key) if start is None else start
-        return {"adapters": unflatten_dict(adapters), "head": trained}
+        params = {"adapters": unflatten_dict(adapters)}
+        if head is not None:
+            params["head"] = draw_head(head_key) if start is None else start
+        return params
 
     def logits(
         frozen: dict[str, Any],
@@ -127,10 +186,12 @@ def lora_classification(
     ) -> jax.Array:
         weights, pairs = _weights(frozen, params["adapters"], list(places))
         with nn.intercept_methods(adapt(pairs, alpha / rank)):
-            return logits_of(model, {**weights, head: params["head"]}, x, key)
+            if head is not None:
+                weights = {**weights, head: params["head"]}
+            return logits_of(model, weights, x, key)
 
     begin = Partial(init, start, kernels)
-    return from_logits(begin, Partial(logits, unflatten_dict(flat)))
+    return begin, Partial(logits, unflatten_dict(flat))
 
 
 def _weights(
@@ -170,7 +231,7 @@ def adapt(adapters: Mapping[str, Any], scale: float) -> Callable[..., Any]:
 
 
 def _places(
-    shapes: Any, layers: Sequence[str], head: str
+    shapes: Any, layers: Sequence[str], head: str | None
 ) -> dict[tuple[str, ...], tuple[int, ...]]:
     """{path: shape of the kernel} of the layers that get adapters."""
     kernels = {
@@ -181,8 +242,9 @@ def _places(
     absent = set(layers) - {path[-1] for path in kernels}
     if absent:
         raise ValueError(
-            f"the model has no layers {sorted(absent)} with a kernel outside its head "
-            f"{head!r}; its parameters are in {sorted(shapes)}"
+            f"the model has no layers {sorted(absent)} with a kernel"
+            f"{'' if head is None else f' outside its head {head!r}'}; its parameters "
+            f"are in {sorted(shapes)}"
         )
     for path, shape in kernels.items():
         if len(shape) != 2:
@@ -193,8 +255,8 @@ def _places(
     return kernels
 
 
-def _check_frozen(frozen: Mapping[str, Any], shapes: Any, head: str) -> None:
-    if head not in shapes:
+def _check_frozen(frozen: Mapping[str, Any], shapes: Any, head: str | None) -> None:
+    if head is not None and head not in shapes:
         raise ValueError(
             f"the model has no layer {head!r} to be its head; it has {sorted(shapes)}"
         )
@@ -202,7 +264,7 @@ def _check_frozen(frozen: Mapping[str, Any], shapes: Any, head: str) -> None:
         {"/".join(path): jnp.shape(leaf) for path, leaf in flatten_dict(tree).items()}
         for tree in (frozen, shapes)
     )
-    if head not in frozen:
+    if head is not None and head not in frozen:
         wanted = {p: s for p, s in wanted.items() if not p.startswith(f"{head}/")}
     differing = sorted(
         path

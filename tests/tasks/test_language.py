@@ -4,10 +4,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 import fedjax_muon as fm
 from fedjax_muon.simulation.evaluation import scores
+from fedjax_muon.tasks.lora import lora_language
 from fedjax_muon.tasks.task import Batch
 
 TEXTS = {"ann": 9 * "to be or not to be, ", "bob": 20 * "thé is, "}
@@ -105,3 +108,58 @@ def test_evaluations_score_a_part_of_the_training_tokens():
 def test_models_of_other_data_are_refused(model, data, said):
     with pytest.raises((TypeError, ValueError), match=said):
         fm.tasks.language(model, data)
+
+
+# ------------------------------------------------------------------------- adapters
+SMALL = fm.models.llama(DATA.tokens, 6, 8, 2, 2, key_heads=1)
+FROZEN = fm.tasks.language(SMALL, DATA).init(jax.random.key(3))
+
+
+def merged(params, scale):
+    """The weights of the model with its adapters, W + scale A B."""
+    weights = flatten_dict(FROZEN)
+    pairs = flatten_dict(params["adapters"])
+    for path in {path[:-1] for path in pairs}:
+        product = pairs[*path, "a"] @ pairs[*path, "b"]
+        weights[*path, "kernel"] += scale * product
+    return unflatten_dict(weights)
+
+
+@pytest.mark.parametrize("layers", [("query", "value"), ("up", "gate", "down")])
+def test_adapters_of_a_language_model_are_products_beside_its_weights(layers):
+    given = {"rank": 2, "alpha": 3.0, "layers": layers}
+    task = lora_language(SMALL, FROZEN, DATA, **given)
+    params = task.init(jax.random.key(4))
+    assert params.keys() == {"adapters"}
+    draw = iter(jax.random.split(jax.random.key(5), 99))
+    params = jax.tree.map(
+        lambda x: 0.3 * jax.random.normal(next(draw), x.shape), params
+    )
+    x, y = jnp.asarray(DATA.x_test), jnp.asarray(DATA.y_test)
+    plain = fm.tasks.language(SMALL, DATA)
+    want = scores(plain, merged(params, 1.5), x, y)
+    found = scores(task, params, x, y)
+    for name in ("loss", "nats", "bytes"):
+        np.testing.assert_allclose(found[name], want[name], rtol=2e-5)
+    assert np.abs(found["loss"] - scores(plain, FROZEN, x, y)["loss"]).max() > 1e-3
+    batch = Batch(x, y, jnp.ones(len(x)))
+    grad = task.grad(params, batch, jax.random.key(0))
+    through = lambda p: plain.grad(merged(p, 1.5), batch, jax.random.key(0))
+    _, pull = jax.vjp(lambda p: merged(p, 1.5), params)
+    for a, b in zip(
+        *map(jax.tree.leaves, (grad, pull(through(params))[0])), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-6)
+
+
+def test_the_exact_average_of_adapters_trains_a_language_model():
+    task = lora_language(SMALL, FROZEN, DATA, rank=2, folded=True)
+    parts = fm.partition.by_owner(DATA.owners)
+    sizes = {"cohort": 2, "local_steps": 3, "batch_size": 4}
+    simulation = fm.federate(
+        fm.fedex_lora(lr=0.02, rule=optax.scale_by_adam()), task, DATA, parts, **sizes
+    )
+    state = simulation.init(jax.random.key(1))
+    first = simulation.evaluate(state)["train_loss"]
+    state, _ = simulation.train_rounds(state, 30)
+    assert simulation.evaluate(state)["train_loss"] < first - 0.02
