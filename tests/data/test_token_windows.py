@@ -1,9 +1,7 @@
 """Texts as windows of tokens, and tokenizers."""
 
-import datasets
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import fedjax_muon as fm
 from fedjax_muon.data import from_text, tokenizers
@@ -44,9 +42,15 @@ def test_a_file_is_one_document_and_files_of_a_directory_are_owners(tmp_path):
     given = from_text(LETTERS, window=4)
     np.testing.assert_array_equal(both.x_train, given.x_train)
     assert both.classes == given.classes
+
+
+@pytest.mark.slow
+def test_rows_of_a_hugging_face_dataset_are_documents(tmp_path):
+    import datasets
+
     rows = datasets.Dataset.from_dict({"text": [*LETTERS.values()], "id": [0, 1]})
     rows.save_to_disk(tmp_path / "saved")
-    saved = from_text(tmp_path / "saved", window=4)
+    saved, given = from_text(tmp_path / "saved", window=4), from_text(LETTERS, window=4)
     np.testing.assert_array_equal(saved.x_train, given.x_train)
     with pytest.raises(ValueError, match="has no column 'body'; it has text, id"):
         from_text(tmp_path / "saved", column="body")
@@ -61,6 +65,8 @@ def test_pieces_are_contiguous():
 
 def bpe():
     """A tokenizer of bytes and pairs, one of them of two bytes of a letter."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {x: i for i, x in enumerate([*letters, "to", "Ã©", "<end>"])}
     made = Tokenizer(models.BPE(vocabulary, [("t", "o"), ("Ã", "©")]))
@@ -77,6 +83,7 @@ def test_bytes_of_tokens():
     assert known.decode(known.encode("é😀a")) == "é😀a"
 
 
+@pytest.mark.slow
 def test_a_file_of_the_library_tokenizers(tmp_path):
     path = tmp_path / "tokenizer.json"
     bpe().save(str(path))

@@ -19,7 +19,7 @@ TABLE = "train fedavg --dataset ../table.csv --cohort 2"
 QUICK = {
     "resum": {"": "did you mean resume?"},
     "train": {
-        "--problem regression": "choose one of classification, auc, or your own",
+        "--problem regression": "choose one of classification, auc, text, or your own",
         "--rounds 0": "rounds must be at least 1, got 0",
         "--rounds": "--rounds needs a value: a whole number",
         "--train-share 0": "train_share must lie in (0, 1]",
