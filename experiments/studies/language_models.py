@@ -38,6 +38,7 @@ matplotlib.use("Agg")
 
 PLACE = Path("results/language_models")
 LEAST = 20_000  # characters of a speaker of the plays
+SHAPE = (96, 2, 4)  # width, depth and heads
 WINDOW, BATCH, STEPS = 64, 32, 270  # of all workers together, and of each
 WORKERS, TUNED_AT = (1, 2, 4, 8), 4
 LOCAL_STEPS = (5, 30)
@@ -101,7 +102,7 @@ def settings() -> Iterator[Setting]:
 
 
 def problem_of(dataset: Any, workers: int) -> fm.problems.Problem:
-    model = lambda data: fm.models.GPT(data.tokens, WINDOW, 96, depth=2, heads=4)
+    model = lambda data: fm.models.GPT(data.tokens, WINDOW, *SHAPE)
     return fm.problems.text(dataset, clients=workers, model=model)
 
 
@@ -200,18 +201,15 @@ def claims(rows: list[dict]) -> list[str]:
             less = at("DiLoCo", workers, steps) - at("MuLoCo", workers, steps)
             about = f"better than DiLoCo, {workers} workers, {steps} local steps"
             lines.append(_verdict(about, less))
-        for method in ("DiLoCo", "MuLoCo"):
-            growth = at(method, WORKERS[-1], steps) - at(method, WORKERS[0], steps)
-            lines.append(
-                f"| {method} loses by {WORKERS[-1]} workers, {steps} local "
-                f"steps | {shown(growth)} | |"
-            )
-        lost = [at(m, 8, steps) - at(m, 1, steps) for m in ("DiLoCo", "MuLoCo")]
+        grown = [
+            at(method, WORKERS[-1], steps) - at(method, WORKERS[0], steps)
+            for method in ("DiLoCo", "MuLoCo")
+        ]
         about = f"loses less than DiLoCo with more workers, {steps} local steps"
-        lines.append(_verdict(about, lost[0] - lost[1]))
-        free = at("MuLoCo", 4, steps) - at("MuLoCo, 2 bits", 4, steps)
-        about = f"two bits cost nothing, 4 workers, {steps} local steps"
-        lines.append(_verdict(about, free, free=True))
+        lines.append(_verdict(about, grown[0] - grown[1]))
+        pair = [at(name, TUNED_AT, steps) for name in ("MuLoCo", "MuLoCo, 2 bits")]
+        about = f"two bits cost nothing, {TUNED_AT} workers, {steps} local steps"
+        lines.append(_verdict(about, pair[0] - pair[1], free=True))
     return lines
 
 

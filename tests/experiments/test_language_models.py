@@ -6,7 +6,7 @@ import pytest
 from experiments.studies import language_models as study, tuned
 
 pytestmark = pytest.mark.slow
-FEW = ("AdamW, data-parallel", "FedAvg, Adam", "DiLoCo", "MuLoCo", "MuLoCo, 2 bits")
+FEW = ("AdamW, data-parallel", "DiLoCo", "MuLoCo", "MuLoCo, 2 bits")
 
 
 def test_the_table_has_the_runs_that_were_kept(tmp_path, monkeypatch):
@@ -15,7 +15,8 @@ def test_the_table_has_the_runs_that_were_kept(tmp_path, monkeypatch):
     for name, value in {"STEPS": 8, "WINDOW": 8, "BATCH": 8, "SEEDS": (0, 1)}.items():
         monkeypatch.setattr(study, name, value)
     monkeypatch.setattr(study, "LOCAL_STEPS", (4,))
-    monkeypatch.setattr(study, "WORKERS", (1, 4, 8))
+    monkeypatch.setattr(study, "SHAPE", (8, 1, 2))
+    monkeypatch.setattr(study, "WORKERS", (1, 4))
     some = {name: study.METHODS[name]._replace(rates=(0.01,)) for name in FEW}
     monkeypatch.setattr(study, "METHODS", some)
     monkeypatch.setattr(study, "PARALLEL", FEW[:1])
@@ -23,7 +24,7 @@ def test_the_table_has_the_runs_that_were_kept(tmp_path, monkeypatch):
         study.main(text=str(text), part=part, parts=2, output=tmp_path)
     kept = tmp_path / "text.txt.jsonl"
     before, rows = kept.read_text(), tuned.read(kept)
-    assert len(rows) == 2 * (1 + 4 * 3)  # seeds; workers of the others
+    assert len(rows) == 2 * (1 + 3 * 2)  # seeds; workers of the others
     assert {row["tokens"][-1] for row in rows} == {8 * 8 * 8}
     page = (tmp_path / "text.txt.md").read_text()
     setting = study.Setting("MuLoCo", 4, 4)
