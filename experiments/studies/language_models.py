@@ -45,6 +45,7 @@ LOCAL_STEPS = (5, 30)
 TUNING_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
 CURVE = ("tokens", "bytes_up", "bytes_down", "test_bits_per_byte")
 ADAM = optax.scale_by_adam(0.9, 0.99)
+HIDDEN = fm.transforms.hidden_matrices
 
 
 def adamw() -> Algorithm:
@@ -55,8 +56,8 @@ def adamw() -> Algorithm:
 
 def muon() -> Algorithm:
     """Muon of the mean gradient."""
-    rest = {"rest": ADAM, "shape_scale": fm.transforms.spectral}
-    rule = fm.transforms.muon(0.9, **rest)
+    scaled = {"shape_scale": fm.transforms.spectral, "layout": HIDDEN}
+    rule = fm.transforms.muon(0.9, rest=ADAM, **scaled)
     return fm.fedavg(1.0, server_lr=0.03, server_rule=rule)
 
 
@@ -68,9 +69,14 @@ class Entry(NamedTuple):
     rate: str = "lr"  # the name of the hyperparameter
 
 
+def muloco() -> Algorithm:
+    """MuLoCo, which leaves embeddings to Adam as its authors do."""
+    return fm.muloco(layout=HIDDEN)
+
+
 def quantized() -> Algorithm:
     """MuLoCo whose messages have two bits per number, with error feedback."""
-    return fm.compress(fm.muloco(), fm.quantize(2), feedback=1.0)
+    return fm.compress(muloco(), fm.quantize(2), feedback=1.0)
 
 
 ADAMS, MUONS = (0.001, 0.003, 0.01), (0.01, 0.03, 0.1)
@@ -80,7 +86,7 @@ METHODS = {
     "FedAvg, Adam": Entry(lambda: fm.fedavg(rule=ADAM), ADAMS),
     "FedMuon": Entry(fm.fedmuon, MUONS),
     "DiLoCo": Entry(fm.diloco, ADAMS),
-    "MuLoCo": Entry(fm.muloco, MUONS),
+    "MuLoCo": Entry(muloco, MUONS),
     "MuLoCo, 2 bits": Entry(quantized, MUONS),
     "SparseLoCo": Entry(fm.sparseloco, ADAMS),
 }

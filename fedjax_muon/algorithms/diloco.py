@@ -30,7 +30,14 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
-from fedjax_muon.transforms import Polar, default_rule, muon, spectral
+from fedjax_muon.transforms import (
+    Polar,
+    default_rule,
+    muon,
+    muon_dimension_numbers,
+    spectral,
+)
+from fedjax_muon.transforms.layout import Layout
 from fedjax_muon.wrappers.compression import bins, chunked_top_k, compress
 
 
@@ -93,6 +100,7 @@ def muloco(
     b2: Number = 0.99,
     nesterov: bool = False,
     polar: Polar | None = None,
+    layout: Layout = muon_dimension_numbers,
 ) -> Algorithm:
     """MuLoCo: DiLoCo with Muon at the clients.
 
@@ -107,11 +115,14 @@ def muloco(
       decay: Decoupled weight decay of the clients.
       b2: Decay of the second moment of the clients' Adam, for other leaves.
       nesterov: Whether the clients' Muon looks ahead.
+      layout: Which leaves are matrices; in the authors' code, those of
+        `transforms.hidden_matrices`.
     """
     check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
     check_range("decay", decay, schedules=False)
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     options: dict[str, Any] = {"nesterov": nesterov, "shape_scale": spectral}
+    options["layout"] = layout
     options["rest"] = optax.scale_by_adam(0.9, b2)
     decayed = optax.add_decayed_weights(decay)
     make = lambda polar: optax.chain(muon(momentum, polar=polar, **options), decayed)

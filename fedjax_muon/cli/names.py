@@ -146,6 +146,7 @@ TABLES: dict[str, Table] = {
         transforms.moonlight,
         transforms.spectral,
     ),
+    "layout": _named(transforms.muon_dimension_numbers, transforms.hidden_matrices),
     "lr": {"cosine": cosine_decay},
     "compressor": _public(compression, *WRAPPERS, "memory_share", "rank_share"),
     "rank": _named(compression.memory_share, compression.rank_share),

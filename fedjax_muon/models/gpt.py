@@ -136,9 +136,7 @@ class GPT(nn.Module):
     Learners", Radford et al. 2019), without dropout: 124,439,808 parameters. `llama`
     has the layers of Llama. `from_hugging_face` reads both.
 
-    Muon is for the kernels of the blocks. Exclude the embeddings and the head from it
-    by `layout=partial(muon_dimension_numbers, exclude=("bias", "scale", "embedding",
-    "head"))`.
+    Muon is for the kernels of the blocks: give it `layout=transforms.hidden_matrices`.
 
     Attributes:
       context: Largest number of tokens.

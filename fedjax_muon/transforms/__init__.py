@@ -11,7 +11,7 @@ from fedjax_muon.transforms.fedopt import (
     scale_by_fedadam,
     scale_by_fedyogi,
 )
-from fedjax_muon.transforms.layout import muon_dimension_numbers
+from fedjax_muon.transforms.layout import hidden_matrices, muon_dimension_numbers
 from fedjax_muon.transforms.lora import lora_muon
 from fedjax_muon.transforms.muon import (
     Polar,
@@ -57,6 +57,7 @@ __all__ = [
     "clip_by_dual_norm",
     "default_rule",
     "equilibrate",
+    "hidden_matrices",
     "input_direction",
     "jordan",
     "lora_muon",

@@ -77,6 +77,22 @@ def muon_dimension_numbers(
     return jax.tree_util.tree_map_with_path(numbers, params)
 
 
+def hidden_matrices(params: Params) -> Numbers:
+    """Finds the matrices of hidden layers: all but embeddings and the head.
+
+    That is the layout of language models in the codes of Muon and of MuLoCo. Layers and
+    leaves that are named "embedding" or "head" are no matrices.
+
+    Example:
+      >>> params = {"head": {"kernel": jnp.ones((4, 3))}, "up": jnp.ones((4, 4))}
+      >>> numbers = hidden_matrices(params)
+      >>> numbers["head"]["kernel"] is None, numbers["up"] is None
+      (True, False)
+    """
+    hidden = ("bias", "scale", "embedding", "head")
+    return muon_dimension_numbers(params, exclude=hidden)
+
+
 class Axes(NamedTuple):
     """Axes of one leaf, all of them non-negative."""
 

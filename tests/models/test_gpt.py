@@ -18,7 +18,7 @@ from parity import by_path, drawn, dropouts
 
 from fedjax_muon.models import GPT, from_hugging_face, generate, llama
 from fedjax_muon.models.vit import Attention
-from fedjax_muon.transforms import muon_dimension_numbers
+from fedjax_muon.transforms import hidden_matrices
 
 safetensors = needs("safetensors.numpy", "export")
 FOLDER = Path(__file__).parent / "gpt_fixtures"
@@ -196,8 +196,7 @@ def test_parameters(model, formula, total):
 @pytest.mark.parametrize("name", SMALL)
 def test_muon_has_the_kernels_of_blocks_and_adam_the_others(name):
     params = shapes(SMALL[name])
-    exclude = ("bias", "scale", "embedding", "head")
-    numbers = muon_dimension_numbers(params, exclude=exclude)
+    numbers = hidden_matrices(params)
     kinds = by_path(numbers, lambda n: n is None or hasattr(n, "output_axis"))
     kernels = ["attention/query", "attention/key", "attention/value", "attention/out"]
     kernels += ["network/up", "network/down"] + ["network/gate"] * (name == "llama")

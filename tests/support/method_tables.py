@@ -19,7 +19,13 @@ from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism, PrivateMethod
 from fedjax_muon.privacy import Banded
-from fedjax_muon.transforms import jordan, moonlight, spectral, unscaled
+from fedjax_muon.transforms import (
+    jordan,
+    moonlight,
+    muon_dimension_numbers,
+    spectral,
+    unscaled,
+)
 
 SIDE = 96
 MATRIX = {"kernel": jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)}
@@ -141,7 +147,7 @@ def shown(value) -> str | None:
         return value
     if value in (unscaled, jordan, moonlight, spectral):
         return value.__name__
-    if callable(value) and not isinstance(value, tuple):
+    if callable(value) and value is not muon_dimension_numbers:
         first, later = (float(value(jnp.int32(index))) for index in (0, 1))
         return f"{first:g} in round 0, then {later:g}"
     return None
