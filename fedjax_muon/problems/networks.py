@@ -111,6 +111,11 @@ def is_text(dataset: Dataset) -> bool:
 
 
 def _classes(dataset: Dataset) -> int:
+    if dataset.tokenizer is not None:
+        raise ValueError(
+            "this model has one output per example, and the dataset has windows of "
+            "tokens; choose problems.gpt or llama, or a model of your own"
+        )
     if is_text(dataset):
         raise ValueError(
             "this model takes numbers, and the dataset has token ids of texts; choose "

@@ -67,5 +67,7 @@ def test_a_trained_model_continues_a_text():
 def test_problems_that_are_no_texts_are_refused():
     with pytest.raises(ValueError, match=r"choose problems\.text"):
         problems.classification("digits", model=problems.gpt)
+    with pytest.raises(ValueError, match=r"choose problems\.gpt or llama"):
+        problems.text(TEXTS, window=8, model=problems.lenet)
     with pytest.raises(FileNotFoundError, match=r"there is no text nowhere\.txt"):
         problems.text("nowhere.txt")
