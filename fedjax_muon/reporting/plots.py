@@ -197,7 +197,8 @@ def _grid(axis: Any, method: str, points: Sequence[Point]) -> None:
         reach = intervals.bars(mean, spread, least, most)
         axis.errorbar(x, mean, reach, label=name or None, **how)
         diverged = [v for v, point in zip(x, line, strict=True) if point.diverged]
-        axis.plot(diverged, [0] * len(diverged), "kx", ms=4)
+        bottom = axis.get_xaxis_transform()  # whatever the scores are
+        axis.plot(diverged, [0.03] * len(diverged), "kx", ms=4, transform=bottom)
     values = sorted({point.hyper[swept] for point in points})
     if min(values) > 0:
         axis.set_xscale("log")

@@ -147,7 +147,7 @@ def test_grids_have_a_panel_for_each_method_with_a_grid(figures, tmp_path):
         below, above = container.lines[2][0].get_segments()[0][:, 1]
         assert (below, above) == (0.0, 1.0)  # possible accuracies
     crosses = [line for line in panels["fragile"].lines if line.get_marker() == "x"]
-    assert [line.get_xydata().tolist() for line in crosses] == [[[1, 0], [10, 0]]]
+    assert [line.get_xydata().tolist() for line in crosses] == [[[1, 0.03], [10, 0.03]]]
     centres, _ = bars(panels["fragile"].containers[0])
     np.testing.assert_allclose(centres, [[0.1, 0.3], [1, np.nan], [10, np.nan]])
     assert panels["fragile"].get_legend() is None
