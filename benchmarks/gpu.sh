@@ -6,7 +6,7 @@
 #   install       the package and, from the folder WHEELS, what is missing
 #   oracles       every method against its NumPy transcription, on the GPU
 #   checks        methods against the CPU, plans, repeated and resumed runs
-#   rates         Newton-Schulz compared with a large product; the fastest plans
+#   rates         Newton-Schulz compared with a large product; the fastest plans; a GPT
 #   race          seconds per round beside PyTorch's loop and torch.func.vmap
 #   race_large    the same for ResNet-18 and ViT-Tiny in full size
 #   table_2       paper 004, table 2: ResNet-18, Dirichlet(0.1), full CIFAR-100
@@ -76,7 +76,7 @@ checks() {
 }
 
 rates() {
-    limited "$PYTHON" -m benchmarks.gpu_checks newton_schulz tune "${small[@]}" \
+    limited "$PYTHON" -m benchmarks.gpu_checks newton_schulz tune language "${small[@]}" \
         --output "$OUT/rates.jsonl"
 }
 

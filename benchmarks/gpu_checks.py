@@ -8,7 +8,9 @@
 - `plans`: the same for every plan, compared with `mapped` on the same device;
 - `repeats`: whether a run that is repeated, or resumed, has the same bits;
 - `tune`: seconds of a round by plan, for several models;
-- `newton_schulz`: operations per second in bfloat16, beside those of a large product.
+- `newton_schulz`: operations per second in bfloat16, beside those of a large product;
+- `language`: tokens per second of a GPT of 32 million parameters in bfloat16, which
+  four workers train with 30 local steps per round.
 
 A line that is in the output already is not measured again. With `--part` of `--parts`,
 several processes divide the lines of checks that are not timed. `benchmarks/gpu.sh`
@@ -33,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import fedjax_muon as fm
 from benchmarks.machine import machine
 from benchmarks.newton_schulz import flops
 from benchmarks.topology_cases import (
@@ -203,12 +206,46 @@ def check_newton_schulz() -> Checks:
         yield str(side), partial(measure, side)
 
 
+def check_language() -> Checks:
+    """Yields tokens per second of a GPT, which several workers train."""
+    on_cpu = jax.default_backend() == "cpu"
+    window, width, depth, heads = (16, 16, 1, 2) if on_cpu else (512, 512, 10, 8)
+
+    def measure(method: fm.Algorithm) -> Row:
+        text = {"text": "to be or not to be, " * 40 * window}
+        sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads}
+        model = partial(fm.problems.gpt, dtype=jnp.bfloat16, **sizes)
+        problem = fm.problems.text(text, window=window, model=model)
+        how = {"cohort": 4, "local_steps": 2 if on_cpu else 30, "batch_size": 8}
+        simulation = fm.experiments.simulate(method, problem, 0, **how)
+        state = simulation.init(jax.random.key(0))
+        size = sum(x.size for x in jax.tree.leaves(state.params))
+        state, _ = simulation.train_round(state)
+        jax.block_until_ready(state)
+        began = time.perf_counter()
+        state, _ = simulation.train_rounds(state, 2)
+        jax.block_until_ready(state)
+        seconds = (time.perf_counter() - began) / 2
+        tokens = simulation.tokens_after(1)
+        assert tokens is not None
+        return {"parameters": size, "tokens_per_second": tokens / seconds}
+
+    hidden = fm.transforms.hidden_matrices
+    for name, method in {
+        "muloco": fm.muloco(layout=hidden),
+        "diloco": fm.diloco(),
+        "fedmuon": fm.fedmuon(),
+    }.items():
+        yield name, partial(measure, method)
+
+
 CHECKS: dict[str, Callable[[], Checks]] = {
     "methods": check_methods,
     "plans": check_plans,
     "repeats": check_repeats,
     "tune": check_tune,
     "newton_schulz": check_newton_schulz,
+    "language": check_language,
 }
 
 
