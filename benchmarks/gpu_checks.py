@@ -47,6 +47,7 @@ from benchmarks.topology_cases import (
     with_data,
 )
 from fedjax_muon.data import load
+from fedjax_muon.experiments import simulate
 from fedjax_muon.linalg.newton_schulz import orthogonalize
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.simulation.checkpoint import open_checkpoints, restore, save
@@ -217,7 +218,7 @@ def check_language() -> Checks:
         model = partial(fm.problems.gpt, dtype=jnp.bfloat16, **sizes)
         problem = fm.problems.text(text, window=window, model=model)
         how = {"cohort": 4, "local_steps": 2 if on_cpu else 30, "batch_size": 8}
-        simulation = fm.experiments.simulate(method, problem, 0, **how)
+        simulation = simulate(method, problem, 0, **how)
         state = simulation.init(jax.random.key(0))
         size = sum(x.size for x in jax.tree.leaves(state.params))
         state, _ = simulation.train_round(state)

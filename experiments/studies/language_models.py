@@ -31,6 +31,8 @@ from experiments.studies.tuned import read
 from fedjax_muon.core import Algorithm
 from fedjax_muon.data import natural
 from fedjax_muon.data.loading import files_of
+from fedjax_muon.reporting import comparison
+from fedjax_muon.reporting.comparison import Point
 from fedjax_muon.reporting.intervals import half_width
 from fedjax_muon.reporting.style import drawing, styles
 
@@ -114,7 +116,7 @@ def problem_of(dataset: Any, workers: int) -> fm.problems.Problem:
 
 def trained(
     setting: Setting, dataset: Any, rates: tuple[float, ...], seeds: tuple[int, ...]
-) -> list[fm.reporting.comparison.Point]:
+) -> list[Point]:
     """The runs of a setting, at all rates and seeds; several rates are extended."""
     entry = METHODS[setting.method]
     rounds = STEPS // setting.steps
@@ -141,7 +143,7 @@ def runs(setting: Setting, dataset: Any, rates: dict[Any, float]) -> list[dict]:
         at = setting._replace(workers=1 if setting.method in PARALLEL else TUNED_AT)
         entry = METHODS[setting.method]
         points = trained(at, dataset, entry.rates, (TUNING_SEED,))
-        best = fm.reporting.comparison.best(points)
+        best = comparison.best(points)
         assert best is not None
         rates[key] = best.hyper[entry.rate]
     (point,) = trained(setting, dataset, (rates[key],), SEEDS)
