@@ -258,7 +258,7 @@ def _in_words(value: Any, words: Callable[[Any], str]) -> str:
     if isinstance(value, inspect.Signature):  # in the closure of `recorded`
         return f"({', '.join(value.parameters)})"
     is_object = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    if is_object and callable(value):  # such as a Flax module
+    if is_object:  # such as a Flax module, or a cohort
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         given = [f"{k}={words(v)}" for k, v in fields.items() if v is not None]
         return f"{_name(value)}({', '.join(given)})"

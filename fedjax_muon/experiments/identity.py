@@ -5,6 +5,7 @@ the code of users' functions. The number of rounds is not among them: more round
 a run.
 """
 
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -183,7 +184,11 @@ def _inside(value: Any) -> Iterator[Any]:
             yield from vars(value).values()
     elif isinstance(value, property | staticmethod | classmethod):
         yield from (getattr(value, "fget", None), getattr(value, "__func__", None))
-    elif callable(value) or _is_users(_file_of(type(value))):  # such as a model
+    elif (
+        callable(value)
+        or dataclasses.is_dataclass(value)
+        or _is_users(_file_of(type(value)))
+    ):  # such as a model, or a cohort
         yield type(value)
         yield from getattr(value, "__dict__", {}).values()
 

@@ -2,8 +2,10 @@
 
 import functools
 import types
+from functools import partial
 
 import flax.linen as nn
+import jax
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from fedjax_muon.tasks import as_partial
 TEMPLATE = """
 import numpy as np
 import flax.linen as nn
+import jax
 from fedjax_muon.core import recorded
 from fedjax_muon import fedavg
 
@@ -58,6 +61,8 @@ def module(text):
 
 VALUES = {
     "a function": lambda m: m.plain,
+    "a clock of a cohort": lambda m: fm.timed(8, m.plain),
+    "a rule for stale messages": lambda m: fm.buffered(9, 3, staleness=m.plain),
     "a partial": lambda m: {"divide": [functools.partial(m.plain, 1)]},
     "a closure": lambda m: m.maker(1),
     "a default": lambda m: m.with_default,
@@ -76,15 +81,16 @@ def reads(mine):
     return found["read"]
 
 
-PLAIN = {"a function", "a partial", "a loss"}
+OF_COHORTS = {"a clock of a cohort", "a rule for stale messages"}
+PLAIN = {"a function", "a partial", "a loss"} | OF_COHORTS
 EDITS = {  # what is edited: the old text, the new one, and the values that change
     "a helper": (
         "3 * x",
         "4 * x",
-        {"a function", "a partial", "an attribute", "a loss"},
+        PLAIN | {"an attribute"},
     ),
-    "a number": ("SCALE = 2.0", "SCALE = 3.0", {"a function", "a partial", "a loss"}),
-    "an array": ("arange(3)", "arange(4)", {"a function", "a partial", "a loss"}),
+    "a number": ("SCALE = 2.0", "SCALE = 3.0", PLAIN),
+    "an array": ("arange(3)", "arange(4)", PLAIN),
     "an inner function": ("x + y", "x - y", {"a closure"}),
     "a default": ("factor=4", "factor=5", {"a default"}),
     "a layer": (" + 5", " + 6", {"a model"}),
@@ -124,3 +130,18 @@ def test_tasks_are_known_by_the_fields_of_their_models():
     assert "features=(4)" in words(4)
     loss = lambda scale: in_words(as_partial(functools.partial(np.multiply, scale)))
     assert loss(2) != loss(3)
+
+
+def test_cohorts_differ_in_words_by_their_functions_numbers():
+    slow = partial(fm.clocks.lognormal, key=jax.random.key(0))
+    every = [fm.timed(8, slow(sigma)) for sigma in (1.0, 2.0)]
+    every += [fm.buffered(9, 3, slow(sigma)) for sigma in (1.0, 2.0)]
+    rules = map(fm.staleness.polynomial, (0.5, 1.0))
+    every += [fm.buffered(9, 3, staleness=rule) for rule in rules]
+    every += [
+        fm.sampled(8),
+        fm.sampled(8, dropout=0.1),
+        fm.poisson(8),
+        fm.poisson(8, 9),
+    ]
+    assert len({in_words(cohort) for cohort in every}) == len(every)
