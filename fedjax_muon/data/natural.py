@@ -201,13 +201,13 @@ def speeches(text: str) -> dict[str, list[str]]:
 
 
 def texts_of_speakers(paths: Sequence[Path]) -> dict[str, str]:
-    """The joined speeches of every speaker with two or more, as "PLAY: SPEAKER".
+    """The joined speeches of every speaker with two or more, by "FOLDER/PLAY: SPEAKER".
 
     Args:
       paths: Path of one play; those in folders beside its own are read too.
     """
     return {
-        f"{path.parent.name}: {speaker}": "\n".join(lines)
+        f"{path.parent.name}/{path.stem}: {speaker}": "\n".join(lines)
         for path in visible(paths[0].parents[1], "*/*.md")
         for speaker, lines in speeches(path.read_text(encoding="utf-8")).items()
         if len(lines) > 1
