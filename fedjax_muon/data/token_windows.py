@@ -71,7 +71,8 @@ def from_text(
     train, test = list[np.ndarray](), list[np.ndarray]()
     for name, text in texts.items():
         windows = _windows(name, made.encode(text), window).astype(kind)
-        held = max(1, round(test_share * len(windows)))
+        # of two windows or more, one is left for each
+        held = min(max(1, round(test_share * len(windows))), len(windows) - 1)
         train.append(windows[:-held])
         test.append(windows[-held:])
     owners, held_owners = (

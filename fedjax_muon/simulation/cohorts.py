@@ -218,7 +218,7 @@ class Sampled:
         if not self.dropout and self.deadline is None:
             return None
         inputs = None if timing is None else timing.on_time
-        return int(_answers(self, num_clients, key, inputs, rounds))
+        return int(_answers(_untimed(self), num_clients, key, inputs, rounds))
 
 
 def sampled(size: int, *, dropout: float = 0.0, draw: Draw = fixed_cohort) -> Sampled:
@@ -314,7 +314,7 @@ class SampledTiming:
     def seconds(self, rounds: int) -> float:
         number = len(self.durations)
         while len(self.ends) < rounds:
-            drawn = _block(self.cohort, number, self.key, len(self.ends))
+            drawn = _block(_untimed(self.cohort), number, self.key, len(self.ends))
             for ids, joins, present in zip(*map(np.asarray, drawn), strict=True):
                 before = self.ends[-1] if self.ends else 0.0
                 self.ends.append(before + self._round(ids, joins, present))
@@ -339,6 +339,11 @@ def _on_time(cohort: Sampled, durations: np.ndarray) -> jax.Array | None:
             f"needs {durations.min():.3g}"
         )
     return jnp.asarray(made)
+
+
+def _untimed(cohort: Sampled) -> Sampled:
+    """The same draws; cohorts that differ in times share the programs of these."""
+    return dataclasses.replace(cohort, clock=None, deadline=None)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -56,6 +56,12 @@ def test_rows_of_a_hugging_face_dataset_are_documents(tmp_path):
         from_text(tmp_path / "saved", column="body")
 
 
+@pytest.mark.parametrize("share", [0.001, 0.999])
+def test_every_document_has_windows_to_train_on_and_to_test(share):
+    dataset = from_text(LETTERS, window=4, test_share=share)
+    assert {*dataset.owners} == {*dataset.test_owners} == {0, 1}
+
+
 def test_pieces_are_contiguous():
     text = "".join(map(chr, range(65, 65 + 41)))
     dataset = from_text({"a": text}, window=4, test_share=0.2)

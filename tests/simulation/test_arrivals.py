@@ -382,11 +382,15 @@ def test_bytes_take_time_and_local_steps_differ():
 
 def test_cohorts_of_all_runs_are_drawn_by_one_program():
     clock = clocks.measured([1.0, 2, 3, 4, 5, 6])
-    simulation = federation.federation(cohort=fm.timed(3, clock, deadline=4.5))
+    simulation = federation.federation(cohort=fm.timed(4, clock, deadline=4.5))
     before = cohorts._block._cache_size()
     for seed in range(2 * TIMINGS + 1):
         varied = simulation.at(hyper={"lr": 0.1}) if seed % 2 else simulation
         assert varied.timing(jax.random.key(seed)).seconds(3) > 0
+    assert cohorts._block._cache_size() == before + 1
+    other = fm.timed(4, clocks.constant(), deadline=9.0)
+    other = federation.federation(cohort=other)
+    assert other.timing(jax.random.key(0)).seconds(3) > 0
     assert cohorts._block._cache_size() == before + 1
     assert len(simulation._timings) == TIMINGS  # the last ones
 
