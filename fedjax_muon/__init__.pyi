@@ -39,7 +39,6 @@ from .algorithms.fedavg import (
 from .algorithms.fedavg_m import fedavg_m as fedavg_m
 from .algorithms.fedavg_vr import fedavg_vr as fedavg_vr
 from .algorithms.feddyn import feddyn as feddyn
-from .algorithms.fedex_lora import fedex_lora as fedex_lora
 from .algorithms.fedexp import fedexp as fedexp
 from .algorithms.fedlada import fedlada as fedlada
 from .algorithms.fedmuon import fedmuon as fedmuon
@@ -52,6 +51,15 @@ from .algorithms.fednova import fednova as fednova
 from .algorithms.fedprox import fedprox as fedprox
 from .algorithms.local_muon_persistent import (
     local_muon_persistent as local_muon_persistent,
+)
+from .algorithms.lora import (
+    fedex_lora as fedex_lora,
+    fedit as fedit,
+    fedsa_lora as fedsa_lora,
+    ffa_lora as ffa_lora,
+    flexlora as flexlora,
+    flora as flora,
+    rolora as rolora,
 )
 from .algorithms.padamfed_vr import padamfed_vr as padamfed_vr
 from .algorithms.scaffold import scaffold as scaffold

@@ -27,7 +27,6 @@ from fedjax_muon.algorithms.fedavg import (
 from fedjax_muon.algorithms.fedavg_m import fedavg_m
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
 from fedjax_muon.algorithms.feddyn import feddyn
-from fedjax_muon.algorithms.fedex_lora import fedex_lora
 from fedjax_muon.algorithms.fedexp import fedexp
 from fedjax_muon.algorithms.fedlada import fedlada
 from fedjax_muon.algorithms.fedmuon import fedmuon
@@ -36,6 +35,15 @@ from fedjax_muon.algorithms.fedmuon_correct import fedmuon_correct
 from fedjax_muon.algorithms.fednova import fednova
 from fedjax_muon.algorithms.fedprox import fedprox
 from fedjax_muon.algorithms.local_muon_persistent import local_muon_persistent
+from fedjax_muon.algorithms.lora import (
+    fedex_lora,
+    fedit,
+    fedsa_lora,
+    ffa_lora,
+    flexlora,
+    flora,
+    rolora,
+)
 from fedjax_muon.algorithms.padamfed_vr import padamfed_vr
 from fedjax_muon.algorithms.registry import (
     FromOptions,
@@ -201,7 +209,13 @@ ALL = by_name(
     Method(fednova, "FedNova", WANG, AUTHORS, LIU_SGD_GRID),
     Method(fedexp, "FedExP", JHUNJHUNWALA, AUTHORS),
     Method(feddyn, "FedDyn", ACAR, AUTHORS),
+    Method(fedit, "FedIT", "Zhang et al. 2023, arXiv:2305.05644", INDEPENDENT),
+    Method(ffa_lora, "FFA-LoRA", "Sun et al. 2024, arXiv:2403.12313", INDEPENDENT),
+    Method(rolora, "RoLoRA", "Chen et al. 2025, arXiv:2502.01755"),
+    Method(fedsa_lora, "FedSA-LoRA", "Guo et al. 2024, arXiv:2410.01463", AUTHORS),
     Method(fedex_lora, "FedEx-LoRA", SINGHAL, AUTHORS),
+    Method(flora, "FLoRA", "Wang et al. 2024, arXiv:2409.05976", AUTHORS),
+    Method(flexlora, "FlexLoRA", "Bai et al. 2024, arXiv:2402.11505", DEPARTS),
     Method(scaffold, "SCAFFOLD", KARIMIREDDY, INDEPENDENT, LIU_SGD_GRID),
     preset(
         "scaffold_momentum",

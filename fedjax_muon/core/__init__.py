@@ -3,6 +3,7 @@
 from fedjax_muon.core.algorithm import (
     Algorithm,
     Exchange,
+    Gathered,
     GradFn,
     Messages,
     Objective,
@@ -53,6 +54,7 @@ from fedjax_muon.core.recipe import numbers_of, recorded, with_numbers
 __all__ = [
     "Algorithm",
     "Exchange",
+    "Gathered",
     "GradFn",
     "Hyper",
     "MessageShapes",

@@ -51,6 +51,8 @@ class Round(NamedTuple):
     fraction: float | jax.Array  # S / N
     # int32 [], for the server: largest staleness of the messages in asynchronous rounds
     late: int | jax.Array = 0
+    # int32 [], for a client: its number
+    client: int | jax.Array = 0
 
 
 def as_sent(message: Any) -> Any:
@@ -65,6 +67,13 @@ class Messages(NamedTuple):
     weight: jax.Array  # float [S], 0 for those that did not arrive
     ids: jax.Array  # int32 [S], of the clients
     key: jax.Array  # typed key of the server
+
+
+class Gathered(NamedTuple):
+    """What the server of an exchange with `gather` receives in place of the mean."""
+
+    messages: Any  # leaves [S, ...], zeros where the share is 0
+    shares: jax.Array  # float [S], the weights of the mean, whose sum is 1
 
 
 def unprepared(state: Any, round: Round) -> Any:
@@ -100,6 +109,8 @@ class Exchange(NamedTuple):
     # before the mean is taken
     prepare: Callable[[Any, Round], Any] = unprepared
     # (server state, round) -> state that is broadcast, and kept without any message
+    gather: bool = False
+    # whether the server receives all messages, `Gathered`, in place of their mean
 
 
 class Algorithm(NamedTuple):

@@ -26,10 +26,10 @@ class MessageShapes(NamedTuple):
 
 
 class Reconstructed(NamedTuple):
-    """A broadcast that clients put together from less than it has."""
+    """A broadcast or a message that is put together from less than it has."""
 
     value: Any
-    nbytes: int  # sent to one client for it; the same in every round
+    nbytes: float  # sent for it; a mean if it differs between rounds or clients
 
 
 jax.tree_util.register_pytree_node(
@@ -39,7 +39,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def sent_bytes(message: Any) -> int:
+def sent_bytes(message: Any) -> float:
     """Counts the bytes of a message to or from a client."""
     is_known = lambda node: isinstance(node, Reconstructed)
     parts = jax.tree.leaves(message, is_leaf=is_known)

@@ -22,6 +22,7 @@ ITERATIONS = 1
 
 # of a client's key, besides the keys of its local steps
 COMPRESSION = 1 << 20
+ADAPTERS = (1 << 20) + 4
 # of the key of a client's batches
 WORK = (1 << 20) + 2
 # of the server's key

@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
+    Gathered,
     Messages,
     Objective,
     Params,
@@ -94,7 +95,7 @@ def _client(
 
     def client(broadcast: Any, before: Any, member: CohortMember) -> Result:
         batches = draw(member.batches, member.draw_key)
-        round = round_info._replace(key=member.key)
+        round = round_info._replace(key=member.key, client=member.id)
         if member.steps is not None:
             round = round._replace(steps=member.steps)
         if member.start is not None:
@@ -181,7 +182,7 @@ def staleness_of(
 
 def _takes_all(exchange: Exchange) -> bool:
     """Whether a function takes all messages of the exchange together."""
-    return bool(exchange.attacks or exchange.stack)
+    return bool(exchange.attacks or exchange.stack) or exchange.gather
 
 
 def _together(
@@ -190,7 +191,8 @@ def _together(
     """Attacks and aggregates all messages.
 
     Returns:
-      Their weighted sum and the sum of their weights; and which were received, [S].
+      Their weighted sum, or all of them with their weights if the exchange gathers
+      them; and the sum of their weights. Then which were received, [S].
     """
     one = jax.tree.map(lambda x: x[0], messages)
     _, unravel = ravel_pytree(one)
@@ -201,6 +203,9 @@ def _together(
     received = rows.weight > 0
     for function in exchange.stack:
         rows = only_finite(function(rows))
+    if exchange.gather:
+        kept = Gathered(jax.vmap(unravel)(rows.values), rows.weight)
+        return (kept, rows.weight.sum()), received
     total = jnp.tensordot(rows.weight.astype(values.dtype), rows.values, 1)
     return (unravel(total), rows.weight.sum()), received
 
@@ -257,7 +262,11 @@ def make_exchange(
             after = exchange.server(server, total, round_after)
         else:
             safe = jnp.where(weight > 0, weight, 1)
-            mean = jax.tree.map(lambda t: t / safe.astype(t.dtype), total)
+            share = lambda t: t / safe.astype(t.dtype)
+            if exchange.gather:
+                mean = total._replace(shares=share(total.shares))
+            else:
+                mean = jax.tree.map(share, total)
             after = exchange.server(server, mean, round_after)
         tree.check_alike("the state that server returns", server, after)
         after = _projected(objective, after)

@@ -208,10 +208,11 @@ def private_clients(
       become negative. The server's state is `core.Wrapped` around a `MechanismState`.
     """
     _check(clip_norm, noise_multiplier, prologue_noise_multiplier, clients, cohort)
-    if any(e.attacks or e.stack for e in (*algorithm.prologue, *algorithm.exchanges)):
+    every = (*algorithm.prologue, *algorithm.exchanges)
+    if any(e.attacks or e.stack or e.gather for e in every):
         raise ValueError(
-            "privacy adds noise to the sum of the messages, which robust aggregation "
-            "and attacks replace: leave out one of them"
+            "privacy adds noise to the sum of the messages, which robust aggregation, "
+            f"attacks, or {algorithm!r} replace: leave out one of them"
         )
     if strategy is not None:
         check_one_exchange(algorithm, "correlated noise", "leave out strategy")

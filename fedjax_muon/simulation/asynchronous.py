@@ -127,12 +127,12 @@ def check_suits(algorithm: Algorithm, params: Any, *, rebase: bool) -> None:
             f"{name} needs the messages of all clients in every round, which do not "
             "arrive together; give a cohort of all clients"
         )
-    if len(algorithm.exchanges) != 1 or algorithm.exchanges[0].reduce_sum:
+    main = algorithm.exchanges[0]
+    if len(algorithm.exchanges) != 1 or main.reduce_sum or main.gather:
         raise ValueError(
             f"{name} does not have one exchange with a mean in a round, as "
             "asynchronous rounds need; give another cohort"
         )
-    (main,) = algorithm.exchanges
     message = message_shapes(algorithm, params)[-1]
     if not hasattr(jax.eval_shape(main.decode, message), "params"):
         raise ValueError(

@@ -16,10 +16,9 @@ in this order, since W + (alpha / r) A B would be a matrix as large as W per cli
 Only A, B and the head are parameters, so only these are sent and are part of optimizer
 states. Compiled programs take the frozen weights as an argument.
 
-Averages of A and of B have a product that is not the average of the products. It is if
-A is common and fixed, `fixed_a` ("Improving LoRA in Privacy-preserving Federated
-Learning", FFA-LoRA, arXiv:2403.12313), or if the server adds the difference to W, which
-`folded` makes a parameter for `fedex_lora`. Neither paper was read.
+Averages of A and of B have a product that is not the average of the products. What
+methods do about it is in `algorithms.lora`. Some move W at the server: `folded` makes
+it a parameter, for which no client has a gradient.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +38,7 @@ from fedjax_muon.tasks.language import from_logits as language_of, parts_of
 from fedjax_muon.tasks.task import Task
 
 # Uniform within 1 / sqrt(in), as in the authors' code; in the paper it is normal.
-_down = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+draw_a = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 def lora_classification(
@@ -51,7 +50,6 @@ def lora_classification(
     alpha: float | None = None,
     layers: Sequence[str] = ("query", "value"),
     head: str = "head",
-    fixed_a: jax.Array | None = None,
     folded: bool = False,
 ) -> Task:
     """Classification that trains low-rank adapters and the head of a model.
@@ -65,14 +63,12 @@ def lora_classification(
       alpha: Outputs of the adapters are scaled by alpha / r; 2 r by default.
       layers: Names of the `nn.Dense` layers that get adapters, at any depth.
       head: Name of the layer, at the top level of the model, that is trained fully.
-      fixed_a: Key that draws every A, which then is frozen: half the adapters' traffic.
       folded: Whether kernels of layers with adapters are parameters that no gradient
-        moves, for `fedex_lora`.
+        moves, for `fedex_lora` and `flora`.
 
     Returns:
       A task whose parameters are {"adapters": {..., layer: {"a", "b"}}, "head": ...},
-      with the adapters at the paths of their layers: {"b"} with `fixed_a`, and
-      {"a", "b", "kernel"} if `folded`.
+      with the adapters at the paths of their layers: {"a", "b", "kernel"} if `folded`.
 
     Example:
       >>> model = models.MLP(10)
@@ -86,8 +82,8 @@ def lora_classification(
     x, flags = jnp.zeros((1, *example_shape)), flags_of(model, training=False)
     parameters: Callable[..., Any] = model.init
     whole = lambda key: parameters(key, x, **flags)["params"]
-    options: dict[str, Any] = {"rank": rank, "alpha": alpha, "layers": layers}
-    options |= {"fixed_a": fixed_a, "folded": folded}
+    options: dict[str, Any] = {"rank": rank, "alpha": alpha}
+    options |= {"layers": layers, "folded": folded}
     return from_logits(*_adapted(model, whole, frozen, head=head, **options))
 
 
@@ -99,7 +95,6 @@ def lora_language(
     rank: int = 16,
     alpha: float | None = None,
     layers: Sequence[str] = ("query", "value"),
-    fixed_a: jax.Array | None = None,
     folded: bool = False,
 ) -> Task:
     """Language modeling that trains low-rank adapters of a model, and nothing else.
@@ -117,8 +112,8 @@ def lora_language(
       >>> task = lora_language(model, frozen, dataset, rank=2)
     """
     whole, nbytes, window = parts_of(model, dataset)
-    options: dict[str, Any] = {"rank": rank, "alpha": alpha, "layers": layers}
-    options |= {"fixed_a": fixed_a, "folded": folded}
+    options: dict[str, Any] = {"rank": rank, "alpha": alpha}
+    options |= {"layers": layers, "folded": folded}
     begin, logits = _adapted(model, whole, frozen, head=None, **options)
     return language_of(begin, logits, nbytes, window)
 
@@ -132,7 +127,6 @@ def _adapted(
     rank: int,
     alpha: float | None,
     layers: Sequence[str],
-    fixed_a: jax.Array | None,
     folded: bool,
 ) -> tuple[Partial, Partial]:
     """The initial parameters of adapters, and the logits with them.
@@ -146,8 +140,6 @@ def _adapted(
         raise TypeError(f"layers must be a sequence of names, got {layers!r}")
     check_count("rank", rank)
     check_range("alpha", alpha, open_low=True, schedules=False)
-    if folded and fixed_a is not None:
-        raise ValueError("with fixed_a there is nothing to fold; leave out folded")
     shapes = jax.eval_shape(whole, jax.random.key(0))
     _check_frozen(frozen, shapes, head)
     places = _places(shapes, layers, head)
@@ -163,14 +155,11 @@ def _adapted(
         keys = jax.random.split(key, len(places))
         shapes = {(*place, "a"): (shape[0], rank) for place, shape in places.items()}
         rows = zip(keys, shapes.items(), strict=True)
-        return {path: _down(k, shape) for k, (path, shape) in rows}
-
-    if fixed_a is not None:
-        flat |= downs(fixed_a)
+        return {path: draw_a(k, shape) for k, (path, shape) in rows}
 
     def init(start: Params, kernels: Any, key: jax.Array) -> dict[str, Any]:
         key, head_key = jax.random.split(key)
-        adapters = dict(kernels) | (downs(key) if fixed_a is None else {})
+        adapters = dict(kernels) | downs(key)
         for place, (_, fan_out) in places.items():
             adapters[*place, "b"] = jnp.zeros((rank, fan_out))
         params = {"adapters": unflatten_dict(adapters)}

@@ -139,32 +139,6 @@ def feddyn(x, trace, lr, alpha=0.01):
     return history
 
 
-def lora(x, trace, lr, scale, fold=True):
-    """FedAvg of adapters with plain steps; with ``fold`` FedEx-LoRA (arXiv 2410.09432).
-
-    x has the frozen kernel w, the factors A and B, and the bias b. The model's kernel
-    is ``w + scale A B``. Clients train A, B and b; then A, B and b are the means, and
-    with ``fold``: ``w += scale (mean(A_i B_i) - mean(A_i) mean(B_i))``.
-    """
-    history, w, trained = [], x["w"], {k: x[k] for k in ("A", "B", "b")}
-    for r, (_, data) in enumerate(trace.rounds):
-        ends = []
-        for batches in data:
-            t = trained
-            for batch in batches:
-                whole = {"w": w + scale * t["A"] @ t["B"], "b": t["b"]}
-                g = trace.grad(whole, batch)
-                of = {"A": scale * g["w"] @ t["B"].T, "B": scale * t["A"].T @ g["w"]}
-                t = sub(t, times(rate(lr, r), {**of, "b": g["b"]}))
-            ends.append(t)
-        trained = mean(ends)
-        if fold:
-            exact = mean([{"AB": t["A"] @ t["B"]} for t in ends])["AB"]
-            w = w + scale * (exact - trained["A"] @ trained["B"])
-        history.append({"w": w, **trained})
-    return history
-
-
 def fedavg_weighted(x, trace, lr, server_lr=1.0):
     """FedAvg, displacements weighted by n_i / sum of n_j over the cohort.
 

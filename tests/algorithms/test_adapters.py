@@ -1,0 +1,224 @@
+"""Averages of low-rank adapters against dense transcriptions, and their laws."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import traces
+from oracles.cases import ALONE, PARTIAL, SIZES, X
+from oracles.lora import adapters
+
+import fedjax_muon as fm
+from fedjax_muon import engine
+from fedjax_muon.core import Objective, streams
+from fedjax_muon.engine import plans
+from fedjax_muon.privacy.client_mechanism import private_clients
+from fedjax_muon.simulation.asynchronous import check_suits
+from fedjax_muon.tasks.lora import draw_a
+
+SCALE = 1.5
+RANKS = (1, 2, 3, 0, 3)
+IN, RANK, OUT = 4, 3, 3
+DRAWN = np.random.default_rng(4)
+PAIR = {"a": DRAWN.normal(size=(IN, RANK)), "b": DRAWN.normal(size=(RANK, OUT))}
+START = {"layer": {"kernel": X["w"], **PAIR}, "b": X["b"]}
+FLAT = {**X, "A": PAIR["a"], "B": PAIR["b"]}
+
+
+def whole(p):
+    pair = p["layer"]
+    return {"w": pair["kernel"] + SCALE * pair["a"] @ pair["b"], "b": p["b"]}
+
+
+def grad(params, batch, key):
+    """By automatic differentiation, of the kernel too, which nobody may use."""
+    model, pull = jax.vjp(whole, params)
+    return pull(traces.grad_fn(model, batch, key))[0]
+
+
+def states(algorithm, trace=PARTIAL, start=START, **options):
+    return traces.run(algorithm, start, trace, objective=Objective(grad), **options)
+
+
+def flat(params):
+    pair = params["layer"]
+    return {"w": pair["kernel"], "A": pair["a"], "B": pair["b"], "b": params["b"]}
+
+
+def model(p):
+    return p["w"] + SCALE * p["A"] @ p["B"]
+
+
+def path(algorithm, trace=PARTIAL, **options):
+    return [flat(s.server.params) for s in states(algorithm, trace, **options)]
+
+
+def drawn(r, i):
+    """FLoRA's new A, from the key of the client's training."""
+    with traces.precision(jnp.float64):
+        keys = engine.round.exchange_keys(
+            jax.random.key(0), r, 0, 0, jnp.array([i]), PARTIAL.num_clients
+        )
+        key = jax.random.fold_in(keys.members[0], streams.ADAPTERS)
+        return np.asarray(draw_a(jax.random.fold_in(key, 0), (IN, RANK), jnp.float64))
+
+
+PLAIN = {"lr": 0.1, "rule": optax.identity()}
+METHODS = {
+    "fedit": fm.fedit(**PLAIN),
+    "ffa_lora": fm.ffa_lora(**PLAIN),
+    "rolora": fm.rolora(**PLAIN),
+    "fedsa_lora": fm.fedsa_lora(**PLAIN),
+    "fedex_lora": fm.fedex_lora(**PLAIN, scale=SCALE),
+    "flora": fm.flora(**PLAIN, scale=SCALE),
+    "flexlora": fm.flexlora(**PLAIN),
+}
+RANKED = {
+    "flora": fm.flora(**PLAIN, scale=SCALE, ranks=RANKS),
+    "flexlora": fm.flexlora(**PLAIN, ranks=(1, 2, 3, 1, 3)),
+}
+PLANS = {"mapped": plans.mapped, "vmapped": plans.vmapped, "chunked": plans.chunked(2)}
+
+
+def assert_same_models(found, want):
+    """Factors up to signs of singular vectors: equal kernels, products and biases."""
+    for p, q in zip(found, want, strict=True):
+        for name in ("w", "b"):
+            np.testing.assert_allclose(p[name], q[name], rtol=0, atol=1e-12)
+        product = p["A"] @ p["B"]
+        np.testing.assert_allclose(product, q["A"] @ q["B"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_average_follows_its_oracle(name):
+    """Unequal clients with their weights, of which three of five take part."""
+    sizes = np.array(SIZES)
+    weigh = {"weigh": lambda ids: sizes[np.array(ids)]}
+    found = states(METHODS[name], **weigh)
+    want, own = adapters(FLAT, PARTIAL, 0.1, SCALE, name, weights=SIZES, draw=drawn)
+    params = [flat(state.server.params) for state in found]
+    assert_same_models(params, want)
+    assert traces.farthest(want[-1:], [FLAT]) > 0.05
+    if name != "flexlora":
+        assert traces.farthest(params, want) < 1e-12
+    if name == "fedsa_lora":
+        kept = [state.client_states.params["layer"]["b"] for state in found]
+        np.testing.assert_allclose(kept, own, rtol=0, atol=1e-12)
+    plain, _ = adapters(FLAT, PARTIAL, 0.1, SCALE, "fedit", weights=SIZES)
+    models = [
+        [p["w"] + SCALE * p["A"] @ p["B"] for p in each] for each in (want, plain)
+    ]
+    differs = np.max(np.abs(models[0][-1] - models[1][-1]))
+    assert (differs < 1e-15) == (name == "fedit")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", RANKED)
+def test_ranks_of_clients_follow_their_oracle(name, plan):
+    ranks = RANKS if name == "flora" else (1, 2, 3, 1, 3)
+    want, _ = adapters(FLAT, PARTIAL, 0.1, SCALE, name, ranks=ranks, draw=drawn)
+    assert_same_models(path(RANKED[name], plan=PLANS[plan]), want)
+    full, _ = adapters(FLAT, PARTIAL, 0.1, SCALE, name, draw=drawn)
+    assert traces.farthest(full, want) > 1e-3
+
+
+EXACT = ("ffa_lora", "rolora", "fedex_lora", "flora", "flexlora")
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_rounds_model_is_the_mean_of_the_models_of_its_clients(name):
+    """From what each client alone would have. FlexLoRA's is, since q = out."""
+    (ids, data), *_ = PARTIAL.rounds
+    only = lambda ids, data: PARTIAL._replace(rounds=[(ids, data)])
+    pairs = zip(ids, data, strict=True)
+    each = [model(path(METHODS[name], only([i], [d]))[0]) for i, d in pairs]
+    (mean,) = path(METHODS[name], only(ids, data))
+    np.testing.assert_allclose(model(mean), np.mean(each, axis=0), rtol=0, atol=1e-13)
+    (naive,) = path(METHODS["fedit"], only(ids, data))
+    assert np.max(np.abs(model(naive) - np.mean(each, axis=0))) > 1e-4
+
+
+def test_nothing_is_folded_for_one_client_or_identical_ones_or_a_fixed_factor():
+    (ids, data), *_ = PARTIAL.rounds
+    same = PARTIAL._replace(rounds=[(ids, data[:1] * len(ids))])
+    for trace in (ALONE, same):
+        for p in path(METHODS["fedex_lora"], trace):
+            np.testing.assert_allclose(p["w"], X["w"], rtol=0, atol=1e-15)
+    labels = {"layer": {"a": "fixed", "b": "trained"}, "b": "trained"}
+    rules = {"fixed": optax.set_to_zero(), "trained": optax.identity()}
+    fixed = fm.fedex_lora(0.1, scale=SCALE, rule=optax.partition(rules, labels))
+    found = path(fixed)
+    np.testing.assert_array_equal(found[-1]["A"], FLAT["A"])
+    np.testing.assert_allclose(found[-1]["w"], X["w"], rtol=0, atol=1e-15)
+    assert traces.farthest(found, path(METHODS["ffa_lora"])) < 1e-15
+
+
+def test_fedit_is_fedavg_of_adapters():
+    plain = {"layer": PAIR, "b": X["b"]}
+
+    def of_factors(params, *given):
+        pair = {**params["layer"], "kernel": jnp.asarray(X["w"])}
+        g = grad({**params, "layer": pair}, *given)
+        return {**g, "layer": {name: g["layer"][name] for name in "ab"}}
+
+    objective = Objective(of_factors)
+    found, want = (
+        traces.path(algorithm, plain, PARTIAL, objective=objective)
+        for algorithm in (METHODS["fedit"], fm.fedavg(0.1))
+    )
+    for one, other in zip(found, want, strict=True):
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-15), one, other)
+
+
+def test_rolora_moves_b_first_since_a_has_no_gradient_at_the_start():
+    start = {**START, "layer": {**START["layer"], "b": np.zeros((RANK, OUT))}}
+    first, second, *_ = path(METHODS["rolora"], start=start)
+    np.testing.assert_array_equal(first["A"], FLAT["A"])
+    assert np.any(first["B"])
+    np.testing.assert_array_equal(second["B"], first["B"])
+    assert np.any(second["A"] != first["A"])
+
+
+def test_flexlora_sends_an_orthonormal_factor_and_cuts_the_smallest_values():
+    (*_, last) = path(METHODS["flexlora"])
+    np.testing.assert_allclose(last["A"].T @ last["A"], np.eye(RANK), atol=1e-13)
+    # one factor less than the rank of the product: the error is what is cut
+    thin = {"a": PAIR["a"][:, :1], "b": PAIR["b"][:1]}
+    start = {**START, "layer": {"kernel": X["w"], **thin}}
+    (ids, data), *_ = PARTIAL.rounds
+    trace = PARTIAL._replace(rounds=[(ids, data)])
+    (found,) = path(METHODS["flexlora"], trace, start=start)
+    (exact,) = path(METHODS["fedex_lora"], trace, start=start)
+    product = (exact["w"] - X["w"]) / SCALE + exact["A"] @ exact["B"]
+    lost = np.linalg.norm(found["A"] @ found["B"] - product)
+    cut = np.linalg.norm(np.linalg.svd(product)[1][1:])
+    assert cut > 1e-3
+    np.testing.assert_allclose(lost, cut, rtol=1e-10)
+
+
+def test_factors_with_more_columns_than_the_kernel_has_rows():
+    wide = {"a": np.ones((IN, 6)), "b": np.ones((6, OUT))}
+    start = {**START, "layer": {"kernel": X["w"], **wide}}
+    for p in path(METHODS["flexlora"], ALONE, start=start):
+        assert p["A"].shape == (IN, 6)
+        assert not np.any(p["A"][:, OUT:])
+
+
+@pytest.mark.parametrize("name", ["fedex_lora", "flora", "flexlora"])
+def test_averages_of_all_messages_refuse_privacy_and_asynchronous_rounds(name):
+    sizes = {"clip_norm": 1.0, "noise_multiplier": 1.0, "clients": 5, "cohort": 3}
+    with pytest.raises(ValueError, match=f"or {name}.* replace"):
+        private_clients(METHODS[name], **sizes)
+    with pytest.raises(ValueError, match=f"{name}.* one exchange with a mean"):
+        check_suits(METHODS[name], START, rebase=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "ranks", "least"), [(fm.flora, (2, -1), 0), (fm.flexlora, (0,), 1)]
+)
+def test_ranks_are_checked(make, ranks, least):
+    with pytest.raises(ValueError, match=f"ranks must be at least {least}"):
+        make(ranks=ranks)

@@ -1,0 +1,80 @@
+"""Federated averages of low-rank adapters, literally: loops, dense products and SVDs.
+
+The model's kernel is ``w + scale A B``; clients take plain steps in A, B and b, a bias.
+All are given ``x = {"w", "A", "B", "b"}``; the mean weighs client i by ``weights[i]``.
+"""
+
+import numpy as np
+
+from .problem import rate, sub, times
+
+
+def train(trace, w, start, batches, lr, scale, moving="ABb"):
+    t = dict(start)
+    for batch in batches:
+        g = trace.grad({"w": w + scale * t["A"] @ t["B"], "b": t["b"]}, batch)
+        of = {"A": scale * g["w"] @ t["B"].T, "B": scale * t["A"].T @ g["w"]}
+        of["b"] = g["b"]
+        t = sub(t, times(lr, {k: of[k] if k in moving else 0 * t[k] for k in t}))
+    return t
+
+
+def weighted(values, shares):
+    total = np.zeros_like(values[0])
+    for share, value in zip(shares, values, strict=True):
+        total = total + share * value
+    return total
+
+
+def cut(t, rank):
+    """The first columns of A and rows of B; the others are zero."""
+    t = {k: v.copy() for k, v in t.items()}
+    t["A"][:, rank:] = 0
+    t["B"][rank:] = 0
+    return t
+
+
+def adapters(x, trace, lr, scale, method, *, weights=None, ranks=None, draw=None):
+    """The paths of the shared parameters and of the clients' own B.
+
+    Args:
+      method: fedit, ffa_lora, rolora, fedsa_lora, fedex_lora, flora or flexlora.
+      ranks: q_i of all clients.
+      draw: ``draw(r, i)`` is FLoRA's new A of client i in round r.
+    """
+    w, t = x["w"], {k: x[k] for k in ("A", "B", "b")}
+    own = [x["B"] for _ in range(trace.num_clients)]
+    if method == "flora":
+        w, t = w + scale * t["A"] @ t["B"], {**t, "B": 0 * t["B"]}
+    history, kept = [], []
+    for r, (ids, data) in enumerate(trace.rounds):
+        shares = np.ones(len(ids)) if weights is None else np.array(weights)[ids]
+        shares = shares / shares.sum()
+        moving = {"ffa_lora": "Bb", "rolora": ("Bb", "Ab")[r % 2]}.get(method, "ABb")
+        ends = []
+        for i, batches in zip(ids, data, strict=True):
+            start = dict(t)
+            if method == "fedsa_lora":
+                start["B"] = own[i]
+            if method == "flora":
+                start["A"] = draw(r, i)
+            if ranks is not None:
+                start = cut(start, ranks[i])
+            ends.append(train(trace, w, start, batches, rate(lr, r), scale, moving))
+            own[i] = ends[-1]["B"]
+        mean = {k: weighted([end[k] for end in ends], shares) for k in t}
+        product = weighted([end["A"] @ end["B"] for end in ends], shares)
+        if method == "fedsa_lora":
+            mean["B"] = t["B"]
+        if method == "fedex_lora":
+            w = w + scale * (product - mean["A"] @ mean["B"])
+        if method == "flora":
+            w, mean["A"], mean["B"] = w + scale * product, t["A"], t["B"]
+        if method == "flexlora":
+            q = t["A"].shape[1]
+            u, s, vt = np.linalg.svd(product)
+            mean["A"], mean["B"] = u[:, :q], s[:q, None] * vt[:q]
+        t = mean
+        history.append({"w": w, **t})
+        kept.append(list(own))
+    return history, kept
