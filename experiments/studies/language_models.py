@@ -125,7 +125,7 @@ def trained(
         problem_of(dataset, setting.workers),
         {entry.rate: rates},
         rounds=rounds,
-        evaluate_every=max(1, rounds // 9),
+        evaluate_every=max(1, rounds // 3),
         seeds=seeds,
         extend=len(rates) > 1,
         cells_at_once=1,
