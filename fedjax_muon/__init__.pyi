@@ -49,6 +49,10 @@ from .algorithms.fedmuon_align import (
 from .algorithms.fedmuon_correct import fedmuon_correct as fedmuon_correct
 from .algorithms.fednova import fednova as fednova
 from .algorithms.fedprox import fedprox as fedprox
+from .algorithms.fedsubmuon import (
+    fedsubmuon as fedsubmuon,
+    fedsubmuon_gt as fedsubmuon_gt,
+)
 from .algorithms.local_muon_persistent import (
     local_muon_persistent as local_muon_persistent,
 )

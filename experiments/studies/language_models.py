@@ -6,7 +6,7 @@
 
 A GPT of a quarter of a million parameters predicts the characters of Shakespeare's
 plays, the longest of whose parts have a million. All methods train on the same number
-of tokens, with the same tokens per step of all workers together: a worker's batch is 32
+of tokens, with the same tokens per step of all workers together: a worker's batch is 16
 windows over the number of workers. Every worker has a piece of the text and takes part
 in every round. Learning rates are chosen by validation with four workers and one seed,
 on a grid that goes on until the best is inside; the table has five other seeds at these
@@ -41,7 +41,7 @@ matplotlib.use("Agg")
 PLACE = Path("results/language_models")
 LEAST = 20_000  # characters of a speaker of the plays
 SHAPE = (96, 2, 4)  # width, depth and heads
-WINDOW, BATCH, STEPS = 64, 32, 270  # of all workers together, and of each
+WINDOW, BATCH, STEPS = 64, 16, 360  # of all workers together, and of each
 WORKERS, TUNED_AT = (1, 2, 4, 8), 4
 LOCAL_STEPS = (5, 30)
 TUNING_SEED, SEEDS = 100, (0, 1, 2, 3, 4)

@@ -34,6 +34,7 @@ from fedjax_muon.algorithms.fedmuon_align import fedmuon_align, fedmuon_svd
 from fedjax_muon.algorithms.fedmuon_correct import fedmuon_correct
 from fedjax_muon.algorithms.fednova import fednova
 from fedjax_muon.algorithms.fedprox import fedprox
+from fedjax_muon.algorithms.fedsubmuon import fedsubmuon, fedsubmuon_gt
 from fedjax_muon.algorithms.local_muon_persistent import local_muon_persistent
 from fedjax_muon.algorithms.lora import (
     fedex_lora,
@@ -93,6 +94,7 @@ LIU_ADAMW = "Liu et al. 2025, arXiv:2510.27486"
 FEDPAC = "Liu et al. 2026, FedPAC, arXiv:2602.19271"
 TAKEZAWA = "Takezawa et al. 2026, ICLR, arXiv:2509.26337"
 ZHANG = "Zhang and Gao 2025, arXiv:2510.03866"
+CHEN = "Chen et al. 2026, arXiv:2609.06073"
 DOUILLARD = "Douillard et al. 2023, arXiv:2311.08105"
 DOUILLARD_STREAMING = "Douillard et al. 2025, arXiv:2501.18512"
 THERIEN = "Therien et al. 2025, arXiv:2505.23725"
@@ -216,6 +218,8 @@ ALL = by_name(
     Method(fedex_lora, "FedEx-LoRA", SINGHAL, AUTHORS),
     Method(flora, "FLoRA", "Wang et al. 2024, arXiv:2409.05976", AUTHORS),
     Method(flexlora, "FlexLoRA", "Bai et al. 2024, arXiv:2402.11505", DEPARTS),
+    Method(fedsubmuon, "FedSubMuon", CHEN, AUTHORS),
+    Method(fedsubmuon_gt, "FedSubMuon-GT", CHEN, AUTHORS),
     Method(scaffold, "SCAFFOLD", KARIMIREDDY, INDEPENDENT, LIU_SGD_GRID),
     preset(
         "scaffold_momentum",

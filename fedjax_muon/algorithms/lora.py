@@ -74,34 +74,34 @@ class Average(NamedTuple):
     merge: Callable[..., Adapter] | None = None
 
 
-def _is_adapter(node: Any) -> bool:
+def is_adapter(node: Any) -> bool:
     return is_pair(node) or (
         isinstance(node, Mapping) and node.keys() == {"a", "b", "kernel"}
     )
 
 
-def _map(
+def map_adapters(
     function: Callable[..., Any], *trees: Any, rest: Any = lambda *x: x[-1]
 ) -> Any:
     """`function` of the adapters, and `rest` of the other leaves."""
-    one = lambda *nodes: (function if _is_adapter(nodes[0]) else rest)(*nodes)
-    return jax.tree.map(one, *trees, is_leaf=_is_adapter)
+    one = lambda *nodes: (function if is_adapter(nodes[0]) else rest)(*nodes)
+    return jax.tree.map(one, *trees, is_leaf=is_adapter)
 
 
 def _factors(params: Any) -> Any:
     """All parameters but the kernels, which no client changes."""
-    return _map(lambda node: {"a": node["a"], "b": node["b"]}, params)
+    return map_adapters(lambda node: {"a": node["a"], "b": node["b"]}, params)
 
 
 def _put(params: Any, factors: Any) -> Any:
     """Replaces the parameters that are not kernels."""
-    return _map(lambda node, pair: {**node, **pair}, params, factors)
+    return map_adapters(lambda node, pair: {**node, **pair}, params, factors)
 
 
 def _only(names: Any, factors: Any, rest: Any = lambda leaf: leaf) -> Any:
     """None in the place of factors that are not among the names."""
     of_pair = lambda pair: {k: x if k in names else None for k, x in pair.items()}
-    return _map(of_pair, factors, rest=rest)
+    return map_adapters(of_pair, factors, rest=rest)
 
 
 def _nbytes(params: Any, parts: Mapping[str, float], average: Average) -> float:
@@ -115,7 +115,7 @@ def _nbytes(params: Any, parts: Mapping[str, float], average: Average) -> float:
         shares["kernel"] = parts.get("kernel", 0.0)
         return sum(shares.get(k, 0.0) * tree.nbytes(x) for k, x in node.items())
 
-    return sum(jax.tree.leaves(_map(of_adapter, params, rest=tree.nbytes)))
+    return sum(jax.tree.leaves(map_adapters(of_adapter, params, rest=tree.nbytes)))
 
 
 def _exchange(
@@ -133,7 +133,7 @@ def _exchange(
                     "missing: give lora_classification(..., folded=True)"
                 )
 
-        _map(check, params)
+        map_adapters(check, params)
         return State(params)
 
     def init_client(params):
@@ -159,7 +159,7 @@ def _exchange(
                 a, b = jnp.where(there, a, 0), jnp.where(there[:, None], b, 0)
             return {"a": a, "b": b}
 
-        return _map(of_pair, params)
+        return map_adapters(of_pair, params)
 
     def client(objective, broadcast, before, batches, round):
         whole = broadcast.params.value
@@ -173,10 +173,10 @@ def _exchange(
         def step(now, batch, key):
             x, opt = now
             g = _factors(objective.grad(_put(whole, x), batch, key))
-            g = _map(moved, g, tree.zeros_like(g), rest=lambda g, _: g)
+            g = map_adapters(moved, g, tree.zeros_like(g), rest=lambda g, _: g)
             new, opt = descend(x, value_at(lr, round), rule, opt, g)
             new = _factors(objective.project(_put(whole, new)))
-            return (_map(moved, new, x, rest=lambda new, _: new), opt), ()
+            return (map_adapters(moved, new, x, rest=lambda new, _: new), opt), ()
 
         (x, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
         own = _only(average.own, x, rest=lambda leaf: None)
@@ -194,12 +194,14 @@ def _exchange(
             return {**node, **{k: add(k, d) for k, d in sent.items()}}
 
         if average.merge is None:
-            return State(_map(move, state.params, mean.params.value, rest=jnp.add))
+            return State(
+                map_adapters(move, state.params, mean.params.value, rest=jnp.add)
+            )
         merge, shares = average.merge, mean.shares
         of_all = lambda node, pairs: merge(node, pairs["a"], pairs["b"], shares)
         average_of = lambda _, x: jnp.tensordot(shares.astype(x.dtype), x, 1)
         sent = mean.messages.params.value
-        return State(_map(of_all, state.params, sent, rest=average_of))
+        return State(map_adapters(of_all, state.params, sent, rest=average_of))
 
     main = Exchange(broadcast, client, server, gather=gather)
     keep = init_client if average.own else no_client_state
@@ -347,7 +349,7 @@ def flora(
         return {**node, "b": jnp.zeros_like(node["b"]), "kernel": kernel}
 
     return made._replace(
-        init=lambda params: State(_map(fold, made.init(params).params))
+        init=lambda params: State(map_adapters(fold, made.init(params).params))
     )
 
 

@@ -9,12 +9,15 @@ import optax
 import pytest
 import traces
 from oracles.cases import ALONE, PARTIAL, SIZES, X
-from oracles.lora import adapters
+from oracles.lora import adapters, fedsubmuon, turned
+from oracles.problem import draw_params, draw_trace
 
 import fedjax_muon as fm
-from fedjax_muon import engine
+from fedjax_muon import engine, transforms
+from fedjax_muon.algorithms.fedsubmuon import _turned
 from fedjax_muon.core import Objective, streams
 from fedjax_muon.engine import plans
+from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation.asynchronous import check_suits
 from fedjax_muon.tasks.lora import draw_a
@@ -222,3 +225,102 @@ def test_averages_of_all_messages_refuse_privacy_and_asynchronous_rounds(name):
 def test_ranks_are_checked(make, ranks, least):
     with pytest.raises(ValueError, match=f"ranks must be at least {least}"):
         make(ranks=ranks)
+
+
+# ---------------------------------------------------------------- FedSubMuon
+
+exact = lambda m: (lambda u, s, vt: u @ vt)(*np.linalg.svd(m, full_matrices=False))
+MUON = transforms.muon(0.9, polar=kernel.polar, rest=optax.identity())
+SPACE = {"a": PAIR["a"][:, :2], "b": PAIR["b"][:2]}
+BEGIN = {**START, "layer": {"kernel": X["w"], **SPACE}}
+THIN = {**X, "A": SPACE["a"], "B": SPACE["b"]}
+GIVEN = {"scale": SCALE, "rule": MUON}
+
+
+def bases(r, shapes=((IN, 2), (2, OUT))):
+    """The subspaces that are drawn before a round, from the server's key."""
+    with traces.precision(jnp.float64):
+        keys = engine.round.exchange_keys(
+            jax.random.key(0), r, 0, 0, jnp.arange(1), PARTIAL.num_clients
+        )
+        key = jax.random.fold_in(keys.server, streams.ADAPTERS)
+        halves = jax.random.split(jax.random.fold_in(key, 0))
+        draw = jax.nn.initializers.orthogonal()
+        sides = zip(halves, shapes, strict=True)
+        return [np.asarray(draw(key, shape, jnp.float64)) for key, shape in sides]
+
+
+SUBSPACES = {
+    "drawn": (fm.fedsubmuon(0.1, refresh=2, **GIVEN), {"refresh": 2}),
+    "kept": (fm.fedsubmuon(0.1, refresh=None, **GIVEN), {"refresh": None}),
+    "turned": (
+        fm.fedsubmuon_gt(0.1, refresh=2, step=0.3, **GIVEN),
+        {"refresh": 2, "step": 0.3},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUBSPACES)
+def test_fedsubmuon_follows_its_oracle(name):
+    algorithm, options = SUBSPACES[name]
+    sizes = np.array(SIZES)
+    found = path(algorithm, start=BEGIN, weigh=lambda ids: sizes[np.array(ids)])
+    given = {"momentum": 0.9, "draw": bases, "weights": SIZES, **options}
+    want = fedsubmuon(THIN, PARTIAL, 0.1, SCALE, direction=exact, **given)
+    assert traces.farthest(found, want) < 1e-11
+    assert traces.farthest(want[-1:], [THIN]) > 0.1
+    for p in found:  # orthonormal, whatever the turns
+        np.testing.assert_allclose(p["A"].T @ p["A"], np.eye(2), atol=1e-13)
+
+
+def test_a_turn_does_not_change_the_model():
+    """Neither does a fold, whose round begins where the last one has ended."""
+    (ids, data), *_ = PARTIAL.rounds
+    trace = PARTIAL._replace(rounds=3 * [(ids, data)])
+    ends = {name: path(SUBSPACES[name][0], trace, start=BEGIN) for name in SUBSPACES}
+    kept, turned = ends["kept"][-1], ends["turned"][-1]
+    np.testing.assert_allclose(model(turned), model(kept), rtol=0, atol=1e-13)
+    assert np.max(np.abs(turned["A"] - kept["A"])) > 0.01
+    folded = fm.fedsubmuon(lambda index: 0.1 * (index < 2), refresh=2, **GIVEN)
+    *_, before, after = path(folded, trace, start=BEGIN)
+    np.testing.assert_allclose(model(after), model(before), rtol=0, atol=1e-13)
+    assert not np.any(after["B"])
+
+
+def test_turns_gain_gradient_energy():
+    rng = np.random.default_rng(0)
+    g = rng.normal(size=(6, 5))
+    left, right = (np.linalg.qr(rng.normal(size=(n, 2)))[0] for n in (6, 5))
+    energy = lambda u: np.linalg.norm(u.T @ g @ right)
+    for step in (0.01, 0.1):
+        with traces.precision(jnp.float64):
+            moved = np.asarray(_turned(jnp.asarray(left), jnp.asarray(g @ right), step))
+        assert energy(moved) > energy(left)
+        np.testing.assert_allclose(moved, turned(left, g @ right, step), atol=1e-12)
+    none = np.asarray(_turned(jnp.asarray(left), jnp.zeros((6, 2)), 0.1))
+    np.testing.assert_allclose(none, left, atol=1e-6)
+
+
+def test_muon_in_the_whole_space_is_muon_of_the_kernel():
+    """orth(U^T G V^T) = U^T orth(G) V^T, if U and V are square."""
+    x = draw_params(0, 4, 4)
+    trace = draw_trace(1, 5, 3, 4, 6, 3, SIZES, outputs=4)
+    rng = np.random.default_rng(1)
+    whole = {"kernel": x["w"], "a": rng.normal(size=(4, 4)), "b": np.zeros((4, 4))}
+    start = {"layer": whole, "b": x["b"]}
+    found = path(fm.fedsubmuon(0.1 / SCALE, **GIVEN), trace, start=start)
+    rule = optax.partition(
+        {"w": MUON, "b": optax.scale(1 / SCALE)}, {"w": "w", "b": "b"}
+    )
+    want = traces.path(fm.fedavg(0.1, rule=rule), x, trace)
+    for p, q in zip(found, want, strict=True):
+        np.testing.assert_allclose(model(p), q["w"], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(p["b"], q["b"], rtol=0, atol=1e-12)
+
+
+def test_what_fedsubmuon_refuses():
+    wide = {"a": np.zeros((2, 3)), "b": np.zeros((3, 4)), "kernel": np.zeros((2, 4))}
+    with pytest.raises(ValueError, match="rank 3 does not fit a kernel of 2 x 4"):
+        fm.fedsubmuon().init({"layer": wide})
+    with pytest.raises(ValueError, match=r"folded=True"):
+        fm.fedsubmuon_gt().init({"layer": SPACE})

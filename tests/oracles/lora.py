@@ -78,3 +78,67 @@ def adapters(x, trace, lr, scale, method, *, weights=None, ranks=None, draw=None
         history.append({"w": w, **t})
         kept.append(list(own))
     return history, kept
+
+
+def signed_qr(matrix):
+    """The factor Q whose R has a positive diagonal."""
+    q, r = np.linalg.qr(matrix)
+    return q * np.where(np.diag(r) < 0, -1.0, 1.0)
+
+
+def turned(basis, sketch, step):
+    """FedSubMuon-GT: along the gradient of |basis' G V|^2 / 2 on the Grassmannian."""
+    b = basis.T @ sketch
+    t = (sketch - basis @ b) @ b.T
+    size = np.sqrt(np.sum(t**2))
+    length = step * np.sqrt(np.sum(basis**2))
+    return signed_qr(basis + (length / size * t if size else 0))
+
+
+def fedsubmuon(
+    x, trace, lr, scale, refresh, direction, *, momentum, step=None, draw, weights=None
+):
+    """FedSubMuon (v2), or with ``step`` FedSubMuon-GT with the residual merged.
+
+    The kernel is ``w + scale U X V``. Clients take steps along ``direction`` of the
+    momentum ``m <- momentum m + g`` of X, and plain ones in the bias.
+
+    Args:
+      draw: ``draw(r)`` are U and V of round r.
+    """
+    w, bias, history = x["w"] + scale * x["A"] @ x["B"], x["b"], []
+    q = x["A"].shape[1]
+    core, left, right = np.zeros((q, q)), None, None
+    for r, (ids, data) in enumerate(trace.rounds):
+        if r == 0 or (step is None and refresh and r % refresh == 0):
+            if left is not None:
+                w = w + scale * left @ core @ right
+            core, (left, right) = np.zeros((q, q)), draw(r)
+        shares = np.ones(len(ids)) if weights is None else np.array(weights)[ids]
+        shares = shares / shares.sum()
+        cores, biases, of_left, of_right = [], [], [], []
+        at = lambda core, b, w=w, u=left, v=right: {
+            "w": w + scale * u @ core @ v,
+            "b": b,
+        }
+        for batches in data:
+            mine, b, m = core, bias, np.zeros_like(core)
+            for batch in batches:
+                g = trace.grad(at(mine, b), batch)
+                m = momentum * m + scale * left.T @ g["w"] @ right.T
+                mine = mine - rate(lr, r) * direction(m)
+                b = b - rate(lr, r) * g["b"]
+            g = trace.grad(at(mine, b), batches[-1])["w"]
+            of_left.append(g @ right.T)
+            of_right.append((left.T @ g).T)
+            cores.append(mine)
+            biases.append(b)
+        core, bias = weighted(cores, shares), weighted(biases, shares)
+        if step is not None and r > 0 and r % refresh == 0:
+            before = left @ core @ right
+            left, old = turned(left, weighted(of_left, shares), step), left
+            right, other = turned(right.T, weighted(of_right, shares), step).T, right
+            core = left.T @ old @ core @ other @ right.T
+            w = w + scale * (before - left @ core @ right)
+        history.append({"w": w, "A": left, "B": core @ right, "b": bias})
+    return history

@@ -200,6 +200,10 @@ SENT = [  # a, b, kernels and the rest: of the broadcast, and of the message
     (fm.flora(ranks=RANKS), True, (0, 0, 1), (0.75, 0.75, 0)),
     (fm.flexlora(), False, (1, 1, 0), (1, 1, 0)),
     (fm.flexlora(ranks=RANKS), False, (0.75, 0.75, 0), (0.75, 0.75, 0)),
+    # two matrices of 2 x 2, and two seeds of 4 bytes for each of them
+    (fm.fedsubmuon(), True, 2 * (4 + 2), 2 * 4),
+    # and every fifth round sketches or bases
+    (fm.fedsubmuon_gt(), True, 2 * 4 + 42 / 5, 2 * 4 + 42 / 5),
 ]
 
 
@@ -211,7 +215,9 @@ def test_what_adapters_send(algorithm, folded, down, up):
     given = {"cohort": 1, "local_steps": 2, "batch_size": 3}
     run = simulation.federate(algorithm, task, BINARY, PARTS, **given)
     head = 7 * 2 + 2
-    assert run.bytes_after(1) == tuple(4 * (sizes @ part + head) for part in (down, up))
+    entries = lambda part: sizes @ part if isinstance(part, tuple) else part
+    expected = tuple(round(4 * (entries(part) + head)) for part in (down, up))
+    assert run.bytes_after(1) == expected
 
 
 @pytest.mark.parametrize("make", [fm.fedex_lora, fm.flora])
@@ -221,7 +227,11 @@ def test_adapters_without_their_kernels_are_refused(make):
         make().init(task.init(KEY))
 
 
-@pytest.mark.parametrize("make", [fm.fedex_lora, fm.flora])
+MOVERS = [fm.fedex_lora, fm.flora, partial(fm.fedsubmuon, refresh=2)]
+MOVERS += [partial(fm.fedsubmuon_gt, refresh=2)]
+
+
+@pytest.mark.parametrize("make", MOVERS)
 def test_the_server_moves_kernels(make):
     task, frozen = adapters_of(folded=True)
     sizes = {"cohort": 2, "local_steps": 4, "batch_size": 3}
