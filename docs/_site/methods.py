@@ -12,7 +12,8 @@ from pathlib import Path
 from markdown.extensions.toc import slugify
 
 ROOT = Path(__file__).parents[2]
-FAMILIES = ("muon", "averaging", "adaptive", "minimax", "decentralized", "private")
+FAMILIES = ("muon", "averaging", "adaptive", "adapters", "minimax", "decentralized")
+FAMILIES += ("private",)
 ARXIV = re.compile(r"(?<![\[\w/])arXiv:(\d{4}\.\d{4,5})")
 ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \| (\w+)", re.MULTILINE)
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)

@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.algorithms.lora import is_adapter, map_adapters
 from fedjax_muon.core import (
     Algorithm,
     Exchange,
@@ -43,6 +42,7 @@ from fedjax_muon.core import (
     value_at,
 )
 from fedjax_muon.transforms import Polar, default_rule, muon
+from fedjax_muon.transforms.lora import is_adapter, map_adapters
 
 SEEDS = 8  # bytes of the seeds of both bases of a layer
 

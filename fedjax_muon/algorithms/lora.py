@@ -47,7 +47,7 @@ from fedjax_muon.core import (
     value_at,
 )
 from fedjax_muon.tasks.lora import draw_a
-from fedjax_muon.transforms.lora import is_pair
+from fedjax_muon.transforms.lora import map_adapters
 from fedjax_muon.wrappers.personalization import Personal, merged
 
 Adapter = Mapping[str, Any]  # {"a", "b"}, and with "kernel" if the server moves W
@@ -72,20 +72,6 @@ class Average(NamedTuple):
     # (adapter, a_i [S, in, q], b_i [S, q, out], p_i [S]) -> adapter; by default, the
     # factors move by the means of their changes
     merge: Callable[..., Adapter] | None = None
-
-
-def is_adapter(node: Any) -> bool:
-    return is_pair(node) or (
-        isinstance(node, Mapping) and node.keys() == {"a", "b", "kernel"}
-    )
-
-
-def map_adapters(
-    function: Callable[..., Any], *trees: Any, rest: Any = lambda *x: x[-1]
-) -> Any:
-    """`function` of the adapters, and `rest` of the other leaves."""
-    one = lambda *nodes: (function if is_adapter(nodes[0]) else rest)(*nodes)
-    return jax.tree.map(one, *trees, is_leaf=is_adapter)
 
 
 def _factors(params: Any) -> Any:

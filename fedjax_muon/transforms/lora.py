@@ -10,7 +10,7 @@ To first order, a step of the rate lr changes scale a b by at most lr in the spe
 norm, and a T and T^-1 b in place of a and b change it alike.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +25,19 @@ from fedjax_muon.transforms.muon import Polar
 def is_pair(node: Any) -> bool:
     """Whether a part of a tree is {"a": [..., in, r], "b": [..., r, out]}."""
     return isinstance(node, Mapping) and node.keys() == {"a", "b"}
+
+
+def is_adapter(node: Any) -> bool:
+    """Whether a part of a tree is {"a", "b"}, or {"a", "b", "kernel"}."""
+    return isinstance(node, Mapping) and node.keys() - {"kernel"} == {"a", "b"}
+
+
+def map_adapters(
+    function: Callable[..., Any], *trees: Any, rest: Any = lambda *x: x[-1]
+) -> Any:
+    """`function` of the adapters of trees, and `rest` of the other leaves."""
+    one = lambda *nodes: (function if is_adapter(nodes[0]) else rest)(*nodes)
+    return jax.tree.map(one, *trees, is_leaf=is_adapter)
 
 
 def _inverse_root(gram: jax.Array, eps: float) -> jax.Array:

@@ -73,6 +73,7 @@ MULOCO_SCALE = lambda rows, cols: np.sqrt(cols / rows)
 TENFOLD = {"lr": 0.001, "ratio": 10.0}
 SIGN = {"lr": 0.001, "direction": np.sign, "everywhere": True}
 CLIP = {"low": 1e-5, "high": 0.1}
+SUBMUON = {"lr": 0.005, "momentum": 0.95, "decay": 0.0}
 UNIT = {"lr": 0.01, "direction": normalise, "everywhere": True}
 
 TENTH = {"compress": largest(0.1), "broadcast": largest(0.1)}
@@ -113,6 +114,8 @@ CASES = {
     "fedex_lora": Case(avg.fedavg_adam, {"lr": 0.001}, {"lr": 0.02}),
     "flora": Case(avg.fedavg_adam, {"lr": 0.0003}, {"lr": 0.02}),
     "flexlora": Case(avg.fedavg_adam, {"lr": 0.001}, {"lr": 0.02}),
+    "fedsubmuon": Case(avg.local_muon, SUBMUON, {"lr": 0.03}, orthogonalizes=True),
+    "fedsubmuon_gt": Case(avg.local_muon, SUBMUON, {"lr": 0.03}, orthogonalizes=True),
     "scaffold": Case(scaffold, {"lr": 0.01}),
     "scaffold_momentum": Case(scaffold_momentum, {"lr": 0.01}),
     "scaffold_adam": Case(scaffold_adam, {"lr": 0.001}, {"lr": 0.02}),

@@ -119,8 +119,8 @@ def methods_of(page: str) -> list[str]:
 
 def test_every_method_is_on_exactly_one_page():
     on = {page: methods_of(page) for page in PAGES}
-    three = on["muon"] + on["averaging"] + on["adaptive"]
-    assert Counter(three) == Counter(list(ALL))
+    four = on["muon"] + on["averaging"] + on["adaptive"] + on["adapters"]
+    assert Counter(four) == Counter(list(ALL))
     assert Counter(on["minimax"]) == Counter(list(minimax.ALL))
     assert Counter(on["decentralized"]) == Counter(list(decentralized.ALL))
     assert Counter(on["private"]) == Counter(list(PRIVATE))

@@ -35,7 +35,7 @@ NORMS = {"clip_norm": 1.0, "change_clip_norm": 0.1}
 STRATEGY = Banded((1.0, 0.5, 0.2))
 MECHANISM = Mechanism(**NORMS, beta=0.1, batch_size=2, strategy=STRATEGY)
 PAGES: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("muon", "averaging", "adaptive"), ALL),
+    **dict.fromkeys(("muon", "averaging", "adaptive", "adapters"), ALL),
     "minimax": dict(minimax.ALL),
     "decentralized": dict(decentralized.ALL),
     "private": dict(PRIVATE),
