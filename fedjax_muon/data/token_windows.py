@@ -44,8 +44,9 @@ def from_text(
 
     Args:
       source: A text file; a directory, each of whose .txt files is a document; what
-        Hugging Face's `save_to_disk` wrote, each of whose rows is one; "plays", the
-        speakers of Shakespeare's plays; or texts by the names of documents.
+        Hugging Face's `save_to_disk` wrote, each of whose rows is one; "plays", those
+        speakers of Shakespeare's plays who fill two windows; or texts by the names of
+        documents.
       window: T, the number of tokens that are predicted in a window.
       tokenizer: "bytes", "characters", the path of a tokenizer.json, or a `Tokenizer`.
       test_share: Share of every document's windows that is held out, at its end.
@@ -68,25 +69,29 @@ def from_text(
     texts = source if isinstance(source, Mapping) else _texts(source, column)
     made = _tokenizer(tokenizer, texts)
     kind = np.uint16 if made.vocabulary <= 2**16 else np.int32
+    tokens = {name: made.encode(text).astype(kind) for name, text in texts.items()}
+    if source == PLAYS:  # whose speakers you can't leave out yourself
+        enough = {name: ids for name, ids in tokens.items() if len(ids) > 2 * window}
+        tokens = enough or tokens
     train, test = list[np.ndarray](), list[np.ndarray]()
-    for name, text in texts.items():
-        windows = _windows(name, made.encode(text), window).astype(kind)
+    for name, ids in tokens.items():
+        windows = _windows(name, ids, window)
         # of two windows or more, one is left for each
         held = min(max(1, round(test_share * len(windows))), len(windows) - 1)
         train.append(windows[:-held])
         test.append(windows[-held:])
     owners, held_owners = (
-        np.repeat(np.arange(len(texts)), list(map(len, parts))).astype(np.int32)
+        np.repeat(np.arange(len(tokens)), list(map(len, parts))).astype(np.int32)
         for parts in (train, test)
     )
-    several = len(texts) > 1
+    several = len(tokens) > 1
     return check(
         Dataset(
             np.concatenate(train),
             owners,
             np.concatenate(test),
             held_owners,
-            tuple(texts),
+            tuple(tokens),
             made.vocabulary,
             owners if several else None,
             held_owners if several else None,

