@@ -39,6 +39,7 @@ MEASURES = {  # further workloads: modules with `rows`
     "machine's matrix-product rate",
     "convolutions": "the forms of a convolution, and which one is chosen",
     "local_step": "a local step of ResNet-18 inside a round, and the same step alone",
+    "gpt_step": "a local step of a small GPT inside a round, and in a PyTorch loop",
 }
 SHOWN = {"plot": figure.main, "table": table.main}
 

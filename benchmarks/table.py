@@ -1,4 +1,4 @@
-"""Results in Markdown: seconds per round, Newton-Schulz, and convolutions.
+"""Results in Markdown: seconds per round, Newton-Schulz, convolutions, and a GPT.
 
 python -m benchmarks table RESULTS.jsonl [MORE.jsonl ...]
 """
@@ -45,6 +45,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         ratios([row for row in finished if row["workload"] in WORKLOADS]),
         kernels([row for row in finished if row["workload"] == "newton_schulz"]),
         forms([row for row in finished if row["workload"] == "convolutions"]),
+        tokens([row for row in finished if row["workload"] == "gpt_step"]),
     )
     lines: list[str] = []
     for table in filter(None, tables):
@@ -160,6 +161,18 @@ def forms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         values = " | ".join(found.get(head, "-") for head in heads)
         lines.append(f"| {case} | {values} |")
     return lines
+
+
+def tokens(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a table of the most tokens per second of a core in a local step."""
+    if not rows:
+        return []
+    rates = [f"{row['tokens_per_second']:,}" for row in rows]
+    return [
+        f"| tokens per second | {' | '.join(row['contender'] for row in rows)} |",
+        "|---|" + "---:|" * len(rows),
+        f"| GPT of {rows[0]['parameters']:,} parameters | {' | '.join(rates)} |",
+    ]
 
 
 def about(row: Mapping[str, Any]) -> str:

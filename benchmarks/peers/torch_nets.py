@@ -3,16 +3,13 @@
 import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.peers.torch_tokens import rnn, vit_tiny
+from benchmarks.peers.torch_tokens import Layers, rnn, vit_tiny
 from benchmarks.workloads import Workload, arrays_of, parts_of, probed
-
-Layers = dict[str, Any]  # layers with a weight, by their names in Flax
 
 
 class Residual(nn.Module):
@@ -98,6 +95,12 @@ def network(workload: Workload, weights: dict[str, np.ndarray]) -> nn.Module:
     if workload.model not in NETWORKS:
         raise ValueError(f"there is no PyTorch version of {workload.model} here")
     net, layers = NETWORKS[workload.model](workload)
+    carry(layers, weights)
+    return net
+
+
+def carry(layers: Layers, weights: dict[str, np.ndarray]) -> None:
+    """Copies Flax's weights into the layers."""
     channels = 0
     with torch.no_grad():
         for name, layer in layers.items():
@@ -116,7 +119,6 @@ def network(workload: Workload, weights: dict[str, np.ndarray]) -> nn.Module:
             bias = weights.get(f"{name}/bias")
             if bias is not None:
                 layer.bias.copy_(torch.tensor(bias))
-    return net
 
 
 def examples(workload: Workload) -> tuple[torch.Tensor, torch.Tensor, list[np.ndarray]]:

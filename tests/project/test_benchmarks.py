@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from packages import needs
@@ -19,7 +20,9 @@ pytestmark = pytest.mark.slow
 torch = needs("torch")
 torch_nets = needs("benchmarks.peers.torch_nets")
 torch_loop = needs("benchmarks.peers.torch_loop")
+torch_tokens = needs("benchmarks.peers.torch_tokens")
 torch_vmap = needs("benchmarks.peers.torch_vmap")
+gpt_step = needs("benchmarks.gpt_step")
 
 ROOT = Path(__file__).parents[2]
 FIRST = {"first_call_seconds", "repeats", "wall_seconds", "wall_seconds_min"}
@@ -122,6 +125,27 @@ def test_contenders_agree_where_nothing_is_random(tmp_path):
     kept = [json.loads(line) for line in output.read_text().splitlines()]
     assert kept == [head, *rows]
     assert figure_path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_gpt_takes_the_same_steps_in_pytorch(monkeypatch):
+    shapes = jax.eval_shape(gpt_step.MODEL.init, jax.random.key(0), np.zeros((1, 1)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 842_496
+    small = gpt_step.MODEL.clone(context=16, width=16, depth=1)
+    monkeypatch.setattr(gpt_step, "MODEL", small)
+    own, *others = rows = list(gpt_step.rows(1))
+    names = ["fedjax_muon", "PyTorch, fused", "PyTorch, plain"]
+    assert [row["contender"] for row in rows] == names
+    for row in others:
+        assert row["loss"] == pytest.approx(own["loss"], abs=1e-3)
+    assert own["loss"] < np.log(256) - 0.1
+    assert own["tokens_per_second"] > 0
+    *_, line = table.tokens(rows)
+    assert line.count("|") == 5
+    # attention to later tokens has another loss from the same weights
+    sees_all = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setitem(torch_tokens.ATTENTION, "plain", sees_all)
+    with pytest.raises(ValueError, match="the same loss at first"):
+        next(gpt_step.rows(1))
 
 
 def test_the_kept_times_of_convolutions_name_the_chosen_forms():
