@@ -35,6 +35,7 @@ from .algorithms.fedavg import (
     local_adamw as local_adamw,
     local_muon as local_muon,
     local_sgdm as local_sgdm,
+    muonh as muonh,
 )
 from .algorithms.fedavg_m import fedavg_m as fedavg_m
 from .algorithms.fedavg_vr import fedavg_vr as fedavg_vr
@@ -150,6 +151,7 @@ from .wrappers.compression import (
     truncated_svd as truncated_svd,
 )
 from .wrappers.personalization import ditto as ditto, keep_own as keep_own
+from .wrappers.spheres import keep_norms as keep_norms
 
 __all__: list[str]
 __version__: str

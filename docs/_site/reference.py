@@ -68,6 +68,7 @@ PAGES = {
     "transforms": (
         "Update rules",
         "transforms",
+        "wrappers.spheres:keep_norms",
         "linalg.newton_schulz",
         "linalg.lmo",
     ),

@@ -19,6 +19,7 @@ from experiments.arguments import call
 from fedjax_muon import algorithms, decentralized, minimax
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.core.pair import Pair
+from fedjax_muon.transforms import hidden_matrices
 
 SOURCES = Path(__file__).with_name("presets.toml")
 RUNS = Path(__file__).with_name("presets_runs.toml")
@@ -83,7 +84,8 @@ def shown(value: Any) -> str:
     if isinstance(value, tuple):
         names = [v for v in value if isinstance(v, str)]
         return ", ".join(names) or ("" if value else "none")
-    if len(inspect.signature(value).parameters) == 1:  # a schedule
+    is_layout = value is hidden_matrices
+    if not is_layout and len(inspect.signature(value).parameters) == 1:  # a schedule
         first, later = (float(value(jnp.int32(index))) for index in (0, 1))
         return f"{first:g} in round 0, then {later:g}"
     return value.__name__

@@ -23,6 +23,7 @@ from fedjax_muon.algorithms.fedavg import (
     local_adamw,
     local_muon,
     local_sgdm,
+    muonh,
 )
 from fedjax_muon.algorithms.fedavg_m import fedavg_m
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
@@ -79,6 +80,7 @@ INDEPENDENT = Source.INDEPENDENT
 
 MCMAHAN = "McMahan et al. 2017, arXiv:1602.05629"
 FADAS = "Wang et al. 2024, arXiv:2407.18365"
+WEN = "Wen et al. 2026, arXiv:2606.16899"
 RINGMASTER = "Sadiev et al. 2026, arXiv:2605.18174"
 HSU = "Hsu et al. 2019, arXiv:1909.06335"
 MCMAHAN_DP = "McMahan et al. 2018, arXiv:1710.06963"
@@ -325,6 +327,7 @@ ALL = by_name(
         color="#7bbf2a",
     ),
     Method(dp_fedmuon, "DP-FedMuon", MCMAHAN_DP, Source.OURS, color="#2f7f7f"),
+    Method(muonh, "MuonH", WEN, Source.OURS, color="#3d6b1f"),
     preset(
         "ringmaster_lmo",
         "Ringmaster LMO",

@@ -33,11 +33,15 @@ from fedjax_muon.core import (
 from fedjax_muon.transforms import (
     Polar,
     default_rule,
+    hidden_matrices,
+    hyperball,
     muon,
     scale_by_fedadagrad,
     scale_by_fedadam,
     scale_by_fedyogi,
 )
+from fedjax_muon.transforms.layout import Layout
+from fedjax_muon.wrappers.spheres import keep_norms
 
 
 class State(NamedTuple):
@@ -183,3 +187,32 @@ def dp_fedmuon(
     """
     rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
     return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)
+
+
+@recorded
+def muonh(
+    lr: Hyper = 0.018,
+    *,
+    momentum: Hyper = 0.95,
+    nesterov: bool = True,
+    rest: optax.GradientTransformation = optax.scale_by_adam(0.8, 0.95, 1e-10),
+    polar: Polar | None = None,
+    layout: Layout = hidden_matrices,
+) -> Algorithm:
+    """MuonH: local Muon whose matrices keep their norms, instead of a weight decay.
+
+    Hyperball, Wen et al. 2026, arXiv:2606.16899, as the local rule of FedAvg, whose
+    server projects the mean. Momenta are reset every round. The rule was checked
+    against the authors' code.
+
+    Args:
+      lr: About the angle that a local step turns a matrix by; also the learning rate of
+        the other parameters.
+      nesterov: Whether Muon looks ahead.
+      rest: Rule of the other parameters, without a learning rate.
+      layout: Which leaves are matrices; none of them may be 0 at the start.
+    """
+    options: dict[str, Any] = {"nesterov": nesterov, "rest": rest, "layout": layout}
+    make = lambda polar: muon(momentum, polar=polar, **options)
+    rule = optax.chain(default_rule(None, polar, make), hyperball(layout))
+    return keep_norms(fedavg(lr=lr, rule=rule), layout)

@@ -11,6 +11,7 @@ from fedjax_muon.transforms.fedopt import (
     scale_by_fedadam,
     scale_by_fedyogi,
 )
+from fedjax_muon.transforms.hyperball import hyperball
 from fedjax_muon.transforms.layout import hidden_matrices, muon_dimension_numbers
 from fedjax_muon.transforms.lora import lora_muon
 from fedjax_muon.transforms.muon import (
@@ -58,6 +59,7 @@ __all__ = [
     "default_rule",
     "equilibrate",
     "hidden_matrices",
+    "hyperball",
     "input_direction",
     "jordan",
     "lora_muon",

@@ -1,5 +1,11 @@
-"""Functions from algorithms to algorithms: compressed, robust, attacked, personal."""
+"""Functions from algorithms to algorithms: compressed, robust, personal and others."""
 
-from fedjax_muon.wrappers import aggregators, attacks, compression, personalization
+from fedjax_muon.wrappers import (
+    aggregators,
+    attacks,
+    compression,
+    personalization,
+    spheres,
+)
 
-__all__ = ["aggregators", "attacks", "compression", "personalization"]
+__all__ = ["aggregators", "attacks", "compression", "personalization", "spheres"]

@@ -130,6 +130,7 @@ CASES = {
     "fedmuon_align_reset": Case(fedmuon_align, {"lr": 0.03, "carry": False}, {}, True),
     "fedpac_muon": Case(fedmuon_align, {"lr": 0.03, "momentum": 0.95}, {}, True),
     "fedpac_soap": Case(fedpac_soap, {"lr": 0.003}, {"lr": 0.03, "align": 0.3}),
+    "muonh": Case(avg.muonh, {"lr": 0.018}, orthogonalizes=True),
     "dp_fedmuon": Case(
         avg.dp_fedmuon, {"lr": 0.1, "server_lr": 0.1}, orthogonalizes=True
     ),

@@ -307,6 +307,45 @@ def local_muon_momentum(x, trace, lr, **settings):
     return local_muon(x, trace, lr, **settings, carry=True)
 
 
+def muonh(x, trace, lr, momentum=0.95, direction=polar):
+    """MuonH (Wen et al. 2026, arXiv 2606.16899) in the local steps of FedAvg.
+
+    ``M <- momentum M + g; U V^T of g + momentum M; W <- R N(W - lr R N(U V^T))`` with
+    ``R = |W_0|, N(v) = v / |v|``, M = 0 at each round's start; vectors: Adam(.8, .95,
+    1e-10). The server takes ``R N(mean W_i)``.
+    """
+    R = {k: np.sqrt(np.sum(x[k] ** 2)) for k in x}
+
+    def on_sphere(k, w):
+        return R[k] * w / np.sqrt(np.sum(w**2))
+
+    def local(xi, batches, eta):
+        m, moments = zeros(xi), Moments(zeros(xi), zeros(xi), 0)
+        for batch in batches:
+            g = trace.grad(xi, batch)
+            m = add(times(momentum, m), g)
+            ahead = add(g, times(momentum, m))
+            by_adam, moments = adam(g, moments, 0.8, 0.95, 1e-10)
+            moved = sub(xi, times(eta, by_adam))
+            for k in x:
+                if x[k].ndim > 1:
+                    u = direction(ahead[k])
+                    if np.any(u):
+                        u = on_sphere(k, u)
+                    moved[k] = on_sphere(k, xi[k] - eta * u)
+            xi = moved
+        return xi
+
+    def server(x, delta):
+        moved = add(x, delta)
+        for k in x:
+            if x[k].ndim > 1:
+                moved[k] = on_sphere(k, moved[k])
+        return moved
+
+    return replay(x, trace, lr, local, server)
+
+
 def dp_fedmuon(x, trace, lr, server_lr, momentum=0.9, direction=polar):
     """FedAvg, and Muon on the pseudo-gradient; vectors: Adam(.9, .95, 1e-10).
 

@@ -20,6 +20,7 @@ from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism, PrivateMethod
 from fedjax_muon.privacy import Banded
 from fedjax_muon.transforms import (
+    hidden_matrices,
     jordan,
     moonlight,
     muon_dimension_numbers,
@@ -145,7 +146,7 @@ def shown(value) -> str | None:
         return ", ".join(value) or "none"
     if isinstance(value, str):
         return value
-    if value in (unscaled, jordan, moonlight, spectral):
+    if value in (unscaled, jordan, moonlight, spectral, hidden_matrices):
         return value.__name__
     if callable(value) and value is not muon_dimension_numbers:
         first, later = (float(value(jnp.int32(index))) for index in (0, 1))
