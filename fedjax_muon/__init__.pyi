@@ -20,6 +20,7 @@ from .ahead_of_time import compile_for as compile_for
 from .algorithms import minimax as minimax
 from .algorithms.diloco import (
     diloco as diloco,
+    heloco as heloco,
     muloco as muloco,
     sparseloco as sparseloco,
 )

@@ -8,7 +8,7 @@ from typing import Any
 import optax
 
 from fedjax_muon.algorithms import minimax as minimax
-from fedjax_muon.algorithms.diloco import diloco, muloco, sparseloco
+from fedjax_muon.algorithms.diloco import diloco, heloco, muloco, sparseloco
 from fedjax_muon.algorithms.ef21_muon import ef21_muon
 from fedjax_muon.algorithms.fafed import fafed
 from fedjax_muon.algorithms.fedadamw import fedadamw
@@ -99,6 +99,7 @@ ZHANG = "Zhang and Gao 2025, arXiv:2510.03866"
 CHEN = "Chen et al. 2026, arXiv:2609.06073"
 DOUILLARD = "Douillard et al. 2023, arXiv:2311.08105"
 DOUILLARD_STREAMING = "Douillard et al. 2025, arXiv:2501.18512"
+ASIF = "Asif et al. 2026, arXiv:2606.00271"
 THERIEN = "Therien et al. 2025, arXiv:2505.23725"
 XU = "Xu et al. 2021, arXiv:2106.10874"
 CHENG = "Cheng et al. 2024, arXiv:2306.16504"
@@ -371,6 +372,7 @@ ALL = by_name(
         color="#b5541c",
     ),
     Method(diloco, "DiLoCo", DOUILLARD, INDEPENDENT),
+    Method(heloco, "HeLoCo", ASIF, INDEPENDENT),
     Method(streaming_diloco, "Streaming DiLoCo", DOUILLARD_STREAMING, INDEPENDENT),
     Method(muloco, "MuLoCo", THERIEN, AUTHORS, THERIEN_GRID, color="#00a3b4"),
     preset(

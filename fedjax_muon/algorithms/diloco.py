@@ -1,5 +1,5 @@
-"""DiLoCo: FedAvg whose clients keep their rule's state; MuLoCo with a Muon rule, and
-SparseLoCo with sparse messages.
+"""DiLoCo: FedAvg whose clients keep their rule's state; MuLoCo with a Muon rule,
+SparseLoCo with sparse messages, and HeLoCo for messages that come one by one.
 
 Douillard et al. 2023, arXiv:2311.08105, Algorithm 1; Therien et al. 2025,
 arXiv:2505.23725; Sarfi et al. 2025, arXiv:2508.15706. Client i's rule keeps its state
@@ -12,6 +12,8 @@ with g = mean_i (x - x_i) and, by default, Nesterov momentum at the server.
 
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_muon.core import (
@@ -19,7 +21,10 @@ from fedjax_muon.core import (
     Exchange,
     Hyper,
     Number,
+    Objective,
+    Params,
     ParamsMessage,
+    Round,
     before_change,
     broadcast_params,
     check_range,
@@ -37,13 +42,32 @@ from fedjax_muon.transforms import (
     muon_dimension_numbers,
     spectral,
 )
-from fedjax_muon.transforms.layout import Layout
+from fedjax_muon.transforms.layout import Layout, widened
 from fedjax_muon.wrappers.compression import bins, chunked_top_k, compress
 
 
 class State(NamedTuple):
     params: Any
     opt: optax.OptState  # of the server rule
+
+
+def _train(
+    objective: Objective,
+    start: Params,
+    lr: Hyper,
+    rule: optax.GradientTransformation,
+    opt: optax.OptState,
+    batches: Any,
+    round: Round,
+) -> tuple[Params, optax.OptState]:
+    """The local steps of a client, from the state that its rule had."""
+
+    def step(carry: Any, batch: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
+        x, opt = carry
+        g = objective.grad(x, batch, key)
+        return move(objective, x, value_at(lr, round), rule, opt, g), ()
+
+    return local_steps(step, (start, opt), batches, round)[0]
 
 
 @recorded
@@ -69,15 +93,8 @@ def diloco(
         return State(params, server_rule.init(params))
 
     def client(objective, broadcast, opt, batches, round):
-        start = broadcast.params
-
-        def step(carry, batch, key):
-            x, opt = carry
-            g = objective.grad(x, batch, key)
-            return move(objective, x, value_at(lr, round), rule, opt, g), ()
-
-        (x, opt), _ = local_steps(step, (start, opt), batches, round)
-        return ParamsMessage(tree.sub(start, x)), opt
+        x, opt = _train(objective, broadcast.params, lr, rule, opt, batches, round)
+        return ParamsMessage(tree.sub(broadcast.params, x)), opt
 
     def server(state, mean, round):
         x, opt = state
@@ -162,3 +179,105 @@ def sparseloco(
     plain = diloco(lr, rule=rule, server_lr=server_lr, server_rule=optax.identity())
     values = None if bits is None else bins(bits)
     return compress(plain, chunked_top_k(k, chunk, values=values), feedback=feedback)
+
+
+class LookAhead(NamedTuple):
+    params: Any
+    momentum: Any  # average of the corrected messages
+
+
+def _corrected(
+    change: jax.Array,
+    momentum: jax.Array,
+    threshold: Number,
+    shrink: Number,
+    turn: Number,
+    kappa: Number,
+) -> jax.Array:
+    """One array of a message, closer to the direction of the momentum; see `heloco`."""
+    d, m = widened(change), widened(momentum)
+    size, length = jnp.linalg.norm(d.ravel()), jnp.linalg.norm(m.ravel())
+    unit, ahead = (x / jnp.where(n > 0, n, 1) for x, n in ((d, size), (m, length)))
+    c = jnp.clip(jnp.sum(unit * ahead), -1, 1)
+    share = size / (size + kappa * length + 1e-8)
+    less = jnp.minimum(shrink * -c * share, 0.5)
+    weight = jnp.minimum(turn * (1 - c) * share, 1)
+    mixed = (1 - weight) * unit + weight * ahead
+    turned = size * mixed / jnp.maximum(jnp.linalg.norm(mixed.ravel()), 1e-8)
+    nearer = jnp.where(c < 0, d - less * c * size * ahead, turned)
+    passes = (c >= threshold) | (length == 0)
+    return jnp.where(passes, d, nearer).astype(change.dtype)
+
+
+@recorded
+def heloco(
+    lr: Hyper = 0.0004,
+    *,
+    rule: optax.GradientTransformation = optax.chain(
+        optax.scale_by_adam(), optax.add_decayed_weights(0.1)
+    ),
+    server_lr: Hyper = 0.7,
+    momentum: Hyper = 0.9,
+    weight: Hyper = 1.0,
+    threshold: Number = 0.2,
+    shrink: Number = 0.5,
+    turn: Number = 1.0,
+    kappa: Number = 3.0,
+) -> Algorithm:
+    """HeLoCo: DiLoCo that corrects late messages against the server's momentum.
+
+    Asif et al. 2026, arXiv:2606.00271. Clients start from y = x - server_lr momentum m.
+    For a message d = y - x_i and the server's momentum m, array by array, with their
+    cosine c, the unit vectors u and v, and share = |d| / (|d| + kappa |m|),
+
+        d <- d                                              where c >= threshold,
+        d <- d - min(-shrink c share, 1/2) c |d| v          where c < 0, else
+        d <- |d| z / |z|,    z = (1 - w) u + w v,    w = min(turn (1 - c) share, 1)
+        m <- momentum m + (1 - momentum) weight d
+        x <- x - server_lr (weight d + momentum m)
+
+    It is for `buffered(concurrency, 1, staleness=staleness.constant())`; in synchronous
+    rounds, d is the mean message. The update was checked against two independent codes,
+    one of them by colleagues of an author; of the paper, only its abstract was read.
+
+    Args:
+      rule: Local rule whose state persists at each client, without a learning rate.
+      weight: Factor of messages; with n clients at a time, 1 / sqrt(n) is recommended.
+      threshold: Cosine from which messages pass unchanged; with -1, all do.
+      shrink: How far the part of a message against the momentum is reduced.
+      turn: How far a message is turned to the momentum.
+      kappa: The larger, the less a message is corrected that is small beside the
+        momentum.
+    """
+    for name, rate in {"lr": lr, "server_lr": server_lr, "weight": weight}.items():
+        check_range(name, rate)
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True)
+    check_range("threshold", threshold, -1.0, 1.0, schedules=False)
+    for name, number in {"shrink": shrink, "turn": turn, "kappa": kappa}.items():
+        check_range(name, number, schedules=False)
+
+    def init(params):
+        return LookAhead(params, tree.zeros_like(params))
+
+    def broadcast(state, round):
+        ahead = tree.scale(value_at(momentum, round), state.momentum)
+        start = tree.sub_scaled(state.params, value_at(server_lr, round), ahead)
+        return ParamsMessage(start)
+
+    def client(objective, broadcast, opt, batches, round):
+        start = objective.project(broadcast.params)
+        x, opt = _train(objective, start, lr, rule, opt, batches, round)
+        return ParamsMessage(tree.sub(broadcast.params, x)), opt
+
+    def server(state, mean, round):
+        correct = lambda d, m: _corrected(d, m, threshold, shrink, turn, kappa)
+        g = tree.map(correct, mean.params, state.momentum)
+        g = tree.scale(value_at(weight, round), g)
+        mu = value_at(momentum, round)
+        m = tree.mix(g, mu, state.momentum)
+        step = tree.add_scaled(g, mu, m)
+        eta = value_at(server_lr, round)
+        return LookAhead(tree.sub_scaled(state.params, eta, step), m)
+
+    main = Exchange(broadcast, client, server, local_params=before_change)
+    return Algorithm(init, rule.init, (main,))

@@ -8,6 +8,7 @@ no code with the library.
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -33,7 +34,7 @@ from oracles.fedmuon import (
     local_sgd_align,
     local_soap,
 )
-from oracles.outer import diloco, ef21_muon, muloco, streaming_diloco
+from oracles.outer import diloco, ef21_muon, heloco, muloco, streaming_diloco
 from oracles.problem import Trace, draw_trace, normalise, polar
 from oracles.proximal import fednova, fedprox
 from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
@@ -41,7 +42,8 @@ from oracles.two_sided import fafed, stem
 from traces import farthest, path
 
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.core import numbers_of
+from fedjax_muon.algorithms.diloco import LookAhead
+from fedjax_muon.core import ParamsMessage, Round, numbers_of
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms import by_rank, moonlight, muon, orthogonalize
 
@@ -139,6 +141,7 @@ CASES = {
     "fedmuon_correct_euclidean": Case(fedmuon_correct, UNIT, {"lr": 0.03}),
     "fedmuon_correct_max_norm": Case(fedmuon_correct, SIGN, {"lr": 0.01}),
     "diloco": Case(diloco, {"lr": 0.0004, "decay": 0.1}, {"lr": 0.01}),
+    "heloco": Case(heloco, {"lr": 0.0004}, {"lr": 0.01}),
     "fedcm": Case(guided.fedcm, {"lr": 0.1}),
     "fedavg_m": Case(guided.fedavg_m, {"lr": 0.1}),
     "fedavg_vr": Case(guided.fedavg_vr, {"lr": 0.003}, {"lr": 0.1}),
@@ -376,6 +379,28 @@ def test_schedules_and_options_follow_too(variant):
     name, hyper, oracle = VARIANTS[variant]
     algorithm = ALL[name].function(lr=cosine(jnp), **hyper)
     assert_follows(path(algorithm, X, PARTIAL), oracle(cosine(np)), 1e-10)
+
+
+# messages after their correction against the momentum (1, 0), to four digits
+CORRECTED = {
+    (1, 0): (1, 0),
+    (-1, 0): (-0.875, 0),
+    (0, 1): (0.3162, 0.9487),
+    (-3, 4): (-2.4375, 4),
+    (0, 0): (0, 0),
+}
+
+
+@pytest.mark.parametrize("message", CORRECTED)
+def test_heloco_corrects_what_is_against_the_momentum(message):
+    """Where the server's step is the corrected message alone."""
+    algorithm = ALL["heloco"].function(server_lr=1.0, momentum=0.0)
+    state = LookAhead(jnp.zeros(2), jnp.array([1.0, 0.0]))
+    mean = ParamsMessage(jnp.array(message, float))
+    round = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
+    (main,) = algorithm.exchanges
+    after = main.server(state, mean, round)
+    np.testing.assert_allclose(-after.params, CORRECTED[message], atol=5e-5)
 
 
 def test_weights_by_examples_are_those_of_mcmahan():

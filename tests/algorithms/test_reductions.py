@@ -23,7 +23,7 @@ from oracles.compression import largest
 from oracles.fedlada import fedlada
 from oracles.fedmuon import fedmuon_align as aligned, fedpac_soap
 from oracles.guided import fedavg_m, fedavg_vr, padamfed_vr, scaffold_m, scaffold_vr
-from oracles.outer import ef21_muon, streaming_diloco
+from oracles.outer import ef21_muon, heloco, streaming_diloco
 from oracles.problem import Trace, add, draw_trace, mean, polar, sub, times
 from oracles.scaffold import scaffold_momentum
 from oracles.two_sided import fafed, stem
@@ -195,6 +195,35 @@ def test_sparseloco_that_sends_everything_is_diloco_without_server_momentum():
     assert not any(e.any() for e in jax.tree.leaves(states[-1].client_states.errors))
     got = [s.server.params for s in states]
     assert farthest(got, path(plain, X, PARTIAL)) == 0
+
+
+# ---------------------------------------------------------------------------- HeLoCo
+
+
+def test_options_of_heloco_follow_too():
+    options = {"threshold": 0.9, "shrink": 3.0, "turn": 2.0, "kappa": 0.5}
+    theirs = {"c_ok": 0.9, "k_s": 3.0, "k_d": 2.0, "kappa": 0.5}
+    make = ALL["heloco"].function
+    algorithm = make(lr=cosine, server_lr=0.5, momentum=0.8, weight=0.6, **options)
+    want = heloco(X, PARTIAL, COSINE, outer_lr=0.5, mu=0.8, rho=0.6, **theirs)
+    assert_follows(path(algorithm, X, PARTIAL), want)
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_heloco_that_corrects_nothing_is_a_momentum_that_looks_ahead(momentum):
+    """A first round of one client moves by server_lr (1 + mu (1 - mu)) messages."""
+    algorithm = ALL["heloco"].function(0.02, threshold=-1.0, momentum=momentum)
+    plain = diloco(0.02, **AVERAGING)
+    first = ALONE._replace(rounds=ALONE.rounds[:1])
+    (end,) = path(plain, X, first)
+    factor = 0.7 * (1 + momentum * (1 - momentum))
+    got = path(algorithm, X, first)
+    assert_follows(got, [add(X, times(factor, sub(end, X)))])
+    want = heloco(X, PARTIAL, 0.02, mu=momentum, c_ok=-1.0)
+    assert_follows(path(algorithm, X, PARTIAL), want)
+    if momentum == 0:  # and without a look-ahead it is DiLoCo without momentum
+        plain = diloco(0.02, server_rule=optax.identity())
+        assert farthest(path(plain, X, PARTIAL), want) <= 1e-12
 
 
 # ------------------------------------------------------- error feedback in both ways

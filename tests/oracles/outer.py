@@ -1,5 +1,5 @@
 """Workers with states of their own: DiLoCo and MuLoCo, with Nesterov SGD outside;
-EF21-Muon, whose clients take no steps."""
+HeLoCo, which looks ahead; EF21-Muon, whose clients take no steps."""
 
 from collections.abc import Callable
 
@@ -58,6 +58,56 @@ def diloco(
         delta = mean(outer_gradients)
         u = add(times(outer_momentum, u), delta)
         x = sub(x, times(outer_lr, add(delta, times(outer_momentum, u))))
+        history.append(x)
+    return history
+
+
+def heloco_corrected(d, m, c_ok=0.2, k_s=0.5, k_d=1.0, beta_max=0.5, kappa=3.0):
+    """One array of a message after HeLoCo's correction against the momentum.
+
+    ``c = cos(d, m); conf = |d| / (|d| + kappa |m| + 1e-8)``. From c_ok on, d. Below 0,
+    ``d - beta c |d| m/|m|, beta = min(-k_s c conf, beta_max)``. Else ``|d| N(w), w =
+    (1 - l) d/|d| + l m/|m|, l = min(k_d (1 - c) conf, 1)``.
+    """
+    size, length = np.sqrt(np.sum(d**2)), np.sqrt(np.sum(m**2))
+    if size == 0 or length == 0:
+        return d
+    u, v = d / size, m / length
+    c, conf = np.sum(u * v), size / (size + kappa * length + 1e-8)
+    if c >= c_ok:
+        return d
+    if c < 0:
+        return d - min(-k_s * c * conf, beta_max) * c * size * v
+    share = min(k_d * (1 - c) * conf, 1.0)
+    w = (1 - share) * u + share * v
+    return size * w / max(np.sqrt(np.sum(w**2)), 1e-8)
+
+
+def heloco(x, trace, lr, decay=0.1, outer_lr=0.7, mu=0.9, rho=1.0, **correction):
+    """HeLoCo (arXiv 2606.00271) in synchronous rounds.
+
+    Workers start from the look-ahead point ``y = x - outer_lr mu m``, with DiLoCo's
+    AdamW. ``G = rho corrected(mean(y - x_i), m); m <- mu m + (1 - mu) G;
+    x <- x - outer_lr (G + mu m)``, m = 0 at first.
+    """
+    moments = [Moments(zeros(x), zeros(x), 0) for _ in range(trace.num_clients)]
+    m = zeros(x)
+    history = []
+    for r, (ids, data) in enumerate(trace.rounds):
+        eta = rate(lr, r)
+        y = sub(x, times(outer_lr * mu, m))
+        changes = []
+        for i, batches in zip(ids, data, strict=True):
+            xi = y
+            for batch in batches:
+                g = trace.grad(xi, batch)
+                step, moments[i] = adam(g, moments[i], 0.9, 0.999, 1e-8)
+                xi = sub(times(1 - eta * decay, xi), times(eta, step))
+            changes.append(sub(y, xi))
+        d = each(lambda d, m: heloco_corrected(d, m, **correction), mean(changes), m)
+        G = times(rho, d)
+        m = add(times(mu, m), times(1 - mu, G))
+        x = sub(x, times(outer_lr, add(G, times(mu, m))))
         history.append(x)
     return history
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from oracles.outer import heloco_corrected
 
 import fedjax_muon as fm
 from fedjax_muon import clocks, engine, staleness
@@ -143,6 +144,26 @@ def ringmaster(rate):
     return server
 
 
+def heloco(rate, mu):
+    """Jobs start from look-ahead points, and messages are corrected."""
+    m, points, branches = np.zeros((5, 3)), [np.zeros((5, 3))], set()
+
+    def server(x, buffer):
+        nonlocal m
+        ((client, _, late),) = buffer
+        d = -local_change(points[-1 - late], client)
+        c = np.sum(d * m) / max(np.linalg.norm(d) * np.linalg.norm(m), 1e-30)
+        branches.add("passes" if c >= 0.2 else "shrinks" if c < 0 else "turns")
+        g = 0.5 * heloco_corrected(d, m)
+        m = mu * m + (1 - mu) * g
+        x = x - rate * (g + mu * m)
+        points.append(x - rate * mu * m)
+        assert len(points) < 31 or len(branches) == 3
+        return x
+
+    return server
+
+
 # ------------------------------------------------------------------------ the library
 
 
@@ -200,6 +221,12 @@ CASES = {
         lambda: ringmaster(0.02),
     ),
 }
+
+CASES["HeLoCo"] = (
+    lambda: fm.heloco(lr=LR, rule=optax.identity(), server_lr=0.9, weight=0.5),
+    fm.buffered(6, 1, staleness=constant),
+    lambda: heloco(0.9, 0.9),
+)
 
 
 @pytest.mark.parametrize(
