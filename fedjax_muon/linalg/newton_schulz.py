@@ -27,7 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from fedjax_muon.linalg.products import large_product, prescaled, small_product
+from fedjax_muon.linalg.products import (
+    large_product,
+    outer_product,
+    prescaled,
+    small_product,
+)
 
 Coefficients = tuple[tuple[float, float, float], ...]
 Form = Callable[[Coefficients, np.dtype], tuple[Coefficients, ...]]
@@ -188,8 +193,10 @@ def orthogonalize(
       dtype: Type of the large matrix inside the products; by default, that of `x` but
         at least float32. Accumulators, X X^T and its powers have float32 or better,
         except that with a 16-bit type GPUs compute the powers in TF32, and TPUs in
-        three passes in bfloat16. Powers ignore `jax.default_matmul_precision`, which
-        applies to the products with the large matrix.
+        three passes in bfloat16. So do CPUs that multiply bfloat16, or in one pass in
+        the form `plain`; other CPUs round the large matrix and multiply in float32.
+        Powers ignore `jax.default_matmul_precision`, which applies to the products with
+        the large matrix.
     """
     x = _checked(x)
     compute = jnp.dtype(
@@ -254,7 +261,7 @@ def _newton_schulz(
 ) -> jax.Array:
     is_tall = x.shape[-2] > x.shape[-1]
     wide = prescaled(x.mT if is_tall else x)
-    outer = large_product(wide, wide.mT, dtype)
+    outer = outer_product(wide, dtype)
     scale = normalization(outer)[..., None, None]
     if stages:
         first = _polynomial(outer, stages[0], scale, dtype)
@@ -262,7 +269,7 @@ def _newton_schulz(
     else:
         wide = scale * wide
     for stage in stages[1:]:
-        outer = large_product(wide, wide.mT, dtype)
+        outer = outer_product(wide, dtype)
         wide = large_product(_polynomial(outer, stage, 1.0, dtype), wide, dtype)
     return (wide.mT if is_tall else wide).astype(x.dtype)
 
@@ -273,7 +280,7 @@ def _polynomial(
     """Q such that Q X is X after the steps of `stage` on `scale` X; outer = X X^T."""
     n = outer.shape[-1]
     identity = jnp.eye(n, dtype=outer.dtype).reshape((1,) * (outer.ndim - 2) + (n, n))
-    product = functools.partial(small_product, dtype=dtype)
+    product = functools.partial(small_product, dtype=dtype, once=len(stage) == 1)
     factors: list[jax.Array] = []
     for a, b, c in stage:
         if factors:

@@ -4,12 +4,14 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import jaxprs
 import numpy as np
 import optax.contrib._muon as optax_muon
 import pytest
 import scipy.linalg
 import scipy.optimize
 
+from fedjax_muon.linalg import products as linalg_products
 from fedjax_muon.linalg.lmo import euclidean, max_norm, spectral
 from fedjax_muon.linalg.newton_schulz import (
     CUBIC,
@@ -25,6 +27,7 @@ from fedjax_muon.linalg.newton_schulz import (
     rows,
     schatten8,
 )
+from fedjax_muon.linalg.products import multiplies_bfloat16
 
 
 def gaussian(shape, seed=0):
@@ -164,6 +167,50 @@ def test_small_matrices_of_the_gram_form_are_never_rounded_to_sixteen_bits():
     x = with_spectrum(np.logspace(0, -8, 64), 256).astype(np.float32)
     found = orthogonalize(x, coefficients=POLAR_EXPRESS, dtype=jnp.bfloat16, form=gram)
     assert np.linalg.norm(found, 2) < 1.4
+
+
+@pytest.fixture
+def processor(request, monkeypatch):
+    """A CPU with products of bfloat16 numbers, or without them."""
+    jax.clear_caches()
+    monkeypatch.setattr(linalg_products, "multiplies_bfloat16", lambda: request.param)
+    yield request.param
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("processor", [True, False], indirect=True)
+def test_products_in_bfloat16_on_cpus(processor):
+    """Real ones where the processor has them: with three passes for small matrices of a
+    longer stage, and one otherwise. Results differ by rounding."""
+    x = jnp.asarray(gaussian((16, 40)), jnp.float32)
+    for form, fast in ((plain, 15), (gram, 2 * 3 + 1 + 3 * 10)):
+        run = functools.partial(orthogonalize, dtype=jnp.bfloat16, form=form)
+        found = jaxprs.products(jax.make_jaxpr(run)(x).jaxpr, "cpu")
+        types = [equation.invars[0].aval.dtype for equation in found]
+        assert types.count(jnp.bfloat16) == (fast if processor else 0)
+        assert len(types) == (fast if processor else {plain: 15, gram: 17}[form])
+        assert relative(run(x), orthogonalize(x, form=form)) < 0.05
+        for turned in (x.T, x.T[None], jnp.stack([x, 2 * x])):
+            again = jax.jit(lambda x, run=run: run(x.mT).mT)(turned)
+            assert again.shape == turned.shape
+            np.testing.assert_allclose(again, run(turned), rtol=0, atol=0.02)
+
+
+def test_features_of_processors(tmp_path):
+    """The first row of flags; no file, as on macOS, or no such row, as on Arm."""
+    path = tmp_path / "cpuinfo"
+    assert not multiplies_bfloat16(path)
+    for number, (row, expected) in enumerate(
+        {
+            "flags\t\t: fpu avx512_bf16 amx_tile": True,
+            "flags : fpu amx_bf16": True,
+            "flags : fpu avx512f avx_vnni": False,
+            "Features : fp asimd bf16": False,
+        }.items()
+    ):
+        path = tmp_path / str(number)
+        path.write_text(f"processor : 0\n{row}\nbugs :\n")
+        assert multiplies_bfloat16(path) is expected
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

@@ -152,7 +152,7 @@ def one_stage(schedule, dtype):
     ],
 )
 def test_number_of_matrix_products(options, expected):
-    assert products(jnp.ones((16, 40)), **options) == expected
+    assert products(jnp.ones((16, 40)), "tpu", **options) == expected
 
 
 # All products but those with a large matrix on either side: 2 a stage.
