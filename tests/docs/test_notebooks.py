@@ -27,7 +27,8 @@ SHORT = {
     "private_graph": "ROUNDS, WORLDS = 5, 20",
     "paper_figure": "ROUNDS, SEEDS = 5, (0, 1)",
     # offline, without the package of the plays
-    "verse": 'ROUNDS, TEXT = 2, {"a": 50 * "To be, or not to be: that is the "}',
+    "verse": "ROUNDS, SHAPE, TEXT = 2, (8, 1, 1), "
+    '{"a": 50 * "To be, or not to be: that is the "}',
 }
 NAMES = build.NAMES
 LARGEST = 400_000  # bytes of a notebook
