@@ -243,7 +243,8 @@ def heloco(
     Args:
       rule: Local rule whose state persists at each client, without a learning rate.
       weight: Factor of messages; with n clients at a time, 1 / sqrt(n) is recommended.
-      threshold: Cosine from which messages pass unchanged; with -1, all do.
+      threshold: Cosine from which messages pass unchanged, in [0, 1]. With 0, and
+        `shrink=0`, all do.
       shrink: How far the part of a message against the momentum is reduced.
       turn: How far a message is turned to the momentum.
       kappa: The larger, the less a message is corrected that is small beside the
@@ -252,7 +253,7 @@ def heloco(
     for name, rate in {"lr": lr, "server_lr": server_lr, "weight": weight}.items():
         check_range(name, rate)
     check_range("momentum", momentum, 0.0, 1.0, open_high=True)
-    check_range("threshold", threshold, -1.0, 1.0, schedules=False)
+    check_range("threshold", threshold, 0.0, 1.0, schedules=False)
     for name, number in {"shrink": shrink, "turn": turn, "kappa": kappa}.items():
         check_range(name, number, schedules=False)
 

@@ -212,7 +212,8 @@ def test_options_of_heloco_follow_too():
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_heloco_that_corrects_nothing_is_a_momentum_that_looks_ahead(momentum):
     """A first round of one client moves by server_lr (1 + mu (1 - mu)) messages."""
-    algorithm = ALL["heloco"].function(0.02, threshold=-1.0, momentum=momentum)
+    off = {"threshold": 0.0, "shrink": 0.0}
+    algorithm = ALL["heloco"].function(0.02, momentum=momentum, **off)
     plain = diloco(0.02, **AVERAGING)
     first = ALONE._replace(rounds=ALONE.rounds[:1])
     (end,) = path(plain, X, first)

@@ -37,7 +37,7 @@ KEY = jax.random.key(0)
 METHODS = {**fm.algorithms.ALL, **fm.minimax.ALL, **GOSSIP}
 # numbers that may be larger than 1; all others are shares
 LARGE = {"lr", "server_lr", "decay", "eps", "mu", "alpha", "scale", "floor", "high"}
-LARGE |= {"clip_norm", "pull", "sigma"}
+LARGE |= {"clip_norm", "pull", "sigma", "weight", "shrink", "turn", "kappa"}
 NO_SHARES = {("fedadamw", "align")}
 
 
