@@ -166,7 +166,8 @@ def _exchange(
     def prepare(state, round):
         key = jax.random.fold_in(round.key, streams.ADAPTERS)
         renew = lambda state: _drawn(state, scale, key)
-        return jax.lax.cond(fresh(round.index), renew, lambda state: state, state)
+        with jax.default_matmul_precision("highest"):
+            return jax.lax.cond(fresh(round.index), renew, lambda state: state, state)
 
     def nbytes(spaces, rest):
         """Of matrices and sketches or bases, which are seeds unless they turn."""
@@ -223,7 +224,8 @@ def _exchange(
         if turned is None:
             return after
         turn = lambda state: turned(state, sketches)
-        return jax.lax.cond(probing(round.index), turn, lambda state: state, after)
+        with jax.default_matmul_precision("highest"):
+            return jax.lax.cond(probing(round.index), turn, lambda state: state, after)
 
     main = Exchange(broadcast, client, server, prepare=prepare)
     return Algorithm(init, no_client_state, (main,))

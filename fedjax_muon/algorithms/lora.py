@@ -185,9 +185,10 @@ def _exchange(
             )
         merge, shares = average.merge, mean.shares
         of_all = lambda node, pairs: merge(node, pairs["a"], pairs["b"], shares)
-        average_of = lambda _, x: jnp.tensordot(shares.astype(x.dtype), x, 1)
         sent = mean.messages.params.value
-        return State(map_adapters(of_all, state.params, sent, rest=average_of))
+        with jax.default_matmul_precision("highest"):
+            average_of = lambda _, x: _mean(x, shares)
+            return State(map_adapters(of_all, state.params, sent, rest=average_of))
 
     main = Exchange(broadcast, client, server, gather=gather)
     keep = init_client if average.own else no_client_state
@@ -199,6 +200,10 @@ def _where(choice: Any, new: jax.Array, old: jax.Array) -> jax.Array:
     if isinstance(choice, bool):
         return new if choice else old
     return jnp.where(choice, new, old)
+
+
+def _mean(x: jax.Array, shares: jax.Array) -> jax.Array:
+    return jax.vmap(jnp.multiply)(shares.astype(x.dtype), x).sum(0)
 
 
 def _summed(a: jax.Array, b: jax.Array, shares: jax.Array) -> jax.Array:
@@ -291,9 +296,8 @@ def fedex_lora(
     check_range("scale", scale, open_low=True, schedules=False)
 
     def merge(node, a, b, shares):
-        mean = lambda x: jnp.tensordot(shares.astype(x.dtype), x, 1)
         da, db = a - node["a"][None], b - node["b"][None]
-        mean_a, mean_b = mean(da), mean(db)
+        mean_a, mean_b = _mean(da, shares), _mean(db, shares)
         error = _summed(da - mean_a[None], db - mean_b[None], shares)
         moved = {"a": node["a"] + mean_a, "b": node["b"] + mean_b}
         return {**moved, "kernel": tree.add_scaled(node["kernel"], scale, error)}

@@ -206,7 +206,9 @@ def _together(
     if exchange.gather:
         kept = Gathered(jax.vmap(unravel)(rows.values), rows.weight)
         return (kept, rows.weight.sum()), received
-    total = jnp.tensordot(rows.weight.astype(values.dtype), rows.values, 1)
+    weights = rows.weight.astype(values.dtype)
+    # not in the lower precision that accelerators have by default
+    total = jnp.tensordot(weights, rows.values, 1, precision="highest")
     return (unravel(total), rows.weight.sum()), received
 
 

@@ -28,6 +28,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from fedjax_muon.linalg.products import (
+    has_fast_products,
     large_product,
     outer_product,
     prescaled,
@@ -192,11 +193,11 @@ def orthogonalize(
         X X^T to a factor r <= 1 / ||X||_2, where the largest entry of X is about 1.
       dtype: Type of the large matrix inside the products; by default, that of `x` but
         at least float32. Accumulators, X X^T and its powers have float32 or better,
-        except that with a 16-bit type GPUs compute the powers in TF32, and TPUs in
-        three passes in bfloat16. So do CPUs that multiply bfloat16, or in one pass in
-        the form `plain`; other CPUs round the large matrix and multiply in float32.
-        Powers ignore `jax.default_matmul_precision`, which applies to the products with
-        the large matrix.
+        except that with a 16-bit type GPUs compute the powers in TF32, TPUs in three
+        passes in bfloat16, and CPUs that multiply bfloat16 do so in stages of one step.
+        Other CPUs round the large matrix and multiply in float32. Powers ignore
+        `jax.default_matmul_precision`, which applies to the products with the large
+        matrix.
     """
     x = _checked(x)
     compute = jnp.dtype(
@@ -214,10 +215,13 @@ def orthogonalize(
 
     if form is not None:
         return run(form, x)
-    if long <= 1.5 * short or jnp.finfo(compute).bits < 32:
+    if long <= 1.5 * short:
         return run(plain, x)
     run_gram, run_plain = (functools.partial(run, one) for one in (gram, plain))
-    return jax.lax.platform_dependent(x, cpu=run_gram, default=run_plain)
+    on_cpu = run_gram
+    if jnp.finfo(compute).bits < 32 and not has_fast_products(compute):
+        on_cpu = run_plain
+    return jax.lax.platform_dependent(x, cpu=on_cpu, default=run_plain)
 
 
 def polar(x: ArrayLike) -> jax.Array:

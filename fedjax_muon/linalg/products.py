@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 # Features of x86 processors that multiply numbers in bfloat16, which XLA uses for
 # products with results in float32.
 BFLOAT16 = {"amx_bf16", "avx512_bf16"}
+SPLIT = 512  # rows from which CPUs compute symmetric products by halves
 
 
 @functools.cache
@@ -24,6 +26,11 @@ def multiplies_bfloat16(features: Path = Path("/proc/cpuinfo")) -> bool:
     except OSError:  # of systems without this file
         return False
     return flags is not None and not BFLOAT16.isdisjoint(flags[1].split())
+
+
+def has_fast_products(dtype: np.dtype) -> bool:
+    """Whether this machine's CPU multiplies 16-bit numbers faster than float32."""
+    return dtype == jnp.bfloat16 and multiplies_bfloat16()
 
 
 def prescaled(x: jax.Array) -> jax.Array:
@@ -58,7 +65,25 @@ def large_product(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
 
 def outer_product(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """Computes X X^T, at least in float32, of matrices with the long side last."""
-    return _product(x, x, dtype, -1)
+    product = functools.partial(_product, dtype=dtype, axis=-1)
+    if x.shape[-2] < SPLIT or jnp.finfo(dtype).bits < 32:
+        return product(x, x)
+    halves = functools.partial(_by_halves, product)
+    return jax.lax.platform_dependent(x, x, cpu=halves, default=product)
+
+
+def _by_halves(
+    product: Callable[[jax.Array, jax.Array], jax.Array], a: jax.Array, b: jax.Array
+) -> jax.Array:
+    """A B^T, which is symmetric, from three of its four blocks."""
+    half = a.shape[-2] // 2
+    if 2 * half < SPLIT:
+        return product(a, b)
+    (a, lower_a), (b, lower_b) = (jnp.split(x, [half], axis=-2) for x in (a, b))
+    first, last = _by_halves(product, a, b), _by_halves(product, lower_a, lower_b)
+    corner = product(a, lower_b)
+    rows = [[first, corner], [corner.mT, last]]
+    return jnp.concatenate([jnp.concatenate(row, -1) for row in rows], -2)
 
 
 def _product(a: jax.Array, b: jax.Array, dtype: np.dtype, axis: int) -> jax.Array:
@@ -91,45 +116,35 @@ def _product(a: jax.Array, b: jax.Array, dtype: np.dtype, axis: int) -> jax.Arra
 
     if dtype == accumulator:
         return product(a, b)
-    is_fast = dtype == jnp.bfloat16 and multiplies_bfloat16()
-    on_cpu = product_apart if is_fast else product_of_rounded
+    on_cpu = product_apart if has_fast_products(dtype) else product_of_rounded
     return jax.lax.platform_dependent(a, b, cpu=on_cpu, default=product)
 
 
 def small_product(
     a: jax.Array, b: jax.Array, dtype: np.dtype, *, once: bool = False
 ) -> jax.Array:
-    """Multiplies matrices on the short side, at least as precisely as `dtype`.
+    """Multiplies powers of X X^T, at least as precisely as `dtype`.
+
+    They are symmetric, and so are their products.
 
     By default, TPUs would round the factors to bfloat16 and GPUs to TF32, which is too
     coarse for several steps in a row in float32. A large matrix in 16 bits is no finer
-    than TF32, or three passes in bfloat16. So GPUs use the first for it, and TPUs and
-    CPUs that multiply bfloat16 the second. On an H100, TF32 is three to six times as
-    fast as float32.
+    than TF32, or three passes in bfloat16. So GPUs use the first for it, and TPUs the
+    second. On an H100, TF32 is three to six times as fast as float32. On CPUs, three
+    passes are no faster than float32.
 
     Args:
-      once: Whether no other product of small matrices is in the stage. Then one pass is
-        enough on CPUs.
+      once: Whether no other product of small matrices is in the stage. Then CPUs that
+        multiply bfloat16 round the factors.
     """
     coarse = jnp.finfo(dtype).bits < 32
     precision = jax.lax.Precision.HIGH if coarse else jax.lax.Precision.HIGHEST
     product = functools.partial(jnp.matmul, precision=precision)
-    if dtype != jnp.bfloat16 or not multiplies_bfloat16():
+    if once and has_fast_products(dtype):
+        on_cpu = functools.partial(large_product, dtype=dtype)
+    elif a.shape[-1] >= SPLIT:
+        turned = lambda a, b: product(a, b.mT)
+        on_cpu = functools.partial(_by_halves, turned)
+    else:
         return product(a, b)
-    passes = large_product if once else _three_passes
-    return jax.lax.platform_dependent(
-        a, b, cpu=functools.partial(passes, dtype=dtype), default=product
-    )
-
-
-def _three_passes(a: jax.Array, b: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The product of float32 matrices as those of their parts in 16 bits."""
-
-    def split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        info = jnp.finfo(dtype)
-        high = jax.lax.reduce_precision(x, info.nexp, info.nmant)
-        return high, x - high
-
-    multiply = functools.partial(large_product, dtype=dtype)
-    (a, a_low), (b, b_low) = split(a), split(b)
-    return multiply(a, b) + (multiply(a, b_low) + multiply(a_low, b))
+    return jax.lax.platform_dependent(a, b, cpu=on_cpu, default=product)

@@ -180,20 +180,43 @@ def processor(request, monkeypatch):
 
 @pytest.mark.parametrize("processor", [True, False], indirect=True)
 def test_products_in_bfloat16_on_cpus(processor):
-    """Real ones where the processor has them: with three passes for small matrices of a
-    longer stage, and one otherwise. Results differ by rounding."""
+    """Real ones where the processor has them, but for powers in longer stages. Results
+    differ by rounding."""
     x = jnp.asarray(gaussian((16, 40)), jnp.float32)
-    for form, fast in ((plain, 15), (gram, 2 * 3 + 1 + 3 * 10)):
+    for form, fast, every in ((plain, 15, 15), (gram, 2 * 3 + 1, 17)):
         run = functools.partial(orthogonalize, dtype=jnp.bfloat16, form=form)
         found = jaxprs.products(jax.make_jaxpr(run)(x).jaxpr, "cpu")
         types = [equation.invars[0].aval.dtype for equation in found]
         assert types.count(jnp.bfloat16) == (fast if processor else 0)
-        assert len(types) == (fast if processor else {plain: 15, gram: 17}[form])
+        assert len(types) == every
         assert relative(run(x), orthogonalize(x, form=form)) < 0.05
+        if form is (gram if processor else plain):  # the default
+            given = orthogonalize(x, dtype=jnp.bfloat16)
+            np.testing.assert_array_equal(given, run(x))
         for turned in (x.T, x.T[None], jnp.stack([x, 2 * x])):
             again = jax.jit(lambda x, run=run: run(x.mT).mT)(turned)
             assert again.shape == turned.shape
             np.testing.assert_allclose(again, run(turned), rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("shape", "form"),
+    [((513, 515), plain), ((1024, 1030), gram), ((2, 512, 512), None)],
+)
+def test_symmetric_products_by_halves(shape, form):
+    """From 512 rows on, on CPUs, whose corner is computed once at every level."""
+    run = functools.partial(orthogonalize, steps=2, form=form)
+    traced = jax.make_jaxpr(run)(jnp.ones(shape)).jaxpr
+    count = {
+        platform: len(jaxprs.products(traced, platform)) for platform in ("cpu", "tpu")
+    }
+    blocks, symmetric, other = {513: (3, 4, 2), 1024: (7, 6, 1), 2: (3, 4, 2)}[shape[0]]
+    assert count == {"cpu": blocks * symmetric + other, "tpu": symmetric + other}
+    with jax.enable_x64(True):
+        x = gaussian(shape)
+        found = np.asarray(run(jnp.asarray(x)))
+        whole = np.asarray(exact(x[0] if x.ndim > 2 else x, rows(JORDAN, 2), 2))
+        np.testing.assert_allclose(found[0] if x.ndim > 2 else found, whole, atol=1e-12)
 
 
 def test_features_of_processors(tmp_path):
