@@ -1,8 +1,9 @@
 """Five Newton-Schulz steps, compared with optax and with the machine's product rate.
 
-Single matrices are orthogonalized in float32 with Jordan's coefficients, in one process
-and in turns. Then all matrices of a large model are; their time is compared with that
-of as many operations at the rate of large matrix products on this machine.
+Single matrices are orthogonalized in float32 with Jordan's coefficients, and with
+products in bfloat16, in one process and in turns. Then all matrices of a large model
+are; their time is compared with that of as many operations at the rate of large matrix
+products on this machine.
 """
 
 import functools
@@ -25,7 +26,8 @@ from benchmarks.workloads import WORKLOADS
 from fedjax_muon import transforms
 from fedjax_muon.linalg.newton_schulz import JORDAN, gram, orthogonalize, plain
 
-SHAPES = ((512, 4608), (4096, 300), (512, 512), (1024, 1024))
+SHAPES = ((784, 200), (512, 4608), (4096, 300), (512, 512), (1024, 1024))
+HALF = "fedjax_muon, bfloat16"
 STEPS = 5
 MODELS = ("cifar100_resnet18", "cifar100_vit_tiny")
 
@@ -72,11 +74,13 @@ def in_turns(
 
 def _shapes(repeats: int) -> Iterator[dict[str, Any]]:
     coefficients = jnp.asarray(JORDAN[0])
-    ours = jax.jit(lambda x: orthogonalize(x, coefficients=JORDAN, steps=STEPS))
+    given = functools.partial(orthogonalize, coefficients=JORDAN, steps=STEPS)
+    ours, half = jax.jit(given), jax.jit(functools.partial(given, dtype=jnp.bfloat16))
     theirs = jax.jit(lambda x: orthogonalize_via_newton_schulz(x, coefficients, STEPS))
     for shape in SHAPES:
         x = jax.random.normal(jax.random.key(0), shape)
-        calls = {"fedjax_muon": lambda x=x: ours(x), "optax": lambda x=x: theirs(x)}
+        every = {"fedjax_muon": ours, HALF: half, "optax": theirs}
+        calls = {name: functools.partial(call, x) for name, call in every.items()}
         times = in_turns(calls, repeats)
         difference = float(jnp.max(jnp.abs(ours(x) - theirs(x))))
         for name, spent in times.items():
