@@ -123,8 +123,7 @@ def _exchange(
         return State(params)
 
     def init_client(params):
-        own = _only(average.own, _factors(params), rest=lambda leaf: None)
-        return Personal((), own)
+        return Personal((), _only(average.own, params, rest=lambda leaf: None))
 
     def broadcast(state, round):
         nbytes = _nbytes(state.params, average.down, average)
@@ -150,7 +149,7 @@ def _exchange(
     def client(objective, broadcast, before, batches, round):
         whole = broadcast.params.value
         if average.own:
-            whole = _put(whole, merged(_factors(whole), before.params))
+            whole = merged(whole, before.params)
         start, moving = begin(whole, round), average.moving(round.index)
 
         def moved(new, old):
@@ -165,10 +164,9 @@ def _exchange(
             return (map_adapters(moved, new, x, rest=lambda new, _: new), opt), ()
 
         (x, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
-        own = _only(average.own, x, rest=lambda leaf: None)
         sent = _only(average.up, x if gather else tree.sub(x, start))
         nbytes = _nbytes(whole, average.up, average)
-        after = Personal((), own) if average.own else before
+        after = init_client(_put(whole, x)) if average.own else before
         return ParamsMessage(Reconstructed(sent, nbytes)), after
 
     def server(state, mean, round):
@@ -192,7 +190,8 @@ def _exchange(
 
     main = Exchange(broadcast, client, server, gather=gather)
     keep = init_client if average.own else no_client_state
-    return Algorithm(init, keep, (main,))
+    spec = None if average.ranks is None else (len(average.ranks), None)
+    return Algorithm(init, keep, (main,), cohort_spec=spec)
 
 
 def _where(choice: Any, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -235,8 +234,8 @@ def ffa_lora(
 ) -> Algorithm:
     """FFA-LoRA: the factor a stays at its common start, which is never sent.
 
-    The mean of the products is exact. So is private training's: noise in two factors
-    would be multiplied.
+    The mean of the products is exact. With client-level privacy there is noise in b
+    only; noise in both factors would be multiplied.
 
     Args:
       rule: Local rule, reset every round, without a learning rate.

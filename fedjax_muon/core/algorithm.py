@@ -125,8 +125,9 @@ class Algorithm(NamedTuple):
     uniform_weights: bool = False
     # whether it is defined for full participation only
     full_participation: bool = False
-    # (N, S) that it was built for, if it divides by them itself
-    cohort_spec: tuple[int, int] | None = None
+    # (N, S) that it was built for, if it divides by them itself or has numbers of each
+    # client; S is None for any
+    cohort_spec: tuple[int, int | None] | None = None
     # the function and arguments that it was made from, see `core.recipe`
     recipe: Any = None
 

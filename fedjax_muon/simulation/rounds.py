@@ -111,10 +111,12 @@ def check_setup(setup: Setup) -> None:
             "this algorithm is defined for full participation only; use a cohort of "
             f"all {number} clients and no dropout"
         )
-    if algorithm.cohort_spec not in (None, (number, cohort.size)):
+    clients, size = algorithm.cohort_spec or (number, cohort.size)
+    built_for = clients, cohort.size if size is None else size
+    if built_for != (number, cohort.size):
         raise ValueError(
-            "this algorithm was made for (clients, cohort) "
-            f"{algorithm.cohort_spec}, got {(number, cohort.size)}"
+            f"this algorithm was made for (clients, cohort) {built_for}, got "
+            f"{(number, cohort.size)}"
         )
     engine.check_stacks(algorithm, number, cohort.size)  # may raise
     if algorithm.uniform_weights and setup.weighting is not uniform:

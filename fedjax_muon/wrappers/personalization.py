@@ -66,7 +66,7 @@ def params_of_clients(params: Params, client_states: Any) -> Params | None:
     is_personal = lambda node: isinstance(node, Personal)
     nodes = jax.tree.leaves(client_states, is_leaf=is_personal)
     found = [node.params for node in nodes if is_personal(node)]
-    if not found:
+    if not jax.tree.leaves(found):
         return None
     number = len(jax.tree.leaves(found[0])[0])
     stacked = jax.tree.map(lambda x: jax.numpy.stack([x] * number), params)

@@ -227,6 +227,30 @@ def test_adapters_without_their_kernels_are_refused(make):
         make().init(task.init(KEY))
 
 
+def test_there_is_a_rank_for_every_client():
+    task, _ = adapters_of()
+    given = {"cohort": 1, "local_steps": 2, "batch_size": 3}
+    with pytest.raises(ValueError, match=r"\(clients, cohort\) \(3, 1\), got \(2, 1\)"):
+        fm.federate(fm.flexlora(ranks=(1, 2, 1)), task, BINARY, PARTS, **given)
+
+
+def test_clients_are_evaluated_with_the_factors_that_they_keep():
+    """Also of tasks with kernels. A client that never took part has the first b."""
+    for folded in (False, True):
+        task, _ = adapters_of(folded=folded)
+        sizes = {"cohort": 1, "local_steps": 20, "batch_size": 6}
+        tests = {"test_parts": [np.arange(12)] * 2}
+        run = fm.federate(fm.fedsa_lora(lr=0.5), task, BINARY, PARTS, **sizes, **tests)
+        state, _ = run.train_rounds(run.init(KEY), 1)
+        kept = state.training.client_states.params["adapters"]["Dense_0"]
+        assert kept["a"] is None
+        moved = np.any(kept["b"], axis=(1, 2))
+        assert sorted(moved) == [False, True]  # the other one was not there
+        trained, shared = run.client_accuracies(state)[np.argsort(~moved)]
+        assert float(run.evaluate(state)["test_accuracy"]) == pytest.approx(shared)
+        assert trained != shared
+
+
 MOVERS = [fm.fedex_lora, fm.flora, partial(fm.fedsubmuon, refresh=2)]
 MOVERS += [partial(fm.fedsubmuon_gt, refresh=2)]
 
