@@ -126,6 +126,21 @@ def _drawn(state: State, scale: Number, key: jax.Array) -> State:
     return State(_in(tuple(spaces), _folded(state.params, scale)), tuple(spaces))
 
 
+def _check(params: Any) -> None:
+    for node in _adapters(params):
+        (fan_in, rank), fan_out = node["a"].shape, node["b"].shape[1]
+        if "kernel" not in node:
+            raise ValueError(
+                "the server moves the kernels of layers with adapters, which are "
+                "missing: give lora_classification(..., folded=True)"
+            )
+        if rank > min(fan_in, fan_out):
+            raise ValueError(
+                f"a subspace of rank {rank} does not fit a kernel of {fan_in} x "
+                f"{fan_out}; lower rank"
+            )
+
+
 def _exchange(
     lr: Hyper,
     rule: optax.GradientTransformation,
@@ -146,18 +161,7 @@ def _exchange(
     probing = lambda index: (index > 0) & (index % (probe or 1) == 0)
 
     def init(params):
-        for node in _adapters(params):
-            (fan_in, rank), fan_out = node["a"].shape, node["b"].shape[1]
-            if "kernel" not in node:
-                raise ValueError(
-                    "the server moves the kernels of layers with adapters, which are "
-                    "missing: give lora_classification(..., folded=True)"
-                )
-            if rank > min(fan_in, fan_out):
-                raise ValueError(
-                    f"a subspace of rank {rank} does not fit a kernel of {fan_in} x "
-                    f"{fan_out}; lower rank"
-                )
+        _check(params)
         params = _folded(params, scale)
         square = lambda a: jnp.zeros((a.shape[1], a.shape[1]), a.dtype)
         sides = [(node["a"], node["b"]) for node in _adapters(params)]

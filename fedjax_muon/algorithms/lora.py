@@ -22,6 +22,7 @@ The last three need the messages of all clients, and not their mean. A client th
 absent lacks the changes of W, so the kernels count as broadcast in every round.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from fedjax_muon.core import (
     Number,
     ParamsMessage,
     Reconstructed,
+    Round,
     check_count,
     check_range,
     descend,
@@ -104,6 +106,33 @@ def _nbytes(params: Any, parts: Mapping[str, float], average: Average) -> float:
     return sum(jax.tree.leaves(map_adapters(of_adapter, params, rest=tree.nbytes)))
 
 
+def _begun(average: Average, params: Any, round: Round) -> Any:
+    """The factors that a client begins with, and the parameters beside them."""
+    keys = jax.random.fold_in(round.key, streams.ADAPTERS)
+    number = itertools.count()
+
+    def of_pair(node: Adapter) -> Adapter:
+        a, b = node["a"], node["b"]
+        if average.renewed:
+            key = jax.random.fold_in(keys, next(number))
+            a, b = draw_a(key, a.shape, a.dtype), jnp.zeros_like(b)
+        if average.ranks is not None:  # rules leave columns without gradients at 0
+            rank = jnp.asarray(average.ranks, jnp.int32)[round.client]
+            there = jnp.arange(a.shape[-1]) < rank
+            a, b = jnp.where(there, a, 0), jnp.where(there[:, None], b, 0)
+        return {"a": a, "b": b}
+
+    return map_adapters(of_pair, params)
+
+
+def _check_kernels(node: Adapter) -> None:
+    if "kernel" not in node:
+        raise ValueError(
+            "the server moves the kernels of layers with adapters, which are missing: "
+            "give lora_classification(..., folded=True)"
+        )
+
+
 def _exchange(
     lr: Hyper, rule: optax.GradientTransformation, average: Average
 ) -> Algorithm:
@@ -112,14 +141,8 @@ def _exchange(
     gather = average.merge is not None
 
     def init(params):
-        def check(node):
-            if "kernel" in average.down and "kernel" not in node:
-                raise ValueError(
-                    "the server moves the kernels of layers with adapters, which are "
-                    "missing: give lora_classification(..., folded=True)"
-                )
-
-        map_adapters(check, params)
+        if "kernel" in average.down:
+            map_adapters(_check_kernels, params)
         return State(params)
 
     def init_client(params):
@@ -129,28 +152,11 @@ def _exchange(
         nbytes = _nbytes(state.params, average.down, average)
         return ParamsMessage(Reconstructed(state.params, nbytes))
 
-    def begin(params, round):
-        keys = jax.random.fold_in(round.key, streams.ADAPTERS)
-        count = iter(range(len(jax.tree.leaves(params))))
-
-        def of_pair(node):
-            a, b = node["a"], node["b"]
-            if average.renewed:
-                key = jax.random.fold_in(keys, next(count))
-                a, b = draw_a(key, a.shape, a.dtype), jnp.zeros_like(b)
-            if average.ranks is not None:  # rules leave columns without gradients at 0
-                rank = jnp.asarray(average.ranks, jnp.int32)[round.client]
-                there = jnp.arange(a.shape[-1]) < rank
-                a, b = jnp.where(there, a, 0), jnp.where(there[:, None], b, 0)
-            return {"a": a, "b": b}
-
-        return map_adapters(of_pair, params)
-
     def client(objective, broadcast, before, batches, round):
         whole = broadcast.params.value
         if average.own:
             whole = merged(whole, before.params)
-        start, moving = begin(whole, round), average.moving(round.index)
+        start, moving = _begun(average, whole, round), average.moving(round.index)
 
         def moved(new, old):
             return {k: _where(moving.get(k, False), new[k], old[k]) for k in new}
