@@ -331,7 +331,7 @@ def fedsubmuon_gt(
       rule: Local rule of X, reset every round, by default Muon with `momentum`.
     """
     check_count("refresh", refresh)
-    check_range("step", step, schedules=False)
+    check_range("step", step, 0.0, 1.0, schedules=False)
 
     def turned(state, sketches):
         moved, kernels = [], []

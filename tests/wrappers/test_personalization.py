@@ -30,6 +30,15 @@ WITHOUT |= {
     "ef21_muon",
     "sparseloco",
     "streaming_diloco",
+    "fedit",
+    "ffa_lora",
+    "rolora",
+    "fedsa_lora",
+    "fedex_lora",
+    "flora",
+    "flexlora",
+    "fedsubmuon",
+    "fedsubmuon_gt",
 }
 
 
