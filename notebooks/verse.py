@@ -146,5 +146,5 @@ for name, (params, _) in trained.items():
 # - **The learning rates**: these were good in a short trial. Tune every method before
 #   you compare, as in [sweeps](sweeps.ipynb). One seed is an example, not a comparison.
 #
-# For tokenizers, schedules and published weights, see *Language models* in the guides of
-# the documentation.
+# For tokenizers, schedules and published weights, see *Language models* in the
+# guides of the documentation.
