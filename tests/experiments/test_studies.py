@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jaxprs import products
 
-from experiments.studies import client_privacy, minimax_tails
+from experiments.studies import client_privacy, minimax_tails, precision
 from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
 from experiments.studies.newton_schulz_steps import flops
 from fedjax_muon import engine
@@ -50,7 +50,24 @@ def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
         assert min(rates) < tuned.lr < max(rates)
 
 
-# ------------------------------------------------------- Newton-Schulz steps
+# ------------------------------------------------------- Newton-Schulz
+
+
+def test_precision_is_the_table_of_its_runs(tmp_path, monkeypatch):
+    place = Path(__file__).parents[2] / "results"
+    table = precision.table(place / "precision")
+    assert "\n".join(table) in (place / "precision.md").read_text()
+    short = precision.TRACKS["digits"]._replace(rounds=2)
+    monkeypatch.setitem(precision.TRACKS, "digits", short)
+    monkeypatch.setattr(precision, "SEEDS", (0, 1))
+    precision.main("digits", output=tmp_path / "precision")
+    rows = precision.read(tmp_path / "precision" / "digits.jsonl")
+    points = [(row["method"], row["dtype"], row["seed"]) for row in rows]
+    every = itertools.product(precision.METHODS, precision.DTYPES, (0, 1))
+    assert points == list(every)
+    scores = [row["score"] for row in rows]
+    assert len(set(scores[:4])) > 2
+    assert (tmp_path / "precision.md").read_text().count("| Handwritten") == 2
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (40, 6)])
