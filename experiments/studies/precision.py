@@ -92,8 +92,8 @@ def main(
         "# Newton-Schulz in bfloat16\n",
         "Test accuracy on tracks of the board, in percent: mean ± 95% interval over "
         f"{len(SEEDS)} seeds. Differences are taken seed by seed. Parameters and "
-        "momenta are float32. `python -m experiments.studies.precision TRACK` with "
-        f"{how} on {about['cpu']}, jax {about['jax']}.\n",
+        "momenta are float32. `python -m experiments.studies.precision digits`, and "
+        f"`fashion`, with {how} on {about['cpu']}, jax {about['jax']}.\n",
         *table(output),
     ]
     output.with_suffix(".md").write_text("\n".join([*lines, ""]))

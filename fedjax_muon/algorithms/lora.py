@@ -191,7 +191,8 @@ def _exchange(
         of_all = lambda node, pairs: merge(node, pairs["a"], pairs["b"], shares)
         sent = mean.messages.params.value
         with jax.default_matmul_precision("highest"):
-            average_of = lambda _, x: _mean(x, shares)
+            # of changes, so that nothing moves where no client does
+            average_of = lambda old, x: old + _mean(x - old[None], shares)
             return State(map_adapters(of_all, state.params, sent, rest=average_of))
 
     main = Exchange(broadcast, client, server, gather=gather)
