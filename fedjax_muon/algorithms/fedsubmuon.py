@@ -42,7 +42,12 @@ from fedjax_muon.core import (
     value_at,
 )
 from fedjax_muon.transforms import Polar, default_rule, muon
-from fedjax_muon.transforms.lora import is_adapter, map_adapters
+from fedjax_muon.transforms.lora import (
+    check_kernel,
+    folded,
+    is_adapter,
+    map_adapters,
+)
 
 SEEDS = 8  # bytes of the seeds of both bases of a layer
 
@@ -101,16 +106,6 @@ def _in(spaces: tuple[Space, ...], params: Any) -> Any:
     return map_adapters(one, params)
 
 
-def _folded(params: Any, scale: Number) -> Any:
-    """Moves the product of every adapter into its kernel."""
-
-    def one(node):
-        kernel = tree.add_scaled(node["kernel"], scale, node["a"] @ node["b"])
-        return {**node, "b": jnp.zeros_like(node["b"]), "kernel": kernel}
-
-    return map_adapters(one, params)
-
-
 def _drawn(state: State, scale: Number, key: jax.Array) -> State:
     """The same model with new subspaces, in which nothing is learned yet."""
     draw = jax.nn.initializers.orthogonal()
@@ -123,17 +118,13 @@ def _drawn(state: State, scale: Number, key: jax.Array) -> State:
             draw(right, space.right.shape, space.right.dtype),
         )
         spaces.append(new)
-    return State(_in(tuple(spaces), _folded(state.params, scale)), tuple(spaces))
+    return State(_in(tuple(spaces), folded(state.params, scale)), tuple(spaces))
 
 
 def _check(params: Any) -> None:
     for node in _adapters(params):
         (fan_in, rank), fan_out = node["a"].shape, node["b"].shape[1]
-        if "kernel" not in node:
-            raise ValueError(
-                "the server moves the kernels of layers with adapters, which are "
-                "missing: give lora_classification(..., folded=True)"
-            )
+        check_kernel(node)
         if rank > min(fan_in, fan_out):
             raise ValueError(
                 f"a subspace of rank {rank} does not fit a kernel of {fan_in} x "
@@ -162,7 +153,7 @@ def _exchange(
 
     def init(params):
         _check(params)
-        params = _folded(params, scale)
+        params = folded(params, scale)
         square = lambda a: jnp.zeros((a.shape[1], a.shape[1]), a.dtype)
         sides = [(node["a"], node["b"]) for node in _adapters(params)]
         return State(params, tuple(Space(a, square(a), b) for a, b in sides))

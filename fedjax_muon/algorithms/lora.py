@@ -49,7 +49,7 @@ from fedjax_muon.core import (
     value_at,
 )
 from fedjax_muon.tasks.lora import draw_a
-from fedjax_muon.transforms.lora import map_adapters
+from fedjax_muon.transforms.lora import check_kernel, folded, map_adapters
 from fedjax_muon.wrappers.personalization import Personal, merged
 
 Adapter = Mapping[str, Any]  # {"a", "b"}, and with "kernel" if the server moves W
@@ -125,14 +125,6 @@ def _begun(average: Average, params: Any, round: Round) -> Any:
     return map_adapters(of_pair, params)
 
 
-def _check_kernels(node: Adapter) -> None:
-    if "kernel" not in node:
-        raise ValueError(
-            "the server moves the kernels of layers with adapters, which are missing: "
-            "give lora_classification(..., folded=True)"
-        )
-
-
 def _exchange(
     lr: Hyper, rule: optax.GradientTransformation, average: Average
 ) -> Algorithm:
@@ -142,7 +134,7 @@ def _exchange(
 
     def init(params):
         if "kernel" in average.down:
-            map_adapters(_check_kernels, params)
+            map_adapters(check_kernel, params)
         return State(params)
 
     def init_client(params):
@@ -339,14 +331,8 @@ def flora(
     average = Average({"kernel": 1.0}, renewed=True, ranks=ranks, merge=merge)
     made = _exchange(lr, rule, average)
 
-    def fold(node):
-        start = node["a"] @ node["b"]
-        kernel = tree.add_scaled(node["kernel"], scale, start)
-        return {**node, "b": jnp.zeros_like(node["b"]), "kernel": kernel}
-
-    return made._replace(
-        init=lambda params: State(map_adapters(fold, made.init(params).params))
-    )
+    init = lambda params: State(folded(made.init(params).params, scale))
+    return made._replace(init=init)
 
 
 @recorded

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.core import Hyper, Number, check_range
+from fedjax_muon.core import Hyper, Number, check_range, tree
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms.muon import Polar
 
@@ -38,6 +38,25 @@ def map_adapters(
     """`function` of the adapters of trees, and `rest` of the other leaves."""
     one = lambda *nodes: (function if is_adapter(nodes[0]) else rest)(*nodes)
     return jax.tree.map(one, *trees, is_leaf=is_adapter)
+
+
+def check_kernel(node: Any) -> None:
+    """Raises `ValueError` for an adapter whose kernel the server cannot move."""
+    if "kernel" not in node:
+        raise ValueError(
+            "the server moves the kernels of layers with adapters, which are missing: "
+            "give lora_classification(..., folded=True)"
+        )
+
+
+def folded(params: Any, scale: Number) -> Any:
+    """Moves the product of every adapter into its kernel: the same model with b = 0."""
+
+    def one(node: Any) -> Any:
+        kernel = tree.add_scaled(node["kernel"], scale, node["a"] @ node["b"])
+        return {**node, "b": jnp.zeros_like(node["b"]), "kernel": kernel}
+
+    return map_adapters(one, params)
 
 
 def _inverse_root(gram: jax.Array, eps: float) -> jax.Array:
