@@ -155,6 +155,7 @@ def client_program(
         member_key, draw_key = request["keys"]
         batches = draw(client, draw_key)
         round = round_of(ours, number, index, member_key, request["present"])
+        round = round._replace(client=client)
 
         def run():
             sent, after = exchange.client(

@@ -23,8 +23,8 @@ from small_federation import (
 )
 
 from fedjax_muon import aggregators, attacks, compression, engine
-from fedjax_muon.algorithms import ALL, fedavg, fedmuon, fedmuon_correct
-from fedjax_muon.core import streams, tree
+from fedjax_muon.algorithms import ALL, fedavg, fedex_lora, fedmuon, fedmuon_correct
+from fedjax_muon.core import map_exchanges, streams, tree
 from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
 from fedjax_muon.deploy.node import States
@@ -64,7 +64,25 @@ def test_a_deployed_method_equals_the_simulated_one(name):
 TOP = compress(fedavg(lr=0.3), compression.top_k(0.5), feedback=1.0)
 LOW_RANK = compression.power_iteration(1, rest=compression.no_compression())
 ATTACKED = attack(fedmuon(), attacks.inner_product(), [1])
+
+
+def numbered(algorithm):
+    """Clients whose messages depend on their numbers."""
+
+    def change(number, exchange):
+        def client(objective, broadcast, state, batches, round):
+            given = objective, broadcast, state, batches, round
+            message, state = exchange.client(*given)
+            return jax.tree.map(lambda x: x * (1.0 + round.client), message), state
+
+        return exchange._replace(client=client)
+
+    return map_exchanges(change, algorithm)
+
+
 WRAPPED = {  # with what has other numbers
+    "numbered": (numbered(fedavg(lr=0.03)), {}, fedavg(lr=0.03)),
+    "gathered": (fedex_lora(lr=0.1), {}, fedex_lora(lr=0.01)),
     "compressed": (compression.compress_broadcasts(TOP, LOW_RANK), {}, TOP),
     "robust": (robust(ATTACKED, aggregators.median()), {}, fedmuon()),
     "weighted": (fedavg(lr=0.3), {"weighting": by_examples}, fedavg(lr=0.3)),
