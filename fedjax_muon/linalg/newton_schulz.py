@@ -28,10 +28,12 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from fedjax_muon.linalg.products import (
+    default_on_cpus,
     has_fast_products,
     large_product,
     outer_product,
     prescaled,
+    row_major,
     small_product,
 )
 
@@ -147,8 +149,8 @@ def schatten8(outer: jax.Array) -> jax.Array:
     """Computes r = 1 / ||X||_S8 = ||A^2||_F^(-1/4) from A = X X^T.
 
     The Schatten-8 norm is a tighter upper bound of ||X||_2 than the Frobenius norm: at
-    most n^(1/8) times as large, instead of n^(1/2). It is free of cost, since the first
-    step needs A^2 anyway.
+    most n^(1/8) times as large, instead of n^(1/2). In float32 it is free of cost,
+    since the first step needs A^2 anyway.
 
     Returns:
       r, shape [...]; 0 for A = 0.
@@ -186,23 +188,27 @@ def orthogonalize(
       steps: T, the number of steps; 0 only normalizes.
       form: `plain`, `gram`, or any function that divides the rows into stages. The
         default is `gram` where it is faster and safe: on CPUs, for matrices more than
-        1.5 times as long as wide, computed in 32 bits or more. On accelerators a
+        1.5 times as long as wide, if their products are fast. On accelerators a
         product of small matrices in float32 costs up to six times as much as one of
         large matrices in the default precision, and the default is `plain`.
       normalization: `frobenius` (as in the papers), `schatten8`, or any function from
         X X^T to a factor r <= 1 / ||X||_2, where the largest entry of X is about 1.
-      dtype: Type of the large matrix inside the products; by default, that of `x` but
-        at least float32. Accumulators, X X^T and its powers have float32 or better,
-        except that with a 16-bit type GPUs compute the powers in TF32, TPUs in three
-        passes in bfloat16, and CPUs that multiply bfloat16 do so in stages of one step.
-        Other CPUs round the large matrix and multiply in float32. Powers ignore
-        `jax.default_matmul_precision`, which applies to the products with the large
-        matrix.
+      dtype: Type of the large matrix inside the products. The default is that of `x`,
+        but at least float32. Products then have JAX's default precision: TF32 on GPUs,
+        bfloat16 on TPUs, and also bfloat16 on CPUs that multiply it (features
+        `amx_bf16` and `avx512_bf16`), for matrices of 64 rows and columns or more. So
+        bits differ between processors. `dtype=jnp.float32` on CPUs, and
+        `jax.default_matmul_precision("float32")` everywhere, keep float32.
+
+        Accumulators, X X^T and its powers have float32 or better, except that with a
+        16-bit type GPUs compute the powers in TF32, TPUs in three passes in bfloat16,
+        and CPUs that multiply bfloat16 do so in stages of one step. Other CPUs round
+        the large matrix and multiply in float32. Powers ignore
+        `jax.default_matmul_precision`.
     """
     x = _checked(x)
-    compute = jnp.dtype(
-        jnp.promote_types(x.dtype, jnp.float32) if dtype is None else dtype
-    )
+    own = jnp.dtype(jnp.promote_types(x.dtype, jnp.float32))
+    compute = own if dtype is None else jnp.dtype(dtype)
     if not jnp.issubdtype(compute, jnp.floating):
         raise TypeError(f"dtype must be a floating-point type, got {compute}")
     schedule = rows(coefficients, steps)
@@ -210,18 +216,20 @@ def orthogonalize(
     if x.size == 0:
         return x
 
-    def run(form: Form, x: jax.Array) -> jax.Array:
+    def run(form: Form, compute: np.dtype, x: jax.Array) -> jax.Array:
         return _newton_schulz(x, form(schedule, compute), normalization, compute)
 
-    if form is not None:
-        return run(form, x)
-    if long <= 1.5 * short:
-        return run(plain, x)
-    run_gram, run_plain = (functools.partial(run, one) for one in (gram, plain))
-    on_cpu = run_gram
-    if jnp.finfo(compute).bits < 32 and not has_fast_products(compute):
-        on_cpu = run_plain
-    return jax.lax.platform_dependent(x, cpu=on_cpu, default=run_plain)
+    cpus = default_on_cpus(own, short) if dtype is None else compute
+    is_fast = jnp.finfo(cpus).bits >= 32 or has_fast_products(cpus)
+    on_cpu = form or (gram if long > 1.5 * short and is_fast else plain), cpus
+    default = form or plain, compute
+    if on_cpu == default:
+        return run(*default, x)
+    return jax.lax.platform_dependent(
+        x,
+        cpu=functools.partial(run, *on_cpu),
+        default=functools.partial(run, *default),
+    )
 
 
 def polar(x: ArrayLike) -> jax.Array:
@@ -264,7 +272,7 @@ def _newton_schulz(
     dtype: np.dtype,
 ) -> jax.Array:
     is_tall = x.shape[-2] > x.shape[-1]
-    wide = prescaled(x.mT if is_tall else x)
+    wide = prescaled(row_major(x.mT if is_tall else x, dtype))
     outer = outer_product(wide, dtype)
     scale = normalization(outer)[..., None, None]
     if stages:

@@ -12,6 +12,7 @@ import numpy as np
 # Features of x86 processors that multiply numbers in bfloat16, which XLA uses for
 # products with results in float32.
 BFLOAT16 = {"amx_bf16", "avx512_bf16"}
+HALF = 64  # rows from which these products save CPUs time
 SPLIT = 512  # rows from which CPUs compute symmetric products by halves
 
 
@@ -31,6 +32,31 @@ def multiplies_bfloat16(features: Path = Path("/proc/cpuinfo")) -> bool:
 def has_fast_products(dtype: np.dtype) -> bool:
     """Whether this machine's CPU multiplies 16-bit numbers faster than float32."""
     return dtype == jnp.bfloat16 and multiplies_bfloat16()
+
+
+def default_on_cpus(dtype: np.dtype, rows: int) -> np.dtype:
+    """The type in which CPUs multiply matrices of `dtype`, if no other is asked for.
+
+    As TPUs do, CPUs with fast products round float32 to bfloat16, unless
+    `jax.default_matmul_precision` is higher.
+    """
+    asked = jax.config.jax_default_matmul_precision
+    if asked not in (None, "default", "fastest", "bfloat16") or rows < HALF:
+        return dtype
+    half = jnp.dtype(jnp.bfloat16)
+    return half if dtype == jnp.float32 and has_fast_products(half) else dtype
+
+
+def row_major(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Lays matrices out for products in `dtype`; their values do not change.
+
+    XLA:CPU keeps the layout of a transposed array until it is flat, and has no product
+    of 16-bit numbers in it.
+    """
+    if not has_fast_products(dtype):
+        return x
+    laid_out = lambda x: jax.lax.optimization_barrier(x.reshape(-1)).reshape(x.shape)
+    return jax.lax.platform_dependent(x, cpu=laid_out, default=lambda x: x)
 
 
 def prescaled(x: jax.Array) -> jax.Array:
@@ -104,7 +130,7 @@ def _product(a: jax.Array, b: jax.Array, dtype: np.dtype, axis: int) -> jax.Arra
         # XLA:CPU has no product of 16-bit numbers with transposed factors or results,
         # and fails where it moves a transpose into one.
         apart = jax.lax.optimization_barrier
-        return apart(product(*apart((a, b))))
+        return apart(multiply(*apart((a.astype(dtype), b.astype(dtype)))))
 
     def product_of_rounded(a: jax.Array, b: jax.Array) -> jax.Array:
         # The product of two 16-bit numbers is exact in 32 bits.

@@ -55,7 +55,7 @@ def test_a_sweep_takes_the_lowest_validation_score():
 def test_a_trained_model_continues_a_text():
     problem = problems.text({"ann": TEXTS["ann"]}, clients=2, window=16, model=TINY)
     how = HOW | {"local_steps": 20}
-    done = fm.train(fm.muloco(lr=0.02), problem, rounds=15, **how)
+    done = fm.train(fm.diloco(lr=0.01), problem, rounds=20, **how)
     tokenizer = problem.dataset.tokenizer
     prompt = tokenizer.encode("to be or")
     ids = fm.models.generate(

@@ -158,7 +158,7 @@ def test_sixteen_bits_stay_near_float32(dtype, form, tolerance):
     x = jnp.asarray(gaussian((64, 256)), jnp.float32)
     found = orthogonalize(x, dtype=dtype, form=form)
     assert found.dtype == jnp.float32
-    error = relative(found, orthogonalize(x))
+    error = relative(found, orthogonalize(x, dtype=jnp.float32))
     assert 1e-4 < error <= tolerance  # the lower bound: 16 bits were used at all
 
 
@@ -199,13 +199,42 @@ def test_products_in_bfloat16_on_cpus(processor):
             np.testing.assert_allclose(again, run(turned), rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("processor", [True, False], indirect=True)
+def test_the_default_type_on_cpus(processor):
+    """Products of float32 matrices are in bfloat16 where they are fast, unless you ask
+    for more."""
+
+    def halves(shape, platform="cpu", dtype=jnp.float32, **options):
+        run = functools.partial(orthogonalize, **options)
+        traced = jax.make_jaxpr(run)(jnp.ones(shape, dtype)).jaxpr
+        found = jaxprs.products(traced, platform)
+        types = [equation.invars[0].aval.dtype for equation in found]
+        assert set(types) <= {jnp.dtype(jnp.bfloat16), jnp.dtype(dtype)}
+        return types.count(jnp.bfloat16)
+
+    assert halves((64, 64)) == (15 if processor else 0)
+    assert halves((3, 200, 64)) == (7 if processor else 0)
+    assert halves((63, 200)) == halves((64, 64), "tpu") == 0
+    assert halves((64, 64), steps=3) == (9 if processor else 0)
+    for asked in ("float32", "highest", "tensorfloat32"):
+        with jax.default_matmul_precision(asked):
+            assert halves((64, 64)) == 0
+    with jax.default_matmul_precision("bfloat16"):
+        assert halves((64, 64)) == (15 if processor else 0)
+    run = functools.partial(orthogonalize, dtype=jnp.float32)
+    types = jaxprs.products(jax.make_jaxpr(run)(jnp.ones((64, 64))).jaxpr, "cpu")
+    assert {one.invars[0].aval.dtype for one in types} == {jnp.dtype(jnp.float32)}
+    with jax.enable_x64(True):
+        assert halves((64, 64), dtype=jnp.float64) == 0
+
+
 @pytest.mark.parametrize(
     ("shape", "form"),
     [((513, 515), plain), ((1024, 1030), gram), ((2, 512, 512), None)],
 )
 def test_symmetric_products_by_halves(shape, form):
     """From 512 rows on, on CPUs, whose corner is computed once at every level."""
-    run = functools.partial(orthogonalize, steps=2, form=form)
+    run = functools.partial(orthogonalize, steps=2, form=form, dtype=jnp.float32)
     traced = jax.make_jaxpr(run)(jnp.ones(shape)).jaxpr
     count = {
         platform: len(jaxprs.products(traced, platform)) for platform in ("cpu", "tpu")
@@ -214,7 +243,7 @@ def test_symmetric_products_by_halves(shape, form):
     assert count == {"cpu": blocks * symmetric + other, "tpu": symmetric + other}
     with jax.enable_x64(True):
         x = gaussian(shape)
-        found = np.asarray(run(jnp.asarray(x)))
+        found = np.asarray(orthogonalize(jnp.asarray(x), steps=2, form=form))
         whole = np.asarray(exact(x[0] if x.ndim > 2 else x, rows(JORDAN, 2), 2))
         np.testing.assert_allclose(found[0] if x.ndim > 2 else found, whole, atol=1e-12)
 

@@ -192,7 +192,8 @@ def test_the_form_is_chosen_by_shape_and_precision(shape, dtype, form):
 @pytest.mark.parametrize("form", FORMS)
 def test_schatten8_costs_no_matrix_product(form):
     def operations(normalization):
-        run = partial(orthogonalize, form=form, normalization=normalization)
+        options = {"form": form, "normalization": normalization}
+        run = partial(orthogonalize, dtype=jnp.float32, **options)
         compiled = jax.jit(run).lower(jnp.ones((64, 192))).compile()
         return compiled.cost_analysis()["flops"]
 
