@@ -43,7 +43,7 @@ class Workload(NamedTuple):
 
 SIZES = ("clients", "cohort", "steps", "batch")  # what the command line may change
 MNIST, CIFAR = (28, 28, 1), (32, 32, 3)
-FEW = (("clients", 4), ("cohort", 1), ("steps", 2))
+FEW = (("clients", 4), ("cohort", 1), ("steps", 8))
 WORKLOADS = {
     "w1": Workload(
         "EMNIST CNN, 30 local steps",

@@ -28,9 +28,9 @@ from experiments.arguments import call
 from experiments.studies.muon_bound import muon_bound
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.core import Algorithm, Hyper, recorded
+from fedjax_muon.data import loading
 from fedjax_muon.data.dataset import hold_out
 from fedjax_muon.data.partition import dirichlet
-from fedjax_muon.data.tables import digits
 from fedjax_muon.privacy import FullBatch, Poisson, report
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import client_spec
@@ -179,7 +179,7 @@ class Result(NamedTuple):
 
 def results(entry: Entry, cohorts: Cohorts, rounds: int, seeds: int) -> list[Result]:
     """Returns the results of the whole grid at all levels of noise."""
-    dataset, validation = hold_out(digits(), 0.2)
+    dataset, validation = hold_out(loading.read("digits")[0], 0.2)
     key = jax.random.key(0)
     keys = [jax.random.fold_in(key, seed) for seed in range(seeds)]
     parts = [

@@ -174,18 +174,29 @@ def _packaged(
     classes: int,
     license: str = "CC BY 4.0 (UCI)",
 ) -> Source:
-    """A dataset that a package has, which may need no file."""
-    files = (File(file),) if file else ()
-    layout = Layout(files, ("",), read, how=f"install {package} again")
+    """A dataset that a package has as a file."""
+    layout = Layout((File(file),), ("",), read, how=f"install {package} again")
     return Source(example, examples, classes, license, (layout,), package=package)
 
 
-SKLEARN, CHARACTERS = "scikit-learn", "80 characters"
+CHARACTERS = "80 characters"
 LETTERS = len(natural.LETTERS)
 NAMES: dict[str, Source] = {
-    "digits": _packaged(SKLEARN, "", tables.digits, "8 x 8 x 1", (1437, 360), 10),
+    "digits": _packaged(
+        "scikit-learn",
+        "datasets/data/digits.csv.gz",
+        tables.digits,
+        "8 x 8 x 1",
+        (1437, 360),
+        10,
+    ),
     "breast_cancer": _packaged(
-        SKLEARN, "", tables.breast_cancer, "30 numbers", (455, 114), 2
+        "scikit-learn",
+        "datasets/data/breast_cancer.csv",
+        tables.breast_cancer,
+        "30 numbers",
+        (455, 114),
+        2,
     ),
     "mnist": _idx(
         "mnist",

@@ -11,33 +11,36 @@ from fedjax_muon.data.source import unpacked
 from fedjax_muon.files import reading
 
 
-def digits(paths: Sequence[Path] = ()) -> Dataset:
+def digits(paths: Sequence[Path]) -> Dataset:
     """Reads scikit-learn's 1797 handwritten digits, images 8 x 8 x 1 in 0..1.
 
     They are the test set of the UCI "Optical recognition of handwritten digits". The
     split is fixed and stratified: 1437 training and 360 test examples.
     """
-    # Imported here, since importing scikit-learn takes a second.
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = (bunch.images / 16).astype(np.float32)[..., None]
-    return _split(images, bunch.target, tuple(map(str, bunch.target_names)))
+    rows = _rows(paths)
+    images = (rows[:, :-1] / 16).astype(np.float32).reshape(-1, 8, 8, 1)
+    return _split(images, rows[:, -1].astype(int), tuple("0123456789"))
 
 
-def breast_cancer(paths: Sequence[Path] = ()) -> Dataset:
+def breast_cancer(paths: Sequence[Path]) -> Dataset:
     """Reads scikit-learn's breast cancer data: 569 tumors with 30 measurements each.
 
     They are the UCI "Breast Cancer Wisconsin (Diagnostic)". Label 1 is malignant (212)
     and 0 benign (357), the reverse of scikit-learn's labels. The split is fixed and
     stratified: 455 training and 114 test examples.
     """
-    from sklearn.datasets import load_breast_cancer
+    rows = _rows(paths, skiprows=1)
+    x = rows[:, :-1].astype(np.float32)
+    return _split(x, 1 - rows[:, -1].astype(int), ("benign", "malignant"))
 
-    bunch = load_breast_cancer()
-    malignant, benign = map(str, bunch.target_names)
-    x = bunch.data.astype(np.float32)
-    return _split(x, 1 - bunch.target, (benign, malignant))
+
+def _rows(paths: Sequence[Path], **options: int) -> np.ndarray:
+    """The rows of scikit-learn's only file, whose last number is the label.
+
+    They are read without scikit-learn, whose import takes more than a second.
+    """
+    (path,) = paths
+    return np.loadtxt(io.BytesIO(unpacked(path)), delimiter=",", **options)
 
 
 def _split(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Dataset:

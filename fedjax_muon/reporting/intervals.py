@@ -7,7 +7,7 @@ distributed. They are wide for few seeds, for example 2.5 standard deviations fo
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 LEVEL = 0.95
 FEW = 5  # with fewer seeds, bands are wide, and lighter so as not to hide the lines
@@ -23,7 +23,7 @@ def factor(seeds: int) -> float:
     """
     if seeds < 2:
         return float("nan")
-    return float(stats.t.ppf((1 + LEVEL) / 2, seeds - 1) / np.sqrt(seeds))
+    return float(special.stdtrit(seeds - 1, (1 + LEVEL) / 2) / np.sqrt(seeds))
 
 
 def half_width(values: Any) -> np.ndarray:

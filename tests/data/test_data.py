@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
-from fedjax_muon.data import Dataset, loading, tables
+from fedjax_muon.data import Dataset, loading
 from fedjax_muon.data.dataset import digest, stratified, summary
 from fedjax_muon.data.source import File, Layout, Source, located, verify
 
@@ -64,7 +64,7 @@ def whole(raw):
 
 
 def test_digits_are_scikit_learns():
-    raw, source = tables.digits(), load_digits()
+    raw, source = loading.read("digits")[0], load_digits()
     owners = by_bytes(source.images, source.target)
     assert len(owners) == len(source.target) == 1797  # no image occurs twice
     images, labels = whole(raw)
@@ -72,7 +72,11 @@ def test_digits_are_scikit_learns():
 
 
 def test_digits_are_split_in_a_fixed_stratified_way_and_standardized():
-    raw, loaded, again = tables.digits(), data.load("digits"), data.load("digits")
+    raw, loaded, again = (
+        loading.read("digits")[0],
+        data.load("digits"),
+        data.load("digits"),
+    )
     assert (len(loaded.x_train), len(loaded.x_test)) == (1437, 360)
     np.testing.assert_array_equal(loaded.x_test, again.x_test)
     everyone = np.bincount(load_digits().target)
@@ -85,7 +89,7 @@ def test_digits_are_split_in_a_fixed_stratified_way_and_standardized():
 
 
 def test_breast_cancer_is_scikit_learns_with_1_for_malignant():
-    raw, source = tables.breast_cancer(), load_breast_cancer()
+    raw, source = loading.read("breast_cancer")[0], load_breast_cancer()
     malignant = source.target == list(source.target_names).index("malignant")
     rows = by_bytes(source.data.astype(np.float32), malignant)
     assert len(rows) == len(source.target) == 569  # no tumour occurs twice
@@ -100,7 +104,7 @@ def test_breast_cancer_is_split_and_standardized():
     assert (loaded.x_train.shape, loaded.x_test.shape) == ((455, 30), (114, 30))
     np.testing.assert_array_equal(loaded.x_test, again.x_test)
     assert abs(loaded.y_test.sum() - 0.2 * 212) < 1
-    raw = tables.breast_cancer()
+    raw = loading.read("breast_cancer")[0]
     scaler = StandardScaler().fit(raw.x_train.astype(np.float64))
     for got, x in ((loaded.x_train, raw.x_train), (loaded.x_test, raw.x_test)):
         assert got.dtype == np.float32
