@@ -67,6 +67,8 @@ def from_text(
     check_count("window", window, 2)
     check_range("test_share", test_share, 0, 1, open_low=True, open_high=True)
     texts = source if isinstance(source, Mapping) else _texts(source, column)
+    if not texts:
+        raise ValueError("there is no document; give at least one text")
     made = _tokenizer(tokenizer, texts)
     kind = np.uint16 if made.vocabulary <= 2**16 else np.int32
     tokens = {name: made.encode(text).astype(kind) for name, text in texts.items()}

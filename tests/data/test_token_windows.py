@@ -127,6 +127,7 @@ def wrong(tmp_path):
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     (tmp_path / "empty").mkdir()
     return {
+        "there is no document; give at least one text": ({}, 4),
         "ann has 18 tokens, and two windows, .* need 33; lower window": (LETTERS, 16),
         "latin.txt is not UTF-8 from byte 3 on; convert": (tmp_path / "latin.txt", 4),
         "there is no text .*nowhere; give a text file": (tmp_path / "nowhere", 4),
