@@ -75,14 +75,17 @@ def in_turns(
 def _shapes(repeats: int) -> Iterator[dict[str, Any]]:
     coefficients = jnp.asarray(JORDAN[0])
     given = functools.partial(orthogonalize, coefficients=JORDAN, steps=STEPS)
-    ours, half = jax.jit(given), jax.jit(functools.partial(given, dtype=jnp.bfloat16))
+    single, half = (
+        jax.jit(functools.partial(given, dtype=dtype))
+        for dtype in (jnp.float32, jnp.bfloat16)
+    )
     theirs = jax.jit(lambda x: orthogonalize_via_newton_schulz(x, coefficients, STEPS))
     for shape in SHAPES:
         x = jax.random.normal(jax.random.key(0), shape)
-        every = {"fedjax_muon": ours, HALF: half, "optax": theirs}
+        every = {"fedjax_muon": single, HALF: half, "optax": theirs}
         calls = {name: functools.partial(call, x) for name, call in every.items()}
         times = in_turns(calls, repeats)
-        difference = float(jnp.max(jnp.abs(ours(x) - theirs(x))))
+        difference = float(jnp.max(jnp.abs(single(x) - theirs(x))))
         for name, spent in times.items():
             about = {"case": "{} x {}".format(*shape), "contender": name}
             yield about | spent | {"largest_difference": difference}
@@ -95,7 +98,8 @@ def _models(repeats: int) -> Iterator[dict[str, Any]]:
     kind = f"{'cpu' if on_cpu else 'wall'}_seconds_min"
     large = jax.random.normal(jax.random.key(0), (side, side))
     product = functools.partial(jax.jit(jnp.matmul), large, large)
-    rule = transforms.by_rank(transforms.orthogonalize())
+    single = functools.partial(orthogonalize, dtype=jnp.float32)
+    rule = transforms.by_rank(transforms.orthogonalize(single))
     update = jax.jit(lambda x, state: rule.update(x, state)[0])
     for name in MODELS:
         weights = first_weights(WORKLOADS[name])
