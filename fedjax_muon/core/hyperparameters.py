@@ -64,9 +64,10 @@ def check_range(
     if is_bool or not is_number:
         allowed = "a number or a schedule" if schedules else "a number"
         raise TypeError(f"{name} must be {allowed}, got {value!r}")
-    above = value > low if open_low else value >= low
-    below = value < high if open_high else value <= high
-    if not (above and below and math.isfinite(value)):
+    number = float(value)  # since jax.Arrays would compile the comparisons
+    above = number > low if open_low else number >= low
+    below = number < high if open_high else number <= high
+    if not (above and below and math.isfinite(number)):
         start = f"{'(' if open_low else '['}{low:g}"
         infinite = math.isinf(high)
         end = "infinity)" if infinite else f"{high:g}{')' if open_high else ']'}"

@@ -34,13 +34,14 @@ def breast_cancer(paths: Sequence[Path]) -> Dataset:
     return _split(x, 1 - rows[:, -1].astype(int), ("benign", "malignant"))
 
 
-def _rows(paths: Sequence[Path], **options: int) -> np.ndarray:
+def _rows(paths: Sequence[Path], skiprows: int = 0) -> np.ndarray:
     """The rows of scikit-learn's only file, whose last number is the label.
 
     They are read without scikit-learn, whose import takes more than a second.
     """
     (path,) = paths
-    return np.loadtxt(io.BytesIO(unpacked(path)), delimiter=",", **options)
+    file = io.BytesIO(unpacked(path))
+    return np.loadtxt(file, delimiter=",", skiprows=skiprows)
 
 
 def _split(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...]) -> Dataset:

@@ -221,12 +221,18 @@ def check_stacks(algorithm: Algorithm, num_clients: int, cohort_size: int) -> No
         (algorithm.prologue, num_clients),
         (algorithm.exchanges, cohort_size),
     ):
-        values, weight = jnp.zeros((size, 1)), jnp.zeros(size)
-        messages = Messages(values, weight, jnp.arange(size), jax.random.key(0))
         for exchange in exchanges:
-            rows = messages
-            for function in (*exchange.attacks, *exchange.stack):
-                rows = jax.eval_shape(function, rows)
+            if exchange.attacks or exchange.stack:
+                run = functools.partial(_stacked, exchange, size)
+                jax.eval_shape(run, jax.random.key(0))
+
+
+def _stacked(exchange: Exchange, size: int, key: jax.Array) -> Messages:
+    """The functions of all messages, of so many that are 0."""
+    rows = Messages(jnp.zeros((size, 1)), jnp.zeros(size), jnp.arange(size), key)
+    for function in (*exchange.attacks, *exchange.stack):
+        rows = function(rows)
+    return rows
 
 
 def make_exchange(
