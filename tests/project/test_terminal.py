@@ -154,8 +154,9 @@ def test_scripts_get_lines_apart_from_their_own_output(
     monkeypatch.setenv("FORCE_COLOR", colors)
     monkeypatch.setattr(terminal, "SECONDS", 0.01)
     monkeypatch.setattr(terminal, "LOOK", 0.001)
+    pause = lambda state, record: time.sleep(0.2)  # longer than a look takes
     for progress in (True, False):
-        train(plain, progress=progress)
+        train(plain, progress=progress, callbacks=[pause])
         printed = capsys.readouterr()
         assert printed.out == ""
         assert ("train: 2 of 4 rounds" in printed.err) == progress
