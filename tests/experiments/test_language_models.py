@@ -31,7 +31,7 @@ def test_the_table_has_the_runs_that_were_kept(tmp_path, monkeypatch):
     last = study.ends(rows, setting)
     assert f"| MuLoCo | 4 | 4 | 0.01 | {last.mean():.3f} ±" in page
     less = study.ends(rows, setting._replace(method="DiLoCo")) - last
-    assert f"better than DiLoCo, 4 workers, 4 local steps | {less.mean():.3f}" in page
+    assert f"better than DiLoCo, workers: 4, local steps: 4 | {less.mean():.3f}" in page
     sent = {row["method"]: row["bytes_up"][-1] for row in rows if row["workers"] == 4}
     assert sent["MuLoCo, 2 bits"] < sent["MuLoCo"] / 8
     assert (tmp_path / "text.txt.png").stat().st_size > 5000
