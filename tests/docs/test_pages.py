@@ -221,7 +221,8 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven")
 def test_numbers_of_speed_are_those_of_the_results():
     """On its page as tables, in the README as ratios of their cells, or seconds."""
     speed, kept = (DOCS / "speed.md").read_text(), ROOT / "results" / "benchmarks"
-    for name in ("newton_schulz_xeon", "convolutions_cpu", "workloads_cpu"):
+    names = "newton_schulz_xeon", "convolutions_cpu", "bfloat16_cpu", "workloads_cpu"
+    for name in names:
         tables = "\n".join(table.markdown(table.read([kept / f"{name}.jsonl"])))
         assert tables in speed
     cells = lambda line: line.strip("| ").split(" | ")[1:]
