@@ -40,7 +40,7 @@ def default_on_cpus(dtype: np.dtype, rows: int) -> np.dtype:
     As TPUs do, CPUs with fast products round float32 to bfloat16, unless
     `jax.default_matmul_precision` is higher.
     """
-    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # added at run time
     if asked not in (None, "default", "fastest", "bfloat16") or rows < HALF:
         return dtype
     half = jnp.dtype(jnp.bfloat16)
