@@ -24,7 +24,7 @@ import fedjax_muon
 from benchmarks import figure, table
 from experiments import dots, kept
 from experiments.arguments import call
-from experiments.board import page as board
+from experiments.board import page as board, standings
 from experiments.dots import Dot
 from experiments.papers import paper_report
 from experiments.studies import (
@@ -186,9 +186,12 @@ def papers(results: Path) -> Iterator[Figure]:
 
 
 def front(results: Path) -> Iterator[Figure]:
-    """What Muon changes on the tracks of the board, on the first page."""
-    ranked = board.ranked(results / "board")
-    yield results / "board" / "muon", functools.partial(board.draw, ranked)
+    """The differences on the tracks of the board, and their summary."""
+    found = standings.tables(results / "board")
+    place = results / "board"
+    yield place / "summary", functools.partial(board.draw_summary, found)
+    for track in found:
+        yield place / track.name, functools.partial(board.draw, track)
 
 
 def slow_clients(results: Path) -> Iterator[Figure]:

@@ -1,8 +1,313 @@
-"""Tables, figures and the page of the board, from kept runs."""
+"""The page of the board, its tables and figures, from kept runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import matplotlib
+import numpy as np
 
-def write(output: Path) -> None:
+from experiments.board import standings
+from experiments.board.lines import HISTORY
+from experiments.board.standings import Standing, Table
+from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.reporting.style import drawing
+
+matplotlib.use("Agg")
+
+PAGE = Path("docs/board.md")
+FEDMUON, OF_AGENTS = "FedMuon", "DeMuon"  # what stands for FedMuon without a server
+MUON, WINS, NO_WIN = "#d62728", "#1f77b4", "0.55"  # colors
+WEIGHTS = (0.0, 0.25, 0.5)  # of FedMuon(alignment)
+HEAD = ("method", "options", "score", "rounds", "MB", "seconds")
+
+
+def spread_of(values: np.ndarray, form: str) -> str:
+    """The mean over seeds, or how many of them reach the target."""
+    known = np.isfinite(values)
+    if known.all():
+        return f"{values.mean():{form}}"
+    return f"{known.sum()} of {len(values)} seeds" if known.any() else "-"
+
+
+def table_of(table: Table) -> list[str]:
+    """The rows of a track in Markdown: wins bold; without columns that nobody has."""
+    rows = [[*HEAD]]
+    for each in table.rows:
+        score = table.spread(each.scores)
+        cells = [each.label, each.options, f"**{score}**" if each.wins else score]
+        cells += [spread_of(each.rounds, ",.0f"), spread_of(each.megabytes, ",.3g")]
+        rows.append([*cells, spread_of(each.seconds, ",.3g")])
+    columns = [x for x in zip(*rows, strict=True) if {*x[1:]} != {"-"}]
+    head, *lines = [f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)]
+    return [head, "|---|---|" + "---:|" * (len(columns) - 2), *lines]
+
+
+def difference(table: Table, each: Standing) -> str:
+    """The difference from the baseline, bold if it is a win."""
+    words = table.spread(each.apart, signed=True)
+    return f"**{words}**" if each.wins else words
+
+
+def summary(found: Sequence[Table]) -> list[str]:
+    """Differences from the baseline, of methods on several tracks with a server."""
+    served = [table for table in found if table.name != "ring"]
+    labels = dict.fromkeys(x.label for table in served for x in table.rows)
+    several = [
+        label
+        for label in labels
+        if sum(table.find(label) is not None for table in served) > 1
+    ]
+    heads = [table.name.replace("_", " ") for table in served]
+    lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for label in sorted(several, key=lambda label: -_wins(served, label)):
+        cells = []
+        for table in served:
+            each = table.find(label)
+            if each is None:
+                cells.append("")
+            elif each is table.baseline:
+                cells.append("baseline")
+            else:
+                mean = table.factor * each.apart.mean()
+                words = f"{mean:+.{1 if table.factor > 1 else 2}f}"
+                cells.append(f"**{words}**" if each.wins else words)
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def _wins(found: Sequence[Table], label: str) -> float:
+    """The share of its tracks on which a method beats the baseline."""
+    mine = [each for table in found if (each := table.find(label))]
+    return sum(each.wins for each in mine) / len(mine)
+
+
+def facts(table: Table) -> str:
+    """What follows from the intervals of a track, in sentences."""
+    best, base = table.rows[0], table.baseline
+    wins = [each for each in table.rows if each.wins]
+    number = len(table.rows) - 1
+    words = [
+        f"{best.label} has the best mean score, {table.spread(best.scores)}.",
+        f"{len(wins)} of {number} rows beat {base.label}.",
+    ]
+    reach = [each for each in table.rows if np.isfinite(each.megabytes).all()]
+    if reach:
+        cheap = min(reach, key=lambda each: each.megabytes.mean())
+        sent = f"{cheap.megabytes.mean():.3g} MB"
+        words.append(f"{cheap.label} reaches the target with the fewest bytes, {sent}.")
+    if bad := [f"{x.label} ({x.diverged})" for x in table.rows if x.diverged]:
+        words.append(f"Seeds that diverge: {', '.join(bad)}.")
+    return " ".join(words)
+
+
+def edges(found: Sequence[Table]) -> list[str]:
+    """Where the best option has no neighbor that was tried."""
+    return [
+        f"- {table.name}: {each.label}, {' and '.join(each.edges)} ({each.options})"
+        for table in found
+        for each in table.rows
+        if each.edges
+    ]
+
+
+def changes(found: Sequence[Table], output: Path) -> list[str]:
+    """Ranks among the rows of the first board, before and now."""
+    before = standings.ranks_before(output)
+    shown = [table for table in found if table.name in before]
+    ranks: dict[str, dict[str, str]] = {}
+    for table in shown:
+        old = before[table.name]
+        rows = [each for each in table.rows if each.row in old]
+        for place, each in enumerate(rows, 1):
+            names = ranks.setdefault(each.label, {})
+            names[table.name] = f"{old[each.row]}, {place}"
+    heads = [table.name.replace("_", " ") for table in shown]
+    lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for label, row in ranks.items():
+        cells = [row.get(table.name, "") for table in shown]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def draw(table: Table, path: Path) -> None:
+    """Draws the differences of all rows of a track from the baseline."""
+    rows = [each for each in table.rows if each is not table.baseline]
+    places = np.arange(len(rows), 0, -1)
+    with drawing(path, (7.5, 1.0 + 0.21 * len(rows))) as figure:
+        axis = figure.subplots()
+        axis.axvline(0, color="0.3", lw=1)
+        for place, each in zip(places, rows, strict=True):
+            mean = table.factor * float(each.apart.mean())
+            half = table.factor * float(half_width(each.apart))
+            color = WINS if each.wins else NO_WIN
+            axis.errorbar(mean, place, xerr=half, fmt="o", ms=4, color=color, lw=1.2)
+        axis.set_yticks(places, [each.label for each in rows])
+        for tick, each in zip(axis.get_yticklabels(), rows, strict=True):
+            tick.set_fontsize(8)
+            tick.set_color(MUON if "Muon" in each.label else "0.1")
+        axis.set_xlim(*limits(table, rows))
+        axis.set_ylim(0.3, len(rows) + 0.7)
+        unit = "points of the test score" if table.factor > 1 else "fewer bits per byte"
+        axis.set_xlabel(f"better than {table.baseline.label}, {unit}; 95% intervals")
+
+
+def limits(table: Table, rows: Sequence[Standing]) -> tuple[float, float]:
+    """Ends of the axis: what fails badly may lie outside."""
+    means = table.factor * np.array([each.apart.mean() for each in rows])
+    halves = table.factor * np.array([float(half_width(x.apart)) for x in rows])
+    low, high = float((means - halves).min()), float((means + halves).max())
+    span = max(float(np.percentile(means, 90) - np.percentile(means, 10)), 1e-3)
+    return max(low, float(np.percentile(means, 10)) - 1.5 * span), high + 0.05 * span
+
+
+def draw_summary(found: Sequence[Table], path: Path) -> None:
+    """Draws FedMuon and the best other row of every track, from the baseline."""
+    names = [table.track.title for table in found]
+    places = np.arange(len(found), 0, -1)
+    with drawing(path, (7.5, 1.0 + 0.4 * len(found))) as figure:
+        axis = figure.subplots()
+        axis.axvline(0, color="0.3", lw=1)
+        side = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 7}
+        for place, table in zip(places, found, strict=True):
+            muon = table.find(FEDMUON) or table.find(OF_AGENTS)
+            other = next(x for x in table.rows if "FedMuon" not in x.label)
+            for each, up, color in ((muon, 0.17, MUON), (other, -0.17, NO_WIN)):
+                if each is None:
+                    continue
+                factor = table.factor if table.factor > 1 else 10.0
+                mean = factor * float(each.apart.mean())
+                half = factor * float(half_width(each.apart))
+                how = {"fmt": "o", "ms": 4, "color": color, "lw": 1.3}
+                axis.errorbar(mean, place + up, xerr=half, **how)
+                axis.text(1.01, place + up, each.label, color=color, **side)
+        axis.set_yticks(places, names)
+        axis.set_ylim(0.4, len(found) + 0.6)
+        axis.set_xlabel("better than FedAvg, points of the test score; 95% intervals")
+
+
+def alignment(found: Sequence[Table]) -> list[str]:
+    """The section on FedMuon's alignment: differences by weight and track."""
+    lines = []
+    shown = standings.alignment(found, WEIGHTS)
+    for table in found:
+        if table.name in shown:
+            start, *others = shown[table.name]
+            cells = [table.track.title, table.spread(start)]
+            for apart in others:
+                words = table.spread(apart, signed=True)
+                clear = abs(apart.mean()) > float(half_width(apart))
+                cells.append(f"**{words}**" if clear else words)
+            lines.append(f"| {' | '.join(cells)} |")
+    return [ALIGNMENT, *lines, ""] if lines else []
+
+
+def outside(output: Path) -> list[str]:
+    """The section on numbers of others, from the tables of `outside`."""
+    lines = ["## Against published numbers", ""]
+    for name, about in OUTSIDE.items():
+        path = output / f"{name}.md"
+        if path.exists():
+            rows = [t for t in path.read_text().splitlines() if t.startswith("|")]
+            lines += [about, "", *rows, ""]
+            lines += [f"([{path.name}](../{output}/{path.name}))", ""]
+    return lines
+
+
+def write(output: Path, page: Path = PAGE) -> None:
     """Writes the page and its figures."""
-    raise NotImplementedError(output)
+    found = standings.tables(output)
+    for suffix in (".png", ".svg"):
+        draw_summary(found, (output / "summary").with_suffix(suffix))
+    lines = [START, *summary(found), "", AFTER_SUMMARY, ""]
+    lines += [f"![{ABOUT}](../results/board/summary.png)", ""]
+    for table in found:
+        draw(table, output / f"{table.name}.png")
+        about = f"Differences from {table.baseline.label}: {table.track.title}"
+        lines += [f"## {table.track.title}", "", facts(table), ""]
+        lines += [f"![{about}](../results/board/{table.name}.png)", ""]
+        lines += [*table_of(table), ""]
+    lines += alignment(found)
+    ends = edges(found)
+    lines += ["## Searches that end at an edge", ""]
+    lines += [*(ends or ["None: every best option lies between others."]), ""]
+    if (output / HISTORY).exists():
+        lines += [CHANGES, "", *changes(found, output), ""]
+    lines += outside(output)
+    page.write_text("\n".join(lines))
+
+
+ABOUT = "FedMuon and the best other method minus the baseline, on every track"
+START = """\
+# The board: methods under one protocol
+
+On a *track* (a dataset with its clients and its model), every method has the same
+number of trials, the same seeds and the same clients.
+[The rules](../experiments/board/RULES.md) were fixed before the runs. The search of a
+method's learning rate, and of one other option, goes on until the best value lies
+between others. [Submit your own method](#your-own-method) with one file.
+
+## Which method, where
+
+Differences from the baseline's test score in points, and in bits per byte on `tokens`;
+positive is better. **Bold**: better than the baseline by a one-sided paired test over
+ten seeds (five on `tokens`), corrected for all methods of the track (Holm, level 0.05).
+Other differences may be chance.
+"""
+AFTER_SUMMARY = """\
+In the tables below, scores are means over seeds with 95% intervals (Student's t), and
+bold ones beat the baseline. Rounds, MB and seconds are measured up to the target: 95%
+of the baseline's score, or 105% of its bits. Click a column to sort by it.
+
+## Your own method
+
+```text
+python -m experiments.board check my_method.py
+```
+
+checks a file, searches its options on the digits, and says where it stands:
+
+```python
+import fedjax_muon as fm
+from experiments.board.row import Row
+
+
+def normuon():
+    return fm.transforms.by_rank(fm.transforms.scale_by_normuon())
+
+
+ROWS = {"fedavg_normuon": Row("FedAvg(NorMuon)", normuon, {"lr": 0.03})}
+```
+
+The function returns a rule of optax for the clients' steps, an `Algorithm` or a
+`Gossip`. If it takes `lr`, it gets the learning rate as a schedule. `{"lr": 0.03}` is
+where the search begins; one other option may be named with its value. Send in the
+`submission.jsonl` that the command writes: `python -m experiments.board accept
+submission.jsonl` repeats two of its runs, and adds the row. `python -m
+experiments.board page` writes this page.
+"""
+ALIGNMENT = """\
+## Does alignment help FedMuon?
+
+Differences in points from FedMuon(alignment) with weight 0, paired by seed. Bold ones
+have a 95% interval without 0.
+
+| track | weight 0, score | weight 0.25 | weight 0.5 |
+|---|---:|---:|---:|"""
+CHANGES = """\
+## Changes from the first board
+
+The first board had six trials per method, and 75 of its 121 best options were at an
+edge. Newton-Schulz was in float32. Here are the ranks among its methods, first then and
+now. [history.csv](../results/board/history.csv) has all scores.
+"""
+OUTSIDE = {
+    "replication": """\
+**An independent replication of FedMuon** (Takezawa et al.; here
+`fedmuon_correct`). We repeated it with the same settings on five partitions; the
+original reports one run, on the first of them. Here, ± is a standard deviation:""",
+    "niid_bench": """\
+**Flower's baseline of NIID-Bench**, with its settings and its partition; ± is a
+standard deviation over three runs. The published 33.80 ± 41.22 for SCAFFOLD is exactly
+what two failed runs (10.0%) and one at 81.4% would give. We do not know why the
+published FedNova is 8 points below ours:""",
+}

@@ -138,7 +138,8 @@ def points_of(
 
 def _places(space: Mapping[str, float]) -> dict[tuple[float, ...], Point]:
     """Points by their values."""
-    points = [Point(rate, other) for rate in range(-64, 65) for other in range(-9, 10)]
+    others = range(-9, 10) if len(space) > 1 else (0,)
+    points = [Point(rate, other) for rate in range(-64, 65) for other in others]
     return {tuple(point.values(space).values()): point for point in points}
 
 

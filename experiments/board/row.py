@@ -15,6 +15,7 @@ A file with `ROWS` is all that the board needs to know of a method:
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -55,9 +56,10 @@ def check_row(name: str, row: Any) -> None:
     """Raises `ValueError` if a row is not one."""
     if not isinstance(row, Row):
         raise ValueError(f"{name} must be a Row, got {type(row).__name__}")
-    if not name.isidentifier():
+    if not re.fullmatch(r"[\w.]+", str(name)):
         raise ValueError(
-            f"the name of a row must be letters, digits and underscores, got {name!r}"
+            "the name of a row must be letters, digits, underscores and dots, got "
+            f"{name!r}"
         )
     numbers = all(isinstance(x, int | float) and x > 0 for x in row.space.values())
     if "lr" not in row.space or len(row.space) > 2 or not numbers:

@@ -26,6 +26,7 @@ from fedjax_muon.reporting.intervals import half_width
 from fedjax_muon.simulation import Simulation
 
 LARGEST = 1000  # numbers in an array that a method may bring along
+SUBMITTED = "submission.jsonl"
 ACCEPTED = "rows"  # directory of the files of accepted rows
 CODE = (".py", ".pyc", ".so", ".pyd", ".dll", ".dylib")
 _watching: list[list[str]] = []  # where files that are read now are listed
@@ -84,8 +85,9 @@ def inspect(name: str, row: Row, path: Path, problem: Problem) -> None:
       problem: Whose clients it is tried on.
     """
     with _reads_no_files(path):
-        one = _alone(row, problem, problem)
-        _check_constants(name, one)
+        algorithm_of(row, 2, lr=row.space["lr"])
+    one = _alone(row, problem, problem)
+    _check_constants(name, one)
     if row.sends is not None:
         _check_sent(name, row, one)
     first = _trained(one)
@@ -189,7 +191,7 @@ def check(
     problem = track.problem(data_dir)
     print(f"checking {name} ...", flush=True)
     inspect(name, row, path, problem)
-    place = path.parent / f"{kept.SUBMISSION}.jsonl"
+    place = path.parent / SUBMITTED
     text = path.read_text()
     first = {"row": name, "stage": kept.SUBMISSION, "track": on, "file": text}
     known = kept.lines_of(place, name)
@@ -279,6 +281,7 @@ def accept(path: Path, data_dir: Path | None, output: Path) -> None:
     for line in _drawn(lines):
         print(f"repeating {_words(line)}", flush=True)
         _compare(line, runs, lines, same)
+    output.mkdir(parents=True, exist_ok=True)
     with board.open("a") as out:
         out.write("".join(f"{json.dumps(line)}\n" for line in lines))
     (output / ACCEPTED).mkdir(exist_ok=True)
