@@ -10,7 +10,7 @@ from experiments.board import standings
 from experiments.board.lines import HISTORY
 from experiments.board.standings import Standing, Table
 from fedjax_muon.reporting.intervals import half_width
-from fedjax_muon.reporting.style import drawing
+from fedjax_muon.reporting.style import closest, color_names, drawing, outside as beyond
 
 matplotlib.use("Agg")
 
@@ -132,32 +132,25 @@ def changes(found: Sequence[Table], output: Path) -> list[str]:
 def draw(table: Table, path: Path) -> None:
     """Draws the differences of all rows of a track from the baseline."""
     rows = [each for each in table.rows if each is not table.baseline]
+    means = [table.factor * float(each.apart.mean()) for each in rows]
+    halves = [table.factor * float(half_width(each.apart)) for each in rows]
+    colors = [WINS if each.wins else NO_WIN for each in rows]
     places = np.arange(len(rows), 0, -1)
     with drawing(path, (7.5, 1.0 + 0.21 * len(rows))) as figure:
         axis = figure.subplots()
+        low, high = closest([0.0, *means], [0.0, *halves])
+        axis.set_xlim(low, high)
         axis.axvline(0, color="0.3", lw=1)
-        for place, each in zip(places, rows, strict=True):
-            mean = table.factor * float(each.apart.mean())
-            half = table.factor * float(half_width(each.apart))
-            color = WINS if each.wins else NO_WIN
-            axis.errorbar(mean, place, xerr=half, fmt="o", ms=4, color=color, lw=1.2)
-        axis.set_yticks(places, [each.label for each in rows])
-        for tick, each in zip(axis.get_yticklabels(), rows, strict=True):
-            tick.set_fontsize(8)
-            tick.set_color(MUON if "Muon" in each.label else "0.1")
-        axis.set_xlim(*limits(table, rows))
+        for place, mean, half, color in zip(places, means, halves, colors, strict=True):
+            if not beyond(axis, mean, place, color):
+                how = {"fmt": "o", "ms": 4, "color": color, "lw": 1.2}
+                axis.errorbar(mean, place, xerr=half, **how)
+        axis.set_yticks(places, [each.label for each in rows], fontsize=8)
+        named = [MUON if "Muon" in each.label else "0.1" for each in rows]
+        color_names(axis, named)
         axis.set_ylim(0.3, len(rows) + 0.7)
         unit = "points of the test score" if table.factor > 1 else "fewer bits per byte"
         axis.set_xlabel(f"better than {table.baseline.label}, {unit}; 95% intervals")
-
-
-def limits(table: Table, rows: Sequence[Standing]) -> tuple[float, float]:
-    """Ends of the axis: what fails badly may lie outside."""
-    means = table.factor * np.array([each.apart.mean() for each in rows])
-    halves = table.factor * np.array([float(half_width(x.apart)) for x in rows])
-    low, high = float((means - halves).min()), float((means + halves).max())
-    span = max(float(np.percentile(means, 90) - np.percentile(means, 10)), 1e-3)
-    return max(low, float(np.percentile(means, 10)) - 1.5 * span), high + 0.05 * span
 
 
 def draw_summary(found: Sequence[Table], path: Path) -> None:
