@@ -178,6 +178,23 @@ def processor(request, monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu" or not multiplies_bfloat16(),
+    reason="needs a CPU that multiplies bfloat16",
+)
+def test_tall_matrices_have_as_many_products_in_bfloat16_as_wide_ones():
+    """XLA computes some in float32 if a transposed array keeps its layout."""
+
+    def count(*shape):
+        x = jax.ShapeDtypeStruct(shape, jnp.float32)
+        text = jax.jit(orthogonalize).lower(x).compile().as_text()
+        before = [part.partition(" dot(") for part in text.split("\n\n")]
+        return sum(" dot(" in sep and "bf16[" in head for head, sep, _ in before)
+
+    assert count(160, 80) == count(80, 160) > 0
+    assert count(2, 160, 80) == count(2, 80, 160)
+
+
 @pytest.mark.parametrize("processor", [True, False], indirect=True)
 def test_products_in_bfloat16_on_cpus(processor):
     """Real ones where the processor has them, but for powers in longer stages. Results
