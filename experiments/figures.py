@@ -22,7 +22,7 @@ from PIL import Image
 
 import fedjax_muon
 from benchmarks import figure, table
-from experiments import dots, kept
+from experiments import diagrams, dots, kept
 from experiments.arguments import call
 from experiments.board import page as board, standings
 from experiments.dots import Dot
@@ -228,7 +228,12 @@ def draw_clients(code: str, path: Path) -> None:
         axis.margins(0.1, 0.5)
 
 
-ALL = (front, slow_clients, tutorial, sweeps, speed, privacy)
+def concepts(results: Path) -> Iterator[Figure]:
+    """A round, for the pages on concepts."""
+    yield results.parent / "docs" / "assets" / "round", diagrams.a_round
+
+
+ALL = (front, concepts, slow_clients, tutorial, sweeps, speed, privacy)
 ALL += newton_schulz, tails, theory, papers
 
 
