@@ -9,6 +9,7 @@ import numpy as np
 from experiments.board import standings
 from experiments.board.lines import HISTORY
 from experiments.board.standings import Standing, Table
+from experiments.board.tracks import TRACKS
 from fedjax_muon.reporting.intervals import half_width
 from fedjax_muon.reporting.style import closest, color_names, drawing, outside as beyond
 
@@ -219,6 +220,8 @@ def write(output: Path, page: Path = PAGE) -> None:
         lines += [f"## {table.track.title}", "", facts(table), ""]
         lines += [f"![{about}](../results/board/{table.name}.png)", ""]
         lines += [*table_of(table), ""]
+    if missing := [name for name in TRACKS if name not in {t.name for t in found}]:
+        lines += [UNFINISHED.format(", ".join(missing)), ""]
     lines += alignment(found)
     ends = edges(found)
     lines += ["## Searches that end at an edge", ""]
@@ -277,6 +280,12 @@ where the search begins; one other option may be named with its value. Send in t
 `submission.jsonl` that the command writes: `python -m experiments.board accept
 submission.jsonl` repeats two of its runs, and adds the row. `python -m
 experiments.board page` writes this page.
+"""
+UNFINISHED = """\
+## Tracks that are running
+
+By these rules, rows of {} are not finished yet. The
+[history](../results/board/history.csv) has their scores on the first board.
 """
 ALIGNMENT = """\
 ## Does alignment help FedMuon?

@@ -10,6 +10,7 @@ from scipy import special
 
 from experiments.board import lines as kept, protocol
 from experiments.board.protocol import Line
+from experiments.board.rows import ROWS
 from experiments.board.search import ends
 from experiments.board.tracks import TRACKS, Track
 from fedjax_muon.reporting.comparison import SCORES, Score
@@ -72,7 +73,7 @@ def tables(place: Path) -> list[Table]:
     whole = [table for table in found if table is not None]
     if not whole:
         raise ValueError(
-            f"{place} has no track with the runs of its baseline; run "
+            f"{place} has no track all of whose rows are finished; run "
             "python -m experiments.board run digits"
         )
     return whole
@@ -85,7 +86,8 @@ def _table(name: str, path: Path) -> Table | None:
     track = TRACKS[name]
     runs = {row: kept.finals(lines) for row, lines in by_row.items()}
     done = {row: each for row, each in runs.items() if len(each) == track.seeds}
-    if track.baseline not in done:
+    needed = {row for row in ROWS if name in ROWS[row].tracks} | {track.baseline}
+    if not done.keys() >= needed:
         return None
     score = SCORES[SCORE_OF.get(name, ACCURACY)]
     scores = {row: np.array([x["score"] for x in each]) for row, each in done.items()}

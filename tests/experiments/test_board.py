@@ -228,7 +228,10 @@ def test_stragglers_train_for_the_same_time():
 
 @pytest.fixture
 def short(monkeypatch):
-    """All tracks of digits for 5 rounds, with few trials and seeds."""
+    """Digits and attackers for 5 rounds, with few rows, trials and seeds."""
+    few = {name: ROWS[name] for name in ("fedavg", "fedavg_mean", "dsgd")}
+    for module in (command, page.standings):
+        monkeypatch.setattr(module, "ROWS", few)
     for name in ("digits", "attackers"):
         few = TRACKS[name]._replace(rounds=5, trials=4, seeds=2, fits=None)
         monkeypatch.setitem(TRACKS, name, few._replace(evaluations=2))
@@ -244,6 +247,7 @@ def small_ring(monkeypatch):
     data = fm.data.Dataset(x[train], y[train], x[test], y[test], ("low", "high"))
     opened = "fedjax_muon.problems.labeled.open_dataset"
     monkeypatch.setattr(opened, lambda *args, **how: data)
+    monkeypatch.setattr(page.standings, "ROWS", {"dsgd": ROWS["dsgd"]})
     few = TRACKS["ring"]._replace(rounds=20, trials=3, seeds=2)
     monkeypatch.setitem(TRACKS, "ring", few)
     return data
