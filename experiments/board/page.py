@@ -225,9 +225,10 @@ def write(output: Path, page: Path = PAGE) -> None:
     lines += alignment(found)
     ends = edges(found)
     lines += ["## Searches that end at an edge", ""]
-    lines += [*(ends or ["None: every best option lies between others."]), ""]
+    lines += [*(ends or ["None: every best option lies between others."]), "", SECOND]
     if (output / HISTORY).exists():
-        lines += [CHANGES, "", *changes(found, output), ""]
+        text = "\n".join([CHANGES, *changes(found, output), ""])
+        (output / "changes.md").write_text(text)
     lines += outside(output)
     page.write_text("\n".join(lines))
 
@@ -281,6 +282,10 @@ where the search begins; one other option may be named with its value. Send in t
 submission.jsonl` repeats two of its runs, and adds the row. `python -m
 experiments.board page` writes this page.
 """
+SECOND = """\
+This is the second board: the first one had shorter searches, so that most of its best
+options were at an edge. [Ranks of both](../results/board/changes.md).
+"""
 UNFINISHED = """\
 ## Tracks that are running
 
@@ -296,11 +301,11 @@ have a 95% interval without 0.
 | track | weight 0, score | weight 0.25 | weight 0.5 |
 |---|---:|---:|---:|"""
 CHANGES = """\
-## Changes from the first board
+# Ranks on the first board and on the second
 
-The first board had six trials per method, and 75 of its 121 best options were at an
-edge. Newton-Schulz was in float32. Here are the ranks among its methods, first then and
-now. [history.csv](../results/board/history.csv) has all scores.
+The first board had six trials per method and five seeds, 75 of its 121 best options
+were at an edge, and Newton-Schulz was in float32. Here are the ranks of its methods
+among each other, first then and now. [history.csv](history.csv) has all scores.
 """
 OUTSIDE = {
     "replication": """\
