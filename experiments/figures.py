@@ -120,8 +120,8 @@ def privacy(results: Path) -> Iterator[Figure]:
 
 
 def draw_utility(root: Path, path: Path) -> None:
-    """Draws the table of docs/privacy.md: means and deviations of three seeds."""
-    text = (root / "docs" / "privacy.md").read_text()
+    """Draws the table of docs/studies/privacy.md: means and deviations."""
+    text = (root / "docs" / "studies" / "privacy.md").read_text()
     [table] = re.findall(r"^\| method \| epsilon = .*\n(?:\|.*\n)+", text, re.M)
     head, _, *lines = [line[2:-2].split(" | ") for line in table.splitlines()]
     epsilons = [float(cell.removeprefix("epsilon = ")) for cell in head[1:]]

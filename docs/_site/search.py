@@ -8,6 +8,7 @@ BOOSTS = {
     "choose.md": 2,
     "algorithms/muon.md": 4,
     "reference/fm.md": 4,
+    "concepts/": 2,
     "privacy.md": 2,
     "tutorial/": 2,
     "concepts/": 3,

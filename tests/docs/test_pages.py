@@ -50,7 +50,8 @@ def run(*codes: str, page: str) -> dict[str, Any]:
 
 FRONT = ("data", "devices", "command_line")
 EXECUTED = [DOCS / f"{name}.md" for name in FRONT]
-EXECUTED += [*DOCS.glob("how_to/*.md"), *DOCS.glob("algorithms/*.md")]
+for _folder in ("concepts", "how_to", "algorithms"):
+    EXECUTED += DOCS.glob(f"{_folder}/*.md")
 SHOWN = {str(p.relative_to(DOCS)): code for p in EXECUTED if (code := blocks(p))}
 
 
