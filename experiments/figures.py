@@ -29,6 +29,7 @@ from experiments.dots import Dot
 from experiments.papers import paper_report
 from experiments.studies import (
     client_privacy,
+    drift,
     newton_schulz_steps,
     stragglers,
     tuned,
@@ -229,8 +230,9 @@ def draw_clients(code: str, path: Path) -> None:
 
 
 def concepts(results: Path) -> Iterator[Figure]:
-    """A round, for the pages on concepts."""
+    """A round, and client drift, for the pages on concepts."""
     yield results.parent / "docs" / "assets" / "round", diagrams.a_round
+    yield results / "drift" / "fashion", drift.draw
 
 
 ALL = (front, concepts, slow_clients, tutorial, sweeps, speed, privacy)

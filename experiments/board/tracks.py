@@ -101,24 +101,24 @@ def _held(problem: Problem, share: float) -> Problem:
     return dataclasses.replace(held, dataset=data, task=task)
 
 
-def _labeled(dataset: Dataset | str, model: Any, share: float, **how: Any) -> Problem:
+def labeled(dataset: Dataset | str, model: Any, share: float, **how: Any) -> Problem:
     made = fm.problems.classification(dataset, model=lambda data: model, **how)
     return _held(made, share)
 
 
 def digits(data_dir: Path | None) -> Problem:
     del data_dir
-    return _labeled("digits", fm.models.MLP(10, (64, 64)), 0.1)
+    return labeled("digits", fm.models.MLP(10, (64, 64)), 0.1)
 
 
 def fashion(data_dir: Path | None) -> Problem:
     lenet = fm.models.LeNet(10)
-    return _labeled("fashion_mnist", lenet, 1 / 30, data_dir=data_dir)
+    return labeled("fashion_mnist", lenet, 1 / 30, data_dir=data_dir)
 
 
 def fashion_classes(data_dir: Path | None) -> Problem:
     lenet, two = fm.models.LeNet(10), two_classes
-    return _labeled("fashion_mnist", lenet, 1 / 30, divide=two, data_dir=data_dir)
+    return labeled("fashion_mnist", lenet, 1 / 30, divide=two, data_dir=data_dir)
 
 
 def two_classes(labels: Any, clients: int, *, key: jax.Array) -> Any:
@@ -147,27 +147,27 @@ def private_digits(data_dir: Path | None) -> Problem:
     del data_dir
     divide = functools.partial(fm.partition.dirichlet, alpha=1.0, min_size=1)
     model = client_privacy.Network()
-    return _labeled("digits", model, 0.1, clients=client_privacy.CLIENTS, divide=divide)
+    return labeled("digits", model, 0.1, clients=client_privacy.CLIENTS, divide=divide)
 
 
 def slow_digits(data_dir: Path | None) -> Problem:
     del data_dir
     divide = functools.partial(fm.partition.dirichlet, alpha=0.3, min_size=1)
     model = fm.models.MLP(10, (64, 64))
-    return _labeled("digits", model, 0.1, clients=100, divide=divide)
+    return labeled("digits", model, 0.1, clients=100, divide=divide)
 
 
 def attacked_digits(data_dir: Path | None) -> Problem:
     del data_dir
     model = fm.models.MLP(10, (64, 64))
-    return _labeled("digits", model, 0.1, clients=20, alpha=1.0)
+    return labeled("digits", model, 0.1, clients=20, alpha=1.0)
 
 
 def income(data_dir: Path | None) -> Problem:
     """Two classes, whose AUC is the score; minimax methods train it."""
     model = fm.models.MLP(2, (32,))
     divide = functools.partial(fm.partition.dirichlet, alpha=0.3, min_size=64)
-    made = _labeled("a9a", model, 1 / 16, divide=divide, data_dir=data_dir)
+    made = labeled("a9a", model, 1 / 16, divide=divide, data_dir=data_dir)
     plain, data = made.task, made.dataset
 
     def evaluate(params: Any, x: Any, y: Any) -> Any:
