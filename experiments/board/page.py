@@ -222,7 +222,7 @@ def write(output: Path, page: Path = PAGE) -> None:
         lines += [*table_of(table), ""]
     if missing := [name for name in TRACKS if name not in {t.name for t in found}]:
         lines += [UNFINISHED.format(", ".join(missing)), ""]
-    lines += alignment(found)
+    lines += [OWN, *alignment(found)]
     ends = edges(found)
     lines += ["## Searches that end at an edge", ""]
     lines += [*(ends or ["None: every best option lies between others."]), "", SECOND]
@@ -254,7 +254,18 @@ AFTER_SUMMARY = """\
 In the tables below, scores are means over seeds with 95% intervals (Student's t), and
 bold ones beat the baseline. Rounds, MB and seconds are measured up to the target: 95%
 of the baseline's score, or 105% of its bits. Click a column to sort by it.
+"""
+SECOND = """\
+This is the second board: the first one had shorter searches, so that most of its best
+options were at an edge. [Ranks of both](../results/board/changes.md).
+"""
+UNFINISHED = """\
+## Tracks that are running
 
+By these rules, rows of {} are not finished yet. The
+[history](../results/board/history.csv) has their scores on the first board.
+"""
+OWN = """\
 ## Your own method
 
 ```text
@@ -281,16 +292,6 @@ where the search begins; one other option may be named with its value. Send in t
 `submission.jsonl` that the command writes: `python -m experiments.board accept
 submission.jsonl` repeats two of its runs, and adds the row. `python -m
 experiments.board page` writes this page.
-"""
-SECOND = """\
-This is the second board: the first one had shorter searches, so that most of its best
-options were at an edge. [Ranks of both](../results/board/changes.md).
-"""
-UNFINISHED = """\
-## Tracks that are running
-
-By these rules, rows of {} are not finished yet. The
-[history](../results/board/history.csv) has their scores on the first board.
 """
 ALIGNMENT = """\
 ## Does alignment help FedMuon?
