@@ -268,11 +268,14 @@ By these rules, rows of {} are not finished yet. The
 OWN = """\
 ## Your own method
 
-```text
+In a clone, one command checks your file, searches its options on the digits, and says
+where it stands:
+
+```bash
 python -m experiments.board check my_method.py
 ```
 
-checks a file, searches its options on the digits, and says where it stands:
+This is a whole file:
 
 ```python
 import fedjax_muon as fm
@@ -288,9 +291,11 @@ ROWS = {"fedavg_normuon": Row("FedAvg(NorMuon)", normuon, {"lr": 0.03})}
 
 The function returns a rule of optax for the clients' steps, an `Algorithm` or a
 `Gossip`. If it takes `lr`, it gets the learning rate as a schedule. `{"lr": 0.03}` is
-where the search begins; one other option may be named with its value. Send in the
-`submission.jsonl` that the command writes: `python -m experiments.board accept
-submission.jsonl` repeats two of its runs, and adds the row. `python -m
+where the search begins; one other option may be named with its value. It takes about a
+minute on one core of an AMD EPYC.
+
+Send in the `submission.jsonl` that the command writes. `python -m experiments.board
+accept submission.jsonl` repeats two of its runs, and adds the row. `python -m
 experiments.board page` writes this page.
 """
 ALIGNMENT = """\
