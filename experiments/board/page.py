@@ -31,11 +31,13 @@ def spread_of(values: np.ndarray, form: str) -> str:
 
 
 def table_of(table: Table) -> list[str]:
-    """The rows of a track in Markdown: wins bold; without columns that nobody has."""
+    """The rows of a track in Markdown, without columns that nobody has."""
     rows = [[*HEAD]]
     for each in table.rows:
         score = table.spread(each.scores)
-        cells = [each.label, each.options, f"**{score}**" if each.wins else score]
+        if each is not table.baseline:
+            score += f" ({difference(table, each)})"
+        cells = [each.label, each.options, score]
         cells += [spread_of(each.rounds, ",.0f"), spread_of(each.megabytes, ",.3g")]
         rows.append([*cells, spread_of(each.seconds, ",.3g")])
     columns = [x for x in zip(*rows, strict=True) if {*x[1:]} != {"-"}]
@@ -251,8 +253,8 @@ ten seeds (five on `tokens`), corrected for all methods of the track (Holm, leve
 Other differences may be chance.
 """
 AFTER_SUMMARY = """\
-In the tables below, scores are means over seeds with 95% intervals (Student's t), and
-bold ones beat the baseline. Rounds, MB and seconds are measured up to the target: 95%
+In the tables below, scores are means over seeds with 95% intervals (Student's t), then
+in parentheses the difference from the baseline, paired by seed. Rounds, MB and seconds are measured up to the target: 95%
 of the baseline's score, or 105% of its bits. Click a column to sort by it.
 """
 SECOND = """\

@@ -496,7 +496,11 @@ def test_the_page_follows_from_the_kept_runs(name):
     ]
     _, _, options, score, _, megabytes, *_ = (c.strip(" *") for c in line.split("|"))
     assert options == f"lr {own[0]['hyper']['lr']:g}"
-    assert score == f"{np.mean(scores):.1f} ± {half:.1f}"
+    apart = np.subtract(scores, np.multiply(100, base))
+    wide = stats.t.ppf(0.975, 9) * np.std(apart, ddof=1) / np.sqrt(10)
+    assert score.replace("*", "") == (
+        f"{np.mean(scores):.1f} ± {half:.1f} ({np.mean(apart):+.1f} ± {wide:.1f})"
+    )
     assert megabytes == f"{np.mean(first):.3g}"
 
 
