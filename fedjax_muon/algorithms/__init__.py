@@ -130,6 +130,12 @@ MU_GRID = {"mu": (0.001, 0.01, 0.1, 1.0)}
 def _decayed_heavy_ball(
     momentum: Number, decay: Number
 ) -> optax.GradientTransformation:
+    """Momentum with coupled weight decay.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
+      decay: Weight decay that is added to the gradient, 0 to 0.001.
+    """
     check_range("decay", decay, schedules=False)
     return optax.chain(optax.add_decayed_weights(decay), heavy_ball(momentum))
 
@@ -137,7 +143,12 @@ def _decayed_heavy_ball(
 def _looking_ahead(
     momentum: Number, polar: Polar | None
 ) -> optax.GradientTransformation:
-    """Muon of matrices and the mean gradient of the rest, both looking ahead."""
+    """Muon of matrices and the mean gradient of the rest, both looking ahead.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.95.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+    """
     ahead = optax.trace(momentum, nesterov=True)  # over 1 - b: b M + (1 - b) g
     rest = optax.chain(ahead, optax.scale(1 - momentum))
     make = lambda polar: muon(
@@ -147,6 +158,11 @@ def _looking_ahead(
 
 
 def _decayed_soap(decay: Number) -> optax.GradientTransformation:
+    """SOAP with decoupled weight decay.
+
+    Args:
+      decay: Decoupled weight decay, relative to `lr`, 0 to 0.1.
+    """
     check_range("decay", decay, schedules=False)
     return optax.chain(scale_by_soap(), optax.add_decayed_weights(decay))
 

@@ -155,7 +155,11 @@ def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
 
 
 def heavy_ball(momentum: Number = 0.9) -> optax.GradientTransformation:
-    """Momentum without dampening."""
+    """Momentum without dampening.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
+    """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return optax.trace(momentum)
 
@@ -272,7 +276,13 @@ def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
 def decayed_muon(
     momentum: Hyper, decay: Number, polar: Polar | None
 ) -> optax.GradientTransformation:
-    """Muon with decoupled weight decay."""
+    """Muon with decoupled weight decay.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9 to 0.98.
+      decay: Decoupled weight decay, relative to `lr`, 0 to 0.01.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+    """
     check_range("decay", decay, schedules=False)
     rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
     return optax.chain(rule, optax.add_decayed_weights(decay))

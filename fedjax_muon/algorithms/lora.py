@@ -430,9 +430,13 @@ def flexlora(
 ) -> Algorithm:
     """FlexLoRA: the mean of the products, cut to the rank of every client.
 
-    From the singular value decomposition U S V^T = mean_i (a_i b_i), client i begins
-    with the first q_i columns of a = U and rows of b = S V^T. What is cut is lost. The
-    server computes it from the stacked factors and never from a matrix [in, out].
+    The server computes the singular value decomposition of the mean product,
+
+        U S V^T = mean_i (a_i b_i),    a <- U,    b <- S V^T
+
+    and client i begins with the first q_i columns of a and rows of b. What is cut is
+    lost. The server never builds a matrix [in, out], but works with the stacked
+    factors.
 
     Source: Bai et al. 2024, NeurIPS, arXiv:2402.11505. Checked against the authors'
     code, from which it departs: they use a scale 16 / q_i per client; here, all clients

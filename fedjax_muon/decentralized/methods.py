@@ -39,6 +39,13 @@ MUON = {"lr": 0.01, "polar": None, "normalize_vectors": True}
 
 
 def _muon(polar: Polar | None, normalize_vectors: bool) -> optax.GradientTransformation:
+    """Polar factors of matrices and unit vectors.
+
+    Args:
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+      normalize_vectors: Whether vectors are divided by their norms. If not, they move
+        along the tracked gradient itself.
+    """
     make = lambda polar: unit_directions(polar, normalize_vectors=normalize_vectors)
     return default_rule(None, polar, make)
 
@@ -47,7 +54,7 @@ def _noisy_gradient(sigma: Hyper) -> Estimator:
     """A fresh gradient with noise.
 
     Args:
-      sigma: Standard deviation of the noise in every coordinate.
+      sigma: Standard deviation of the noise in every coordinate, 0 to 1.
     """
     return noisy(fresh(), sigma)
 
@@ -75,7 +82,7 @@ def _noisy_storm(beta: Hyper, sigma: Hyper) -> Estimator:
 
     Args:
       beta: Weight of the new gradient, in [0, 1].
-      sigma: Standard deviation of the noise in every coordinate.
+      sigma: Standard deviation of the noise in every coordinate, 0 to 1.
     """
     return noisy(storm(beta), sigma)
 
