@@ -73,7 +73,7 @@ def fedavg(
 
     Source: McMahan et al. 2017, arXiv:1602.05629. Checked against independent code. It
     departs in the weights: means are uniform unless `federate` gets
-    `weighting=by_examples`. Server rules: Reddi et al. 2021, arXiv:2003.00295.
+    `weighting=by_examples`.
 
     Args:
       lr: Local learning rate: 0.01 to 1 for SGD, 0.001 to 0.01 if `rule` is Adam, and

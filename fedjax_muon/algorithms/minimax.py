@@ -117,9 +117,12 @@ def fess_gda(
 
 
 ZHANG = "Zhang and Gao 2025, arXiv:2511.04456"
-DENG = "Deng and Mahdavi 2021, AISTATS"
+DENG = "Deng and Mahdavi 2021, AISTATS, arXiv:2102.13152"
 SHARMA = "Sharma et al. 2022, arXiv:2203.04850"
-WU = "Wu et al. 2023, FedSGDA-M, NeurIPS"
+WU = (
+    "Wu et al. 2023, Solving a Class of Non-Convex Minimax Optimization in Federated "
+    "Learning, NeurIPS"
+)
 YANG = "Yang et al. 2022, arXiv:2210.00611"
 SHEN = "Shen et al. 2024, arXiv:2311.00944"
 

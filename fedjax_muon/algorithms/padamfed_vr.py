@@ -56,9 +56,9 @@ def padamfed_vr(
 
     then c_i <- mean_k grad_i and g <- mean of all local d. All weights must be equal.
 
-    Source: Yan et al. 2025, ICLR. Not verified. It departs from public code, whose
-    formula for the server omits the second gradient; the mean of d is an additional
-    message here.
+    Source: Yan et al. 2025, Problem-Parameter-Free Federated Learning, ICLR. Not
+    verified. It departs from public code, whose formula for the server omits the second
+    gradient; the mean of d is an additional message here.
 
     Args:
       lr: Local learning rate, the length of every local move, 0.001 to 0.1.

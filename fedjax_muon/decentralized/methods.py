@@ -19,9 +19,12 @@ from fedjax_muon.transforms import Polar, default_rule, unit_directions
 
 LIAN = "Lian et al. 2017, arXiv:1705.09056"
 NEDIC = "Nedic et al. 2017, arXiv:1607.03218"
-XIAN = "Xian et al. 2021, NeurIPS"
-YANG = "Yang et al. 2022, DP-SGDA, UAI; here decentralized and without a clip"
-ZHU = "Zhu et al. 2023, decentralized SGDA"
+XIAN = (
+    "Xian et al. 2021, A Faster Decentralized Algorithm for Nonconvex Minimax "
+    "Problems, NeurIPS"
+)
+YANG = "Yang et al. 2022, UAI, arXiv:2201.09046; here decentralized and without a clip"
+ZHU = "Zhu et al. 2023, NeurIPS, arXiv:2310.20369"
 DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505: Algorithm 1"
 OURS = "none: a composition of this library, not published"
 ALGHUNAIM = "Alghunaim and Yuan 2022, arXiv:2110.09993"
