@@ -222,7 +222,7 @@ ALL = by_name(
         FADAS,
         DEPARTS,
         base=fedavg,
-        sentence="AMSGrad at the server, for asynchronous rounds.",
+        sentence="AMSGrad at the server, without any bias correction.",
         options={"lr": 0.1, "server_lr": 0.001},
         changes={"server_rule": scale_by_fadas()},
     ),
@@ -278,7 +278,7 @@ ALL = by_name(
         ZHANG,
         TEXT,
         base=fedmuon,
-        sentence="The initial momenta are not averaged, as in the paper's Algorithm 1.",
+        sentence="The first momenta are not averaged, as in Algorithm 1.",
         options={"lr": 0.01, "momentum": 0.9, "rule": None, "polar": None},
         changes={"synced": False},
         color="#ff6b6b",
@@ -291,7 +291,7 @@ ALL = by_name(
         LIU,
         TEXT,
         base=fedmuon_align,
-        sentence="Momenta that are reset every round, the ablation of Table 5.",
+        sentence="Momenta start anew in every round, as in Table 5.",
         options={
             "lr": 0.03,
             "align": 0.5,
@@ -308,7 +308,7 @@ ALL = by_name(
         FEDPAC,
         DEPARTS,
         base=fedmuon_align,
-        sentence="The same algorithm as FedMuon(alignment), with a shorter momentum.",
+        sentence="FedMuon(alignment); the authors' decay has the factor 1 - align.",
         options={
             "lr": 0.03,
             "align": 0.5,
@@ -324,7 +324,7 @@ ALL = by_name(
         FEDPAC,
         DEPARTS,
         base=fedmuon_align,
-        sentence="Local SOAP whose averages of g g^T and g^T g the server averages.",
+        sentence="SOAP with averaged g g^T and g^T g, which steps in its first call.",
         options={"lr": 0.003, "align": 0.5, "decay": 0.01},
         changes={
             "rule": scale_by_soap(first_step=True),
@@ -338,7 +338,7 @@ ALL = by_name(
         TEXT,
         grid=LIU_MUON_GRID,
         base=fedavg,
-        sentence="Local Muon with averaged momenta, the ablation without alignment.",
+        sentence="FedMuon(alignment) without alignment, an ablation.",
         options={"lr": 0.03, "momentum": 0.98, "decay": 0.01, "polar": None},
         changes={"rule": FromOptions(decayed_muon), "averaged_state": ("trace",)},
         color="#7bbf2a",
@@ -518,7 +518,7 @@ ALL = by_name(
         # With a second moment that is reset too, an averaged first moment is divided by
         # a single gradient's size, and it diverges.
         base=fedmuon_align,
-        sentence="Table 5; both moments are averaged, and Adam's count is reset.",
+        sentence="Table 5; both moments are averaged.",
         options={"lr": 0.0005, "align": 0.5, "decay": 0.01},
         changes={"rule": optax.scale_by_adam(), "averaged_state": ("mu", "nu")},
     ),

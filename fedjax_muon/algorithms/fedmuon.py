@@ -58,8 +58,8 @@ def fedmuon(
     listing, where every client starts with its own gradient, unless `synced=False`.
 
     Args:
-      lr: Local learning rate: 0.01 to 0.1 with the default rule, whose steps of
-        matrices have the spectral norm 1.
+      lr: Local learning rate: 0.01 to 0.1 with the default rule, where it is the
+        spectral norm of a matrix's step, and 0.01 to 1 for SGD.
       momentum: Weight of the past in the momentum, usually 0.9 to 0.98; beta in the
         paper's experiments, 1 - beta in its theory.
       rule: Rule applied to the momentum, without a learning rate. By default, it

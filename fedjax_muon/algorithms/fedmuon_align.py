@@ -66,7 +66,8 @@ def fedmuon_align(
     uploads the iterate before the last, while all K steps count here.
 
     Args:
-      lr: Local learning rate: 0.01 to 0.1 with the default rule.
+      lr: Local learning rate: 0.01 to 0.1 if `rule` is Muon, 0.001 to 0.01 if it is
+        Adam or SOAP, and 0.01 to 1 for SGD.
       align: Weight of the last round's mean direction, in [0, 1]; alpha in the paper,
         usually 0.5.
       decay: Decoupled weight decay, 0 to 0.01; lambda in the paper.

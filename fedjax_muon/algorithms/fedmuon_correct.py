@@ -60,8 +60,8 @@ def fedmuon_correct(
       lr: Local learning rate: 0.001 to 0.03 with the default rule.
       momentum: Weight of the past in the momentum, 1 - alpha in the paper, usually 0.9.
       rule: Minus the linear minimization oracle (LMO) of a norm, without a learning
-        rate. By default, the spectral norm's for matrices, and 10 times the gradient
-        for others.
+        rate. By default, the spectral norm's for matrices; other leaves are multiplied
+        by 10.
       polar: Function that the default rule computes polar factors with; by default,
         five Newton-Schulz steps.
       shape_scale: Factor of a matrix's step in the default rule, as a function of

@@ -242,8 +242,7 @@ ALL = by_name(
         Source.TEXT,
         GRID,
         base=scaffold_m,
-        sentence="Descent ascent with momentum and control variates; the direction of "
-        "each variable is clipped.",
+        sentence="Fed-NSGDA-M that clips the direction of each variable instead.",
         options={
             "lr": 0.1,
             "server_lr": 1.0,
@@ -281,8 +280,7 @@ ALL = by_name(
         WU,
         grid=GRID,
         base=stem,
-        sentence="Descent ascent along variance-reduced momentum, for full "
-        "participation, written from memory.",
+        sentence="Descent ascent of all clients, as STEM; written from memory.",
         options={"lr": 0.1, "momentum": 0.9},
     ),
     # The abstract does not say how control variates are made; those of SCAFFOLD are a

@@ -197,8 +197,8 @@ def short(value: Any) -> str:
     """Words for an argument; of functions and rules the name of what made them."""
     if isinstance(value, optax.GradientTransformation):
         value = value.update
-        if value.__module__ == optax.stateless.__module__:  # around a function
-            value = next((c.cell_contents for c in value.__closure__ or ()), value)
+        if value.__module__ == optax.stateless.__module__ and value.__closure__:
+            return short(value.__closure__[0].cell_contents)  # around a function
     if callable(value):
         words = getattr(value, "__qualname__", type(value).__name__)
         return words.partition(".")[0]

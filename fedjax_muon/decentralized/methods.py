@@ -201,7 +201,7 @@ ALL = by_name(
         Source.TEXT,
         {**STORM_GRID, "sigma": (0.5, 1.0)},
         base=gradient_tracking,
-        sentence="DM-HSGD with noise on what agents send, without privacy.",
+        sentence="DM-HSGD with noise on what agents send.",
         options=STORM_RATES | {"sigma": 0.5} | RULE,
         changes={"estimator": FromOptions(_noisy_storm)},
     ),
