@@ -95,6 +95,8 @@ def test_versions_of_the_project_agree():
     assert citation["version"] == fedjax_muon.__version__
     assert f"## {fedjax_muon.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert citation["license"] in (ROOT / "pyproject.toml").read_text()
+    entry = (ROOT / "fedjax_muon/papers.bib").read_text().split("\n\n")[-1]
+    assert f"version = {{{fedjax_muon.__version__}}}" in entry
 
 
 # -------------------------------------------------------------- the methods
