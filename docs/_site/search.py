@@ -11,7 +11,6 @@ BOOSTS = {
     "concepts/": 2,
     "privacy.md": 2,
     "tutorial/": 2,
-    "concepts/": 3,
     "how_to/": 2,
     "data.md": 2,
     "devices.md": 2,
