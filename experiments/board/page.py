@@ -78,10 +78,9 @@ def summary(found: Sequence[Table]) -> list[str]:
     return lines
 
 
-def _wins(found: Sequence[Table], label: str) -> float:
-    """The share of its tracks on which a method beats the baseline."""
-    mine = [each for table in found if (each := table.find(label))]
-    return sum(each.wins for each in mine) / len(mine)
+def _wins(found: Sequence[Table], label: str) -> int:
+    """The number of tracks on which a method beats the baseline."""
+    return sum(each.wins for table in found if (each := table.find(label)))
 
 
 def facts(table: Table) -> str:
@@ -178,7 +177,7 @@ def draw_summary(found: Sequence[Table], path: Path) -> None:
                 axis.text(1.01, place + up, each.label, color=color, **side)
         axis.set_yticks(places, names)
         axis.set_ylim(0.4, len(found) + 0.6)
-        axis.set_xlabel("better than FedAvg, points of the test score; 95% intervals")
+        axis.set_xlabel("better than the baseline, points of the test score; 95% intervals")
 
 
 def alignment(found: Sequence[Table]) -> list[str]:
