@@ -177,7 +177,9 @@ def draw_summary(found: Sequence[Table], path: Path) -> None:
                 axis.text(1.01, place + up, each.label, color=color, **side)
         axis.set_yticks(places, names)
         axis.set_ylim(0.4, len(found) + 0.6)
-        axis.set_xlabel("better than the baseline, points of the test score; 95% intervals")
+        axis.set_xlabel(
+            "better than the baseline, points of the test score; 95% intervals"
+        )
 
 
 def alignment(found: Sequence[Table]) -> list[str]:
