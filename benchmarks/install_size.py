@@ -1,4 +1,4 @@
-"""Sizes on disk of the required dependencies, as the table of docs/dependencies.md.
+"""Sizes on disk of the required dependencies, as the table of results/dependencies.md.
 
     python -m benchmarks.install_size
 

@@ -22,13 +22,14 @@ from PIL import Image
 
 import fedjax_muon
 from benchmarks import figure, table
-from experiments import dots, kept
+from experiments import diagrams, dots, kept
 from experiments.arguments import call
-from experiments.board import page as board
+from experiments.board import page as board, standings
 from experiments.dots import Dot
 from experiments.papers import paper_report
 from experiments.studies import (
     client_privacy,
+    drift,
     newton_schulz_steps,
     stragglers,
     tuned,
@@ -120,8 +121,8 @@ def privacy(results: Path) -> Iterator[Figure]:
 
 
 def draw_utility(root: Path, path: Path) -> None:
-    """Draws the table of docs/privacy.md: means and deviations of three seeds."""
-    text = (root / "docs" / "privacy.md").read_text()
+    """Draws the table of docs/studies/privacy.md: means and deviations."""
+    text = (root / "docs" / "studies" / "privacy.md").read_text()
     [table] = re.findall(r"^\| method \| epsilon = .*\n(?:\|.*\n)+", text, re.M)
     head, _, *lines = [line[2:-2].split(" | ") for line in table.splitlines()]
     epsilons = [float(cell.removeprefix("epsilon = ")) for cell in head[1:]]
@@ -186,9 +187,12 @@ def papers(results: Path) -> Iterator[Figure]:
 
 
 def front(results: Path) -> Iterator[Figure]:
-    """What Muon changes on the tracks of the board, on the first page."""
-    ranked = board.ranked(results / "board")
-    yield results / "board" / "muon", functools.partial(board.draw, ranked)
+    """The differences on the tracks of the board, and their summary."""
+    found = standings.tables(results / "board")
+    place = results / "board"
+    yield place / "summary", functools.partial(board.draw_summary, found)
+    for track in found:
+        yield place / track.name, functools.partial(board.draw, track)
 
 
 def slow_clients(results: Path) -> Iterator[Figure]:
@@ -225,7 +229,13 @@ def draw_clients(code: str, path: Path) -> None:
         axis.margins(0.1, 0.5)
 
 
-ALL = (front, slow_clients, tutorial, sweeps, speed, privacy)
+def concepts(results: Path) -> Iterator[Figure]:
+    """A round, and client drift, for the pages on concepts."""
+    yield results.parent / "docs" / "assets" / "round", diagrams.a_round
+    yield results / "drift" / "fashion", drift.draw
+
+
+ALL = (front, concepts, slow_clients, tutorial, sweeps, speed, privacy)
 ALL += newton_schulz, tails, theory, papers
 
 

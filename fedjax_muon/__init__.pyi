@@ -73,6 +73,7 @@ from .algorithms.scaffold_m import scaffold_m as scaffold_m
 from .algorithms.scaffold_vr import scaffold_vr as scaffold_vr
 from .algorithms.stem import stem as stem
 from .algorithms.streaming_diloco import streaming_diloco as streaming_diloco
+from .citing import cite as cite
 from .cli.load import load_run as load_run
 from .core import (
     Algorithm as Algorithm,

@@ -22,7 +22,7 @@ PAGES = {
         "experiments:Comparison Swept Trained",
         ":federate run Simulation NonFiniteError early_stopping run_cells"
         " Cell tune cache_programs load_run save_params load_params"
-        " load_metadata",
+        " load_metadata cite",
         "simulation:uniform by_examples STATE NonFiniteLossError",
         "simulation.program:Data Run Program",
         "simulation.participation:equal of_each epochs",

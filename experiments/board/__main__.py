@@ -1,86 +1,89 @@
 """The board: which method reaches a target, by rounds, bytes and seconds.
 
-    python -m experiments.board digits                      # all that is missing
-    python -m experiments.board digits --method fedmuon     # one row
-    python -m experiments.board fashion --data-dir DATA --part 0 --parts 2
-    python -m experiments.board private                     # or ring --data-dir DATA
-    python -m experiments.board digits --seconds            # of a round, when idle
-    python -m experiments.board page                        # tables, figures, page
+    python -m experiments.board check FILE.py            # where your method stands
+    python -m experiments.board accept SUBMISSION.jsonl  # reruns two runs, adds the row
+    python -m experiments.board run digits               # all that is missing
+    python -m experiments.board run fashion --data-dir DATA --part 0 --parts 2
+    python -m experiments.board seconds digits           # of a round, when idle
+    python -m experiments.board page                     # tables, figures, page
 
-RULES.md has the rules. Finished pieces of a method are appended to
-results/board/TRACK.jsonl, and left out the next time.
+RULES.md has the rules. Every finished run is appended to results/board/TRACK.jsonl, and
+left out the next time.
 """
 
-import json
 from pathlib import Path
 from typing import Literal
 
 from experiments.arguments import call
-from experiments.board import page, protocol
-from experiments.board.entries import entries_of, entry_of
+from experiments.board import lines as kept, page, protocol, submissions
+from experiments.board.rows import ROWS
 from experiments.board.tracks import TRACKS
-from experiments.studies import tuned
 from fedjax_muon.cli.errors import refusing
+from fedjax_muon.core import check_choice
 
 PLACE = Path("results/board")
-What = Literal[
-    "digits",
-    "fashion",
-    "fashion_classes",
-    "heart",
-    "plays",
-    "private",
-    "ring",
-    "page",
-]
+What = Literal["check", "accept", "run", "seconds", "page"]
 
 
 def main(
     what: What,
-    method: str | None = None,
+    of: str = "",
+    /,
+    row: str | None = None,
+    track: str = "digits",
     data_dir: Path | None = None,
-    seconds: bool = False,
     part: int = 0,
     parts: int = 1,
     output: Path = PLACE,
 ) -> None:
-    """Runs what is missing of a track, or writes the page.
+    """Runs rows of the board, checks or accepts one, or writes the page.
 
     Args:
-      what: A track, or the page.
-      method: One method; by default all of the track.
+      what: What to do.
+      of: A track to run, or a file to check or accept.
+      row: One row; by default all of the track, or of the file.
+      track: The track that a file is checked on.
       data_dir: Directory of the datasets.
-      seconds: Instead, measure the seconds of a round; nothing else should run.
-      part: The part of the methods that this process runs.
+      part: The part of the rows that this process runs.
       parts: The number of processes.
       output: Directory of the results.
     """
     with refusing():
         if what == "page":
             page.write(output)
-            return
-        track = TRACKS[what]
-        names = [method] if method else [*entries_of(track)][part::parts]
-        entries = {name: entry_of(name, track) for name in names}
-        problem = track.problem(data_dir)
-        output.mkdir(parents=True, exist_ok=True)
-        path = output / f"{what}.jsonl"
-        path.touch()
-        for name, entry in entries.items():
-            todo = protocol.pieces(name, entry.trials(track))
-            for piece in [protocol.Piece(name, protocol.SECONDS)] if seconds else todo:
-                known = [row for row in tuned.read(path) if row["method"] == name]
-                if any(row["stage"] == piece.stage for row in known):
-                    continue
-                rows = protocol.run(piece, entry, track, problem, known)
-                if any(
-                    tuple(piece) == (r["method"], r["stage"]) for r in tuned.read(path)
-                ):
-                    continue  # another process has finished it
-                with path.open("a") as file:
-                    file.write("".join(f"{json.dumps(row)}\n" for row in rows))
-                best = max(row.get("score", row.get("seconds")) for row in rows)
-                print(*piece, f"{best:.3f}", flush=True)
+        elif what == "check":
+            submissions.check(Path(of), row, track, data_dir, output)
+        elif what == "accept":
+            submissions.accept(Path(of), data_dir, output)
+        else:
+            check_choice("track", of, TRACKS)
+            names = [name for name, each in ROWS.items() if of in each.tracks]
+            mine = [check_choice("row", row, names)] if row else names[part::parts]
+            run(of, mine, what, data_dir, output)
+
+
+def run(
+    name: str, rows: list[str], what: str, data_dir: Path | None, output: Path
+) -> None:
+    """Runs what is missing of rows on a track."""
+    track = TRACKS[name]
+    problem = track.problem(data_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / f"{name}.jsonl"
+    for each in rows:
+        row = ROWS[each]
+        if what == protocol.SECONDS:
+            known = [line["stage"] for line in kept.lines_of(path, each)]
+            if protocol.SECONDS not in known:
+                line = protocol.Runs(each, row, track, problem).seconds()
+                print(*kept.append(path, line).values(), flush=True)
+            continue
+        last = None
+        for last in kept.finish(path, each, row, track, problem):
+            shown = {k: v for k, v in last.items() if not isinstance(v, list)}
+            print(*shown.values(), flush=True)
+        if last is not None:
+            kept.remember(output, each, name)
 
 
 if __name__ == "__main__":

@@ -1,127 +1,28 @@
-"""Tables, figures and the page of the board, from kept runs."""
+"""The page of the board, its tables and figures, from kept runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 
-from experiments.board import entries, protocol
-from experiments.board.tracks import TRACKS, Track
-from experiments.studies import tuned
+from experiments.board import standings
+from experiments.board.lines import HISTORY
+from experiments.board.standings import Standing, Table
+from experiments.board.tracks import TRACKS
 from fedjax_muon.reporting.intervals import half_width
-from fedjax_muon.reporting.style import drawing
+from fedjax_muon.reporting.style import closest, color_names, drawing, outside as beyond
 
 matplotlib.use("Agg")
 
 PAGE = Path("docs/board.md")
-SHARE = 0.95  # of the baseline's score: the target
-MOST = 5  # labels in a sentence
-MUON_OF_AGENTS = "demuon"  # what stands for FedMuon where there is no server
-MUON = "#d62728"  # the color of FedMuon in all figures
-HEAD = (
-    "method",
-    "trial",
-    "score, %",
-    "rounds",
-    "MB",
-    "seconds",
-    "virtual s",
-    "worst client, %",
-)
+FEDMUON, OF_AGENTS = "FedMuon", "DeMuon"  # what stands for FedMuon without a server
+MUON, WINS, NO_WIN = "#d62728", "#1f77b4", "0.55"  # colors
+WEIGHTS = (0.0, 0.25, 0.5)  # of FedMuon(alignment)
+HEAD = ("method", "options", "score", "rounds", "MB", "seconds")
 
 
-class Standing(NamedTuple):
-    """A method on a track; arrays have one value per seed, NaN if not reached."""
-
-    method: str
-    label: str
-    trial: str  # the chosen one, in words
-    scores: np.ndarray  # in percent
-    rounds: np.ndarray
-    megabytes: np.ndarray
-    virtual: np.ndarray
-    worst: np.ndarray
-    seconds: float  # per round; NaN if not measured
-    total_megabytes: float
-    total_virtual: float
-
-    @property
-    def mean(self) -> float:
-        return float(self.scores.mean())
-
-
-def standings(track: str, rows: Sequence[tuned.Row]) -> list[Standing]:
-    """The finished methods of a track, the best first."""
-    final: dict[str, list[tuned.Row]] = {}
-    for row in rows:
-        if row["stage"] == protocol.FINAL:
-            final.setdefault(row["method"], []).append(row)
-    about = TRACKS[track]
-    if about.baseline not in final:
-        return []
-    base = [row["score"] for row in final[about.baseline]]
-    target = SHARE * float(np.mean(base))
-    timed = {r["method"]: r["seconds"] for r in rows if r["stage"] == protocol.SECONDS}
-    made = [
-        _standing(name, about, runs, target, timed.get(name, float("nan")))
-        for name, runs in final.items()
-    ]
-    return sorted(made, key=lambda one: -one.mean)
-
-
-def _standing(
-    method: str, track: Track, runs: Sequence[tuned.Row], target: float, seconds: float
-) -> Standing:
-    def reached(column: str) -> np.ndarray:
-        values = []
-        for row in runs:
-            at = np.flatnonzero(np.array(row["scores"]) >= target)
-            known = len(at) and column in row
-            values.append(float(row[column][at[0]]) if known else np.nan)
-        return np.array(values)
-
-    first = runs[0]
-    entry = entries.entry_of(method, track)
-    chosen = entries.Trial(first["schedule"], first["hyper"])
-    at_edge = _at_edge(chosen.hyper, [trial.hyper for trial in entry.trials(track)])
-    virtual = [row["virtual_seconds"][-1] for row in runs if "virtual_seconds" in row]
-    return Standing(
-        method=method,
-        label=entry.label,
-        trial=chosen.words + " (edge)" * at_edge,
-        scores=100 * np.array([row["score"] for row in runs]),
-        rounds=reached("round"),
-        megabytes=1e-6 * reached("bytes"),
-        virtual=reached("virtual_seconds"),
-        worst=100 * np.array([row.get("worst", np.nan) for row in runs]),
-        seconds=seconds,
-        total_megabytes=1e-6 * first["bytes"][-1],
-        total_virtual=float(np.mean(virtual)) if virtual else float("nan"),
-    )
-
-
-def _at_edge(chosen: Mapping[str, float], tried: Sequence[Mapping[str, float]]) -> bool:
-    """Whether an option with three values or more is at an end of them."""
-    values = {name: {hyper[name] for hyper in tried} for name in chosen}
-    return any(
-        len(values[name]) > 2 and number in (min(values[name]), max(values[name]))
-        for name, number in chosen.items()
-    )
-
-
-def is_worse(one: Standing, best: Standing) -> bool:
-    """Whether the paired difference from the best one excludes 0."""
-    apart = best.scores - one.scores
-    return bool(apart.mean() > half_width(apart))
-
-
-def spread(values: np.ndarray) -> str:
-    return f"{values.mean():.1f} ± {half_width(values):.1f}"
-
-
-def _cell(values: np.ndarray, form: str = ",.1f") -> str:
+def spread_of(values: np.ndarray, form: str) -> str:
     """The mean over seeds, or how many of them reach the target."""
     known = np.isfinite(values)
     if known.all():
@@ -129,174 +30,175 @@ def _cell(values: np.ndarray, form: str = ",.1f") -> str:
     return f"{known.sum()} of {len(values)} seeds" if known.any() else "-"
 
 
-def table(ranked: Sequence[Standing]) -> list[str]:
-    """The rows of a track in Markdown: the best bold, its equals with a star.
-
-    Columns that no method has are left out.
-    """
-    rows, best = [list(HEAD)], ranked[0]
-    for one in ranked:
-        score = spread(one.scores)
-        if one is best:
-            score = f"**{score}**"
-        elif not is_worse(one, best):
-            score += " *"
-        cells = [one.label, one.trial, score, _cell(one.rounds)]
-        cells += [_cell(one.megabytes, ".3g"), _cell(one.seconds * one.rounds, ".3g")]
-        rows.append([*cells, _cell(one.virtual), _cell(one.worst)])
-    kept = [column for column in zip(*rows, strict=True) if {*column[1:]} != {"-"}]
-    head, *lines = [f"| {' | '.join(row)} |" for row in zip(*kept, strict=True)]
-    return [head, "|---|---|" + "---:|" * (len(kept) - 2), *lines]
+def table_of(table: Table) -> list[str]:
+    """The rows of a track in Markdown, without columns that nobody has."""
+    rows = [[*HEAD]]
+    for each in table.rows:
+        score = table.spread(each.scores)
+        if each is not table.baseline:
+            score += f" ({difference(table, each)})"
+        cells = [each.label, each.options, score]
+        cells += [spread_of(each.rounds, ",.0f"), spread_of(each.megabytes, ",.3g")]
+        rows.append([*cells, spread_of(each.seconds, ",.3g")])
+    columns = [x for x in zip(*rows, strict=True) if {*x[1:]} != {"-"}]
+    head, *lines = [f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)]
+    return [head, "|---|---|" + "---:|" * (len(columns) - 2), *lines]
 
 
-def facts(tracks: Mapping[str, Sequence[Standing]]) -> list[str]:
-    """What follows from the intervals, a line for each track and question."""
-    lines = []
-    for track, ours in tracks.items():
-        by_name = {one.method: one for one in ours}
-        best = ours[0]
-        equal = [one.label for one in ours[1:] if not is_worse(one, best)]
-        reach = [one for one in ours if np.isfinite(one.megabytes).all()]
-        cheap = min(reach, key=lambda one: one.megabytes.mean(), default=None)
-        fewest = "No method reaches the target with all seeds."
-        if cheap:
-            fewest = (
-                f"{cheap.label} reaches the target with the fewest bytes, "
-                f"{cheap.megabytes.mean():.3g} MB."
-            )
-        sentences = (
-            f"- **{TRACKS[track].title}**: {best.label} scores highest of the "
-            f"{len(ours)} methods ({spread(best.scores)}).",
-            _equals(equal),
-            fewest,
-            _apart(by_name, "fedmuon", TRACKS[track].baseline),
-        )
-        lines.append(" ".join(filter(None, sentences)))
+def difference(table: Table, each: Standing) -> str:
+    """The difference from the baseline, bold if it is a win."""
+    words = table.spread(each.apart, signed=True)
+    return f"**{words}**" if each.wins else words
+
+
+def summary(found: Sequence[Table]) -> list[str]:
+    """Differences from the baseline, of methods on several tracks with a server."""
+    served = [table for table in found if table.name != "ring"]
+    labels = dict.fromkeys(x.label for table in served for x in table.rows)
+    several = [
+        label
+        for label in labels
+        if sum(table.find(label) is not None for table in served) > 1
+    ]
+    heads = [table.name.replace("_", " ") for table in served]
+    lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for label in sorted(several, key=lambda label: -_wins(served, label)):
+        cells = []
+        for table in served:
+            each = table.find(label)
+            if each is None:
+                cells.append("")
+            elif each is table.baseline:
+                cells.append("baseline")
+            else:
+                mean = table.factor * each.apart.mean()
+                words = f"{mean:+.{1 if table.factor > 1 else 2}f}"
+                cells.append(f"**{words}**" if each.wins else words)
+        lines.append(f"| {label} | {' | '.join(cells)} |")
     return lines
 
 
-def alignment(tracks: Mapping[str, Sequence[Standing]]) -> list[str]:
+def _wins(found: Sequence[Table], label: str) -> int:
+    """The number of tracks on which a method beats the baseline."""
+    return sum(each.wins for table in found if (each := table.find(label)))
+
+
+def facts(table: Table) -> str:
+    """What follows from the intervals of a track, in sentences."""
+    best, base = table.rows[0], table.baseline
+    wins = [each for each in table.rows if each.wins]
+    number = len(table.rows) - 1
+    words = [
+        f"{best.label} has the best mean score, {table.spread(best.scores)}.",
+        f"{len(wins)} of {number} rows beat {base.label}.",
+    ]
+    reach = [each for each in table.rows if np.isfinite(each.megabytes).all()]
+    if reach:
+        cheap = min(reach, key=lambda each: each.megabytes.mean())
+        sent = f"{cheap.megabytes.mean():.3g} MB"
+        words.append(f"{cheap.label} reaches the target with the fewest bytes, {sent}.")
+    if bad := [f"{x.label} ({x.diverged})" for x in table.rows if x.diverged]:
+        words.append(f"Seeds that diverge: {', '.join(bad)}.")
+    return " ".join(words)
+
+
+def edges(found: Sequence[Table]) -> list[str]:
+    """Where the best option has no neighbor that was tried."""
+    return [
+        f"- {table.name}: {each.label}, {' and '.join(each.edges)} ({each.options})"
+        for table in found
+        for each in table.rows
+        if each.edges
+    ]
+
+
+def changes(found: Sequence[Table], output: Path) -> list[str]:
+    """Ranks among the rows of the first board, before and now."""
+    before = standings.ranks_before(output)
+    shown = [table for table in found if table.name in before]
+    ranks: dict[str, dict[str, str]] = {}
+    for table in shown:
+        old = before[table.name]
+        rows = [each for each in table.rows if each.row in old]
+        for place, each in enumerate(rows, 1):
+            names = ranks.setdefault(each.label, {})
+            names[table.name] = f"{old[each.row]}, {place}"
+    heads = [table.name.replace("_", " ") for table in shown]
+    lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
+    for label, row in ranks.items():
+        cells = [row.get(table.name, "") for table in shown]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def draw(table: Table, path: Path) -> None:
+    """Draws the differences of all rows of a track from the baseline."""
+    rows = [each for each in table.rows if each is not table.baseline]
+    means = [table.factor * float(each.apart.mean()) for each in rows]
+    halves = [table.factor * float(half_width(each.apart)) for each in rows]
+    colors = [WINS if each.wins else NO_WIN for each in rows]
+    places = np.arange(len(rows), 0, -1)
+    with drawing(path, (7.5, 1.0 + 0.21 * len(rows))) as figure:
+        axis = figure.subplots()
+        low, high = closest([0.0, *means], [0.0, *halves])
+        axis.set_xlim(low, high)
+        axis.axvline(0, color="0.3", lw=1)
+        for place, mean, half, color in zip(places, means, halves, colors, strict=True):
+            if not beyond(axis, mean, place, color):
+                how = {"fmt": "o", "ms": 4, "color": color, "lw": 1.2}
+                axis.errorbar(mean, place, xerr=half, **how)
+        axis.set_yticks(places, [each.label for each in rows], fontsize=8)
+        named = [MUON if "Muon" in each.label else "0.1" for each in rows]
+        color_names(axis, named)
+        axis.set_ylim(0.3, len(rows) + 0.7)
+        unit = "points of the test score" if table.factor > 1 else "fewer bits per byte"
+        axis.set_xlabel(f"better than {table.baseline.label}, {unit}; 95% intervals")
+
+
+def draw_summary(found: Sequence[Table], path: Path) -> None:
+    """Draws FedMuon and the best other row of every track, from the baseline."""
+    names = [table.track.title for table in found]
+    places = np.arange(len(found), 0, -1)
+    with drawing(path, (7.5, 1.0 + 0.4 * len(found))) as figure:
+        axis = figure.subplots()
+        axis.axvline(0, color="0.3", lw=1)
+        side = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 7}
+        for place, table in zip(places, found, strict=True):
+            muon = table.find(FEDMUON) or table.find(OF_AGENTS)
+            other = next(x for x in table.rows if "FedMuon" not in x.label)
+            for each, up, color in ((muon, 0.17, MUON), (other, -0.17, NO_WIN)):
+                if each is None:
+                    continue
+                factor = table.factor if table.factor > 1 else 10.0
+                mean = factor * float(each.apart.mean())
+                half = factor * float(half_width(each.apart))
+                how = {"fmt": "o", "ms": 4, "color": color, "lw": 1.3}
+                axis.errorbar(mean, place + up, xerr=half, **how)
+                axis.text(1.01, place + up, each.label, color=color, **side)
+        axis.set_yticks(places, names)
+        axis.set_ylim(0.4, len(found) + 0.6)
+        axis.set_xlabel(
+            "better than the baseline, points of the test score; 95% intervals"
+        )
+
+
+def alignment(found: Sequence[Table]) -> list[str]:
     """The section on FedMuon's alignment: differences by weight and track."""
     lines = []
-    for track, ours in tracks.items():
-        by_name = {one.method: one for one in ours}
-        names = [f"fedmuon_align_{weight}" for weight in (0, 0.25, 0.5)]
-        if set(names) <= set(by_name):
-            start, *others = (by_name[name] for name in names)
-            apart = [signed(other.scores - start.scores) for other in others]
-            cells = [TRACKS[track].title, spread(start.scores), *apart]
+    shown = standings.alignment(found, WEIGHTS)
+    for table in found:
+        if table.name in shown:
+            start, *others = shown[table.name]
+            cells = [table.track.title, table.spread(start)]
+            for apart in others:
+                words = table.spread(apart, signed=True)
+                clear = abs(apart.mean()) > float(half_width(apart))
+                cells.append(f"**{words}**" if clear else words)
             lines.append(f"| {' | '.join(cells)} |")
-    if not lines:
-        return []
-    return [ALIGNMENT, *lines, ""]
+    return [ALIGNMENT, *lines, ""] if lines else []
 
 
-def signed(apart: np.ndarray) -> str:
-    """A paired difference; bold if its interval excludes 0."""
-    half = float(half_width(apart))
-    words = f"{apart.mean():+.1f} ± {half:.1f}"
-    return f"**{words}**" if abs(apart.mean()) > half else words
-
-
-def _equals(labels: Sequence[str]) -> str:
-    """How many are not significantly worse, and the first of them."""
-    if not labels:
-        return "All others are significantly worse."
-    more = "; ..." if len(labels) > MOST else ""
-    verb, some = "is" if len(labels) == 1 else "are", "; ".join(labels[:MOST])
-    return f"{len(labels)} {verb} statistically tied with it ({some}{more})."
-
-
-def _apart(by_name: Mapping[str, Standing], one: str, other: str) -> str:
-    """A paired difference in words."""
-    if not {one, other} <= set(by_name):
-        return ""
-    apart = by_name[one].scores - by_name[other].scores
-    half = float(half_width(apart))
-    verdict = "" if abs(apart.mean()) > half else ", which is not significant"
-    what = f"{apart.mean():+.1f} ± {half:.1f} points{verdict}"
-    return f"{by_name[one].label} minus {by_name[other].label}: {what}."
-
-
-def differences(
-    tracks: Mapping[str, Sequence[Standing]],
-) -> dict[str, tuple[str, np.ndarray]]:
-    """Muon's method minus the baseline in points by seed, with its name, by track."""
-    found = {}
-    for track, ours in tracks.items():
-        by_name = {one.method: one for one in ours}
-        base = TRACKS[track].baseline
-        name = MUON_OF_AGENTS if base == "dsgd" else "fedmuon"
-        if {name, base} <= set(by_name):
-            one, other = by_name[name], by_name[base]
-            found[track] = f"{one.label} minus {other.label}", one.scores - other.scores
-    return found
-
-
-def draw(tracks: Mapping[str, Sequence[Standing]], path: Path) -> None:
-    """Draws the paired differences of Muon from the baseline, a row for each track."""
-    found = differences(tracks)
-    labels, places = [], np.arange(len(found), 0, -1)
-    with drawing(path, (7.5, 0.9 + 0.32 * len(found))) as figure:
-        axis = figure.subplots()
-        axis.axvline(0, color="0.5", lw=1)
-        aside = {"transform": axis.get_yaxis_transform(), "va": "center"}
-        for place, (track, (name, apart)) in zip(places, found.items(), strict=True):
-            mean, half = float(apart.mean()), float(half_width(apart))
-            color = MUON if abs(mean) > half else "0.5"
-            axis.errorbar(mean, place, xerr=half, fmt="o", ms=5, color=color, capsize=2)
-            words = f"{mean:+.1f} ± {half:.1f}".replace("-", "\N{MINUS SIGN}")
-            axis.text(1.01, place, words, **aside)
-            usual = name == "FedMuon minus FedAvg"
-            labels.append(TRACKS[track].title + ("" if usual else f" ({name})"))
-        axis.set_yticks(places, labels)
-        axis.set_ylim(0.4, len(found) + 0.6)
-        axis.set_xlabel("FedMuon minus FedAvg, points of the test score, 95% intervals")
-
-
-ALIGNMENT = """\
-## Does alignment help FedMuon?
-
-Differences in points from FedMuon(alignment) with weight 0, paired by seed. Bold ones
-are significant.
-
-| track | weight 0, score | weight 0.25 | weight 0.5 |
-|---|---:|---:|---:|"""
-ABOUT = "FedMuon minus FedAvg on each track of the board, with 95% intervals"
-START = """\
-# The board: methods under one protocol
-
-Every method has the same six trials, seeds and clients on a track.
-[The rules](../experiments/board/RULES.md) were fixed before the runs. A *track* is a
-dataset with its clients and its model, and a *trial* is a learning rate with a schedule
-or another option. Scores are test accuracies with 95% intervals over five seeds. The
-best one is bold. A star marks scores that are statistically tied with it: the interval
-of the paired difference contains 0. Rounds, megabytes, seconds and virtual seconds are
-measured up to the target, 95% of the score of FedAvg, or of D-SGD on the ring. "Worst
-client" is the lowest training accuracy of a client. Click a column to sort by it.
-"Edge" marks an option at the lowest or highest of its three values.
-
-`python -m experiments.board page` writes this page from the kept runs, such as
-[digits.jsonl](../results/board/digits.jsonl).
-
-## Who wins where
-"""
-
-
-OUTSIDE = {
-    "replication": """\
-**An independent replication of FedMuon** (Takezawa et al.; here
-`fedmuon_correct`). We repeated it with the same settings on five partitions; the
-original reports one run, on the first of them. Here, ± is a standard deviation:""",
-    "niid_bench": """\
-**Flower's baseline of NIID-Bench**, with its settings and its partition; ± is a
-standard deviation over three runs. The published 33.80 ± 41.22 for SCAFFOLD is exactly
-what two failed runs (10.0%) and one at 81.4% would give. We do not know why the
-published FedNova is 8 points below ours:""",
-}
-
-
-def _outside(output: Path) -> list[str]:
+def outside(output: Path) -> list[str]:
     """The section on numbers of others, from the tables of `outside`."""
     lines = ["## Against published numbers", ""]
     for name, about in OUTSIDE.items():
@@ -308,33 +210,121 @@ def _outside(output: Path) -> list[str]:
     return lines
 
 
-def ranked(output: Path) -> dict[str, list[Standing]]:
-    """The standings of all tracks that have run.
-
-    Raises:
-      ValueError: If no track has the runs of its baseline.
-    """
-    tracks = {}
-    for track in TRACKS:
-        path = output / f"{track}.jsonl"
-        if path.exists() and (found := standings(track, tuned.read(path))):
-            tracks[track] = found
-    if not tracks:
-        raise ValueError(
-            f"{output} has no runs of a baseline; run "
-            "python -m experiments.board digits"
-        )
-    return tracks
-
-
 def write(output: Path, page: Path = PAGE) -> None:
-    """Writes the page and its figure."""
-    tracks = ranked(output)
-    lines = [START, *facts(tracks), ""]
-    lines += [f"![{ABOUT}](../results/board/muon.png)", ""]
-    for track, ours in tracks.items():
-        lines += [f"## {TRACKS[track].title}", "", *table(ours), ""]
-    lines += [*alignment(tracks), *_outside(output)]
+    """Writes the page and its figures."""
+    found = standings.tables(output)
     for suffix in (".png", ".svg"):
-        draw(tracks, (output / "muon").with_suffix(suffix))
+        draw_summary(found, (output / "summary").with_suffix(suffix))
+    lines = [START, *summary(found), "", AFTER_SUMMARY, ""]
+    lines += [f"![{ABOUT}](../results/board/summary.png)", ""]
+    for table in found:
+        draw(table, output / f"{table.name}.png")
+        about = f"Differences from {table.baseline.label}: {table.track.title}"
+        lines += [f"## {table.track.title}", "", facts(table), ""]
+        lines += [f"![{about}](../results/board/{table.name}.png)", ""]
+        lines += [*table_of(table), ""]
+    if missing := [name for name in TRACKS if name not in {t.name for t in found}]:
+        lines += [UNFINISHED.format(", ".join(missing)), ""]
+    lines += [OWN, *alignment(found)]
+    ends = edges(found)
+    lines += ["## Searches that end at an edge", ""]
+    lines += [*(ends or ["None: every best option lies between others."]), "", SECOND]
+    if (output / HISTORY).exists():
+        text = "\n".join([CHANGES, *changes(found, output), ""])
+        (output / "changes.md").write_text(text)
+    lines += outside(output)
     page.write_text("\n".join(lines))
+
+
+ABOUT = "FedMuon and the best other method minus the baseline, on every track"
+START = """\
+# The board: methods under one protocol
+
+On a *track* (a dataset with its clients and its model), every method has the same
+number of trials, the same seeds and the same clients.
+[The rules](../experiments/board/RULES.md) were fixed before the runs. The search of a
+method's learning rate, and of one other option, goes on until the best value lies
+between others. [Submit your own method](#your-own-method) with one file.
+
+## Which method, where
+
+Differences from the baseline's test score in points, and in bits per byte on `tokens`;
+positive is better. **Bold**: better than the baseline by a one-sided paired test over
+ten seeds (five on `tokens`), corrected for all methods of the track (Holm, level 0.05).
+Other differences may be chance.
+"""
+AFTER_SUMMARY = """\
+In the tables below, scores are means over seeds with 95% intervals (Student's t), then
+in parentheses the difference from the baseline, paired by seed. Rounds, MB and seconds
+are measured up to the target: 95% of the baseline's score, or 105% of its bits. Click a
+column to sort by it.
+"""
+SECOND = """\
+This is the second board: the first one had shorter searches, so that most of its best
+options were at an edge. [Ranks of both](../results/board/changes.md).
+"""
+UNFINISHED = """\
+## Tracks that are running
+
+By these rules, rows of {} are not finished yet. The
+[history](../results/board/history.csv) has their scores on the first board.
+"""
+OWN = """\
+## Your own method
+
+In a clone, one command checks your file, searches its options on the digits, and says
+where it stands:
+
+```bash
+python -m experiments.board check my_method.py
+```
+
+This is a whole file:
+
+```python
+import fedjax_muon as fm
+from experiments.board.row import Row
+
+
+def normuon():
+    return fm.transforms.by_rank(fm.transforms.scale_by_normuon())
+
+
+ROWS = {"fedavg_normuon": Row("FedAvg(NorMuon)", normuon, {"lr": 0.03})}
+```
+
+The function returns a rule of optax for the clients' steps, an `Algorithm` or a
+`Gossip`. If it takes `lr`, it gets the learning rate as a schedule. `{"lr": 0.03}` is
+where the search begins; one other option may be named with its value. It takes about a
+minute on one core of an AMD EPYC.
+
+Send in the `submission.jsonl` that the command writes. `python -m experiments.board
+accept submission.jsonl` repeats two of its runs, and adds the row. `python -m
+experiments.board page` writes this page.
+"""
+ALIGNMENT = """\
+## Does alignment help FedMuon?
+
+Differences in points from FedMuon(alignment) with weight 0, paired by seed. Bold ones
+have a 95% interval without 0.
+
+| track | weight 0, score | weight 0.25 | weight 0.5 |
+|---|---:|---:|---:|"""
+CHANGES = """\
+# Ranks on the first board and on the second
+
+The first board had six trials per method and five seeds, 75 of its 121 best options
+were at an edge, and Newton-Schulz was in float32. Here are the ranks of its methods
+among each other, first then and now. [history.csv](history.csv) has all scores.
+"""
+OUTSIDE = {
+    "replication": """\
+**An independent replication of FedMuon** (Takezawa et al.; here
+`fedmuon_correct`). We repeated it with the same settings on five partitions; the
+original reports one run, on the first of them. Here, ± is a standard deviation:""",
+    "niid_bench": """\
+**Flower's baseline of NIID-Bench**, with its settings and its partition; ± is a
+standard deviation over three runs. The published 33.80 ± 41.22 for SCAFFOLD is exactly
+what two failed runs (10.0%) and one at 81.4% would give. We do not know why the
+published FedNova is 8 points below ours:""",
+}

@@ -1,138 +1,169 @@
-"""Tuning and final runs of a method on a track, as RULES.md says."""
+"""Trials and final runs of a row on a track, as RULES.md says."""
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.board import simulations
-from experiments.board.entries import MINIMAX, SCHEDULES, Entry, Trial
-from experiments.board.simulations import Problem
-from experiments.board.tracks import Track
-from fedjax_muon.simulation import Simulation
-from fedjax_muon.simulation.sweeps import Cell, Outcome
+from experiments.board.row import Row
+from experiments.board.search import DIVERGED, Point, best, ends, following
+from experiments.board.tracks import Track, score_of
+from fedjax_muon.experiments.prepared import start_key
+from fedjax_muon.problems import Problem
+from fedjax_muon.simulation.batching import max_client_size_of
+from fedjax_muon.simulation.groups import Cell, Groups, Outcome
 
-Row = dict[str, Any]
+Line = dict[str, Any]  # of a file of results: a run
 
 TUNING_SEEDS = (100, 101)
-SEEDS = (0, 1, 2, 3, 4)
-FINAL, SECONDS = "final", "seconds"  # stages
+TRIAL, FINAL, SECONDS = "trial", "final", "seconds"  # stages
 TIMED = 3  # rounds
 
 
-class Piece(NamedTuple):
-    """Runs that are kept together once they are finished."""
+class Runs:
+    """A row on a track: its runs, in one program for each variant of the track."""
 
-    method: str
-    stage: str  # a schedule of the trials, FINAL or SECONDS
+    def __init__(self, name: str, row: Row, track: Track, problem: Problem):
+        self.name, self.row, self.track, self.problem = name, row, track, problem
+        self.rounds = track.rounds_of(row, problem)
+        self.every = max(1, self.rounds // track.evaluations)
+        self.score = score_of(problem)
+        self.seeds = tuple(range(track.seeds))
+        self.parts = {
+            seed: problem.parts(seed) for seed in (*TUNING_SEEDS, *self.seeds)
+        }
+        largest = max(max_client_size_of(parts) for parts in self.parts.values())
+        self.simulations = {
+            variant: track.simulation(row, problem, 0, variant)
+            for variant in track.variants
+        }
+        self.groups = {
+            variant: Groups(
+                simulation,
+                rounds=self.rounds,
+                evaluate_every=self.every,
+                max_client_size=largest,
+                validation=problem.validation,
+            )
+            for variant, simulation in self.simulations.items()
+        }
+
+    def trial(self, values: Mapping[str, float], seed: int) -> Line:
+        """A run whose validation score alone is kept."""
+        scores, diverged = [], []
+        for outcome in self._outcomes(values, seed, self.rounds):
+            diverged.append(outcome.diverged is not None)
+            scores.append(self._last(outcome, "validation"))
+        line = self._about(TRIAL, values, seed)
+        return line | {"validation": self._worst(scores), "diverged": any(diverged)}
+
+    def final(self, values: Mapping[str, float], seed: int) -> Line:
+        """A run with its curve; of a track with variants, the worst one."""
+        outcomes = self._outcomes(values, seed, self.every)
+        scores = [self._last(outcome, "test") for outcome in outcomes]
+        at = scores.index(self._worst(scores))
+        rows, test = outcomes[at].rows, f"test_{self.score.metric}"
+        columns = {"round": "round", "scores": test, "virtual": "virtual_seconds"}
+        curves = {
+            name: [float(f"{row[column]:.6g}") for row in rows]
+            for name, column in columns.items()
+            if column in rows[0]
+        }
+        sent = [int(row["bytes_down"] + row["bytes_up"]) for row in rows]
+        line = self._about(FINAL, values, seed) | {"score": scores[at]}
+        if len(outcomes) > 1:
+            line["variant"] = self.track.variants[at]
+        diverged = any(outcome.diverged is not None for outcome in outcomes)
+        return line | {"diverged": diverged, **curves, "bytes": sent}
+
+    def seconds(self) -> Line:
+        """Processor seconds of a round after compilation; wall seconds on GPUs."""
+        simulation = self.simulations[self.track.variants[0]]
+        is_cpu = jax.default_backend() == "cpu"
+        clock = time.process_time if is_cpu else time.perf_counter
+        state = simulation.init(start_key(0))
+        state = jax.block_until_ready(simulation.train_rounds(state, TIMED)[0])
+        began = clock()
+        jax.block_until_ready(simulation.train_rounds(state, TIMED)[0])
+        seconds = (clock() - began) / TIMED
+        return {"row": self.name, "stage": SECONDS, "seconds": float(f"{seconds:.4g}")}
+
+    def _outcomes(
+        self, values: Mapping[str, float], seed: int, every: int
+    ) -> list[Outcome]:
+        hyper, parts = self.track.hyper(self.row, values), self.parts[seed]
+        outcomes = []
+        for variant, groups in self.groups.items():
+            weights = None
+            if self.simulations[variant].program.mix is not None:
+                weights = self.problem.mixing(seed, len(parts))
+            groups.evaluate_every = every
+            cell = Cell(hyper, start_key(seed), parts, weights)
+            outcomes += groups.run([cell], 1)
+        return outcomes
+
+    def _last(self, outcome: Outcome, which: str) -> float:
+        score = self.track.worst
+        if outcome.diverged is None:
+            last = outcome.rows[-1][f"{which}_{self.score.metric}"]
+            score = float(f"{last:.6g}")
+        return score if np.isfinite(score) else self.track.worst
+
+    def _worst(self, scores: Sequence[float]) -> float:
+        return min(scores, key=lambda score: self.score.sign * score)
+
+    def _about(self, stage: str, values: Mapping[str, float], seed: int) -> Line:
+        return {"row": self.name, "stage": stage, "hyper": dict(values), "seed": seed}
 
 
-def pieces(method: str, trials: Sequence[Trial]) -> list[Piece]:
-    """What a method runs, in this order."""
-    used = [name for name in SCHEDULES if any(t.schedule == name for t in trials)]
-    return [Piece(method, stage) for stage in (*used, FINAL)]
-
-
-def simulation_of(
-    entry: Entry, trial: Trial, track: Track, problem: Problem, seed: int
-) -> Simulation:
-    """A method at a trial, on the clients of a seed."""
-    task = problem.minimax if entry.kind == MINIMAX else problem.task
-    algorithm = entry.algorithm(trial, track.rounds)
-    return track.simulate(
-        algorithm, task, problem, seed, rounds=track.rounds, **track.sizes
-    )
-
-
-def trained(
-    entry: Entry,
-    trials: Sequence[Trial],
-    seeds: Sequence[int],
-    track: Track,
-    problem: Problem,
-    evaluate_every: int,
-) -> Iterator[Row]:
-    """Trains trials of one schedule with all seeds."""
-    simulation = simulation_of(entry, trials[0], track, problem, seeds[0])
-    points = [(trial, seed) for trial in trials for seed in seeds]
-    parts = {seed: problem.parts(seed) for seed in seeds}
-    cells = [
-        Cell(trial.hyper, jax.random.key(1000 + seed), parts[seed])
-        for trial, seed in points
-    ]
-    outcomes = simulations.swept(
-        simulation,
-        cells,
-        rounds=track.rounds,
-        evaluate_every=evaluate_every,
-        validation=problem.held,
-    )
-    for (trial, seed), outcome in zip(points, outcomes, strict=True):
-        about = {"schedule": trial.schedule, "hyper": dict(trial.hyper), "seed": seed}
-        yield about | _scores(outcome, track.metric)
-
-
-def _scores(outcome: Outcome, metric: str) -> Row:
-    """The last scores of a run, 0 if it diverged, and its curves."""
-    last: Any = outcome.rows[-1] if outcome.diverged is None else {}
-    test, worst = f"test_{metric}", f"client_{metric}_min"
-    columns = {"round": "round", "scores": test, "virtual_seconds": "virtual_seconds"}
-    known = outcome.rows[0].keys()
-    curves = {
-        name: [float(f"{row[column]:.6g}") for row in outcome.rows]
-        for name, column in columns.items()
-        if column in known
-    }
-    sent = [int(row["bytes_down"] + row["bytes_up"]) for row in outcome.rows]
+def points_of(
+    lines: Sequence[Line], space: Mapping[str, float], sign: int
+) -> dict[Point, float]:
+    """The finished trials of a row in their order: mean validation scores."""
+    found: dict[Point, list[Line]] = {}
+    at = _places(space)
+    for line in lines:
+        if line["stage"] == TRIAL:
+            found.setdefault(at[tuple(line["hyper"].values())], []).append(line)
     return {
-        "score": float(last.get(test, 0.0)),
-        "validation": float(last.get(f"validation_{metric}", 0.0)),
-        **({"worst": float(last.get(worst, 0.0))} if worst in known else {}),
-        "diverged": outcome.diverged is not None,
-        **curves,
-        "bytes": sent,
+        point: DIVERGED
+        if any(line["diverged"] for line in runs)
+        else sign * float(np.mean([line["validation"] for line in runs]))
+        for point, runs in found.items()
+        if len(runs) == len(TUNING_SEEDS)
     }
 
 
-def chosen(rows: Sequence[Row], trials: Sequence[Trial]) -> Trial:
-    """The trial with the highest mean validation score; the first of equal ones."""
-
-    def mean(trial: Trial) -> float:
-        known = [
-            row["validation"]
-            for row in rows
-            if row["stage"] == trial.schedule and row["hyper"] == dict(trial.hyper)
-        ]
-        return float(np.mean(known))
-
-    return max(trials, key=mean)
+def _places(space: Mapping[str, float]) -> dict[tuple[float, ...], Point]:
+    """Points by their values."""
+    others = range(-9, 10) if len(space) > 1 else (0,)
+    points = [Point(rate, other) for rate in range(-64, 65) for other in others]
+    return {tuple(point.values(space).values()): point for point in points}
 
 
-def seconds_per_round(simulation: Simulation) -> float:
-    """Processor seconds of a round after compilation; wall seconds on accelerators."""
-    is_cpu = jax.default_backend() == "cpu"
-    clock = time.process_time if is_cpu else time.perf_counter
-    state = simulation.init(jax.random.key(0))
-    state = jax.block_until_ready(simulation.train_rounds(state, TIMED)[0])
-    began = clock()
-    jax.block_until_ready(simulation.train_rounds(state, TIMED)[0])
-    return (clock() - began) / TIMED
+def asked(
+    lines: Sequence[Line], row: Row, track: Track, sign: int
+) -> list[tuple[str, dict[str, float], int]]:
+    """What to run next: the stage, the options and the seed of each; none at the end.
+
+    Args:
+      lines: The runs of the row that are finished.
+    """
+    space = track.space(row)
+    scores = points_of(lines, space, sign)
+    done = {(line["stage"], *line.get("hyper", {}).values(), line.get("seed"))
+            for line in lines}  # fmt: skip
+    stage, seeds = TRIAL, TUNING_SEEDS
+    points = following(scores, len(space), track.trials)
+    if not points:
+        stage, seeds, points = FINAL, tuple(range(track.seeds)), [best(scores)]
+    every = [(stage, point.values(space), seed) for point in points for seed in seeds]
+    return [one for one in every if (one[0], *one[1].values(), one[2]) not in done]
 
 
-def run(
-    piece: Piece, entry: Entry, track: Track, problem: Problem, tuned: Sequence[Row]
-) -> list[Row]:
-    """The rows of a piece; the final runs take the best of the tuned ones."""
-    trials = entry.trials(track)
-    about = piece._asdict() | {"device": jax.devices()[0].device_kind}
-    if piece.stage == SECONDS:
-        simulation = simulation_of(entry, trials[0], track, problem, SEEDS[0])
-        return [about | {"seconds": float(f"{seconds_per_round(simulation):.4g}")}]
-    seeds, every = TUNING_SEEDS, track.rounds
-    ours = [trial for trial in trials if trial.schedule == piece.stage]
-    if piece.stage == FINAL:
-        seeds, every, ours = SEEDS, track.evaluate_every, [chosen(tuned, trials)]
-    rows = trained(entry, ours, seeds, track, problem, every)
-    return [about | row for row in rows]
+def edges_of(lines: Sequence[Line], row: Row, track: Track, sign: int) -> list[str]:
+    """In which directions the search of a finished row ended without a neighbor."""
+    space = track.space(row)
+    return ends(points_of(lines, space, sign), len(space))

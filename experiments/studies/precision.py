@@ -3,8 +3,8 @@
     python -m experiments.studies.precision digits     # a minute on a core
     python -m experiments.studies.precision fashion --data-dir ~/data
 
-Both types run at the trial that the board has chosen in float32, with its five seeds. A
-seed has the same partition, initial parameters, cohorts and batches in both, so that
+Both types run with the options that the board has chosen, and with its seeds. A seed
+has the same partition, initial parameters, cohorts and batches in both, so that
 differences are paired.
 """
 
@@ -18,8 +18,9 @@ import numpy as np
 
 from benchmarks.machine import machine
 from experiments.arguments import call
-from experiments.board.entries import ENTRIES, Trial
-from experiments.board.protocol import FINAL, SEEDS, trained
+from experiments.board.lines import finals, lines_of
+from experiments.board.protocol import Runs
+from experiments.board.rows import ROWS
 from experiments.board.tracks import TRACKS
 from experiments.studies.tuned import read
 from fedjax_muon.linalg.newton_schulz import orthogonalize
@@ -29,13 +30,6 @@ from fedjax_muon.reporting.intervals import half_width
 BOARD = Path("results/board")
 METHODS = "fedmuon", "local_muon"
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-
-
-def trial_of(method: str, track: str) -> Trial:
-    """The trial of the board's final runs."""
-    rows = read(BOARD / f"{track}.jsonl")
-    row = next(r for r in rows if (r["method"], r["stage"]) == (method, FINAL))
-    return Trial(row["schedule"], row["hyper"])
 
 
 def shown(values: np.ndarray) -> str:
@@ -57,7 +51,7 @@ def table(kept: Path) -> list[str]:
                 for dtype in DTYPES
             }
             single, half = scores.values()
-            cells = [TRACKS[path.stem].title, ENTRIES[method].label]
+            cells = [TRACKS[path.stem].title, ROWS[method].label]
             cells += [f"{of[0]['lr']:g}", *map(shown, (single, half, half - single))]
             lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -73,14 +67,17 @@ def main(
     on, rows = TRACKS[track], []
     problem = on.problem(data_dir)
     for method in METHODS:
-        trial = trial_of(method, track)
+        values = finals(lines_of(BOARD / f"{track}.jsonl", method))[0]["hyper"]
         for name, dtype in DTYPES.items():
             polar = partial(orthogonalize, dtype=dtype)
-            entry = ENTRIES[method]._replace(fixed={"polar": polar})
-            runs = trained(entry, [trial], SEEDS, on, problem, on.rounds)
-            for run in runs:
-                about = {"method": method, "dtype": name, "lr": trial.hyper["lr"]}
-                rows.append(about | {k: run[k] for k in ("seed", "score", "diverged")})
+            row = ROWS[method]
+            typed = row._replace(method=partial(row.method, polar=polar))
+            runs = Runs(method, typed, on, problem)
+            for seed in runs.seeds:
+                run = runs.final(values, seed)
+                about = {"method": method, "dtype": name, "lr": values["lr"]}
+                kept = ("seed", "score", "diverged")
+                rows.append(about | {k: run[k] for k in kept})
                 print(rows[-1], flush=True)
     output.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{json.dumps(row)}\n" for row in rows)
@@ -91,7 +88,7 @@ def main(
     lines = [
         "# Newton-Schulz in bfloat16\n",
         "Test accuracy on tracks of the board, in percent: mean ± 95% interval over "
-        f"{len(SEEDS)} seeds. Differences are taken seed by seed. Parameters and "
+        f"{on.seeds} seeds. Differences are taken seed by seed. Parameters and "
         "momenta are float32. `python -m experiments.studies.precision digits`, and "
         f"`fashion`, with {how} on {about['cpu']}, jax {about['jax']}.\n",
         *table(output),

@@ -103,7 +103,7 @@ ASIF = "Asif et al. 2026, arXiv:2606.00271"
 THERIEN = "Therien et al. 2025, arXiv:2505.23725"
 XU = "Xu et al. 2021, arXiv:2106.10874"
 CHENG = "Cheng et al. 2024, arXiv:2306.16504"
-YAN = "Yan et al. 2025, PAdaMFed, ICLR"
+YAN = "Yan et al. 2025, Problem-Parameter-Free Federated Learning, ICLR"
 SUN = "Sun et al. 2023, arXiv:2308.00522"
 WU = "Wu et al. 2023, arXiv:2212.00974"
 KHANDURI = "Khanduri et al. 2021, arXiv:2106.10435"
@@ -130,6 +130,12 @@ MU_GRID = {"mu": (0.001, 0.01, 0.1, 1.0)}
 def _decayed_heavy_ball(
     momentum: Number, decay: Number
 ) -> optax.GradientTransformation:
+    """Momentum with coupled weight decay.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
+      decay: Weight decay that is added to the gradient, 0 to 0.001.
+    """
     check_range("decay", decay, schedules=False)
     return optax.chain(optax.add_decayed_weights(decay), heavy_ball(momentum))
 
@@ -137,7 +143,12 @@ def _decayed_heavy_ball(
 def _looking_ahead(
     momentum: Number, polar: Polar | None
 ) -> optax.GradientTransformation:
-    """Muon of matrices and the mean gradient of the rest, both looking ahead."""
+    """Muon of matrices and the mean gradient of the rest, both looking ahead.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.95.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+    """
     ahead = optax.trace(momentum, nesterov=True)  # over 1 - b: b M + (1 - b) g
     rest = optax.chain(ahead, optax.scale(1 - momentum))
     make = lambda polar: muon(
@@ -147,6 +158,11 @@ def _looking_ahead(
 
 
 def _decayed_soap(decay: Number) -> optax.GradientTransformation:
+    """SOAP with decoupled weight decay.
+
+    Args:
+      decay: Decoupled weight decay, relative to `lr`, 0 to 0.1.
+    """
     check_range("decay", decay, schedules=False)
     return optax.chain(scale_by_soap(), optax.add_decayed_weights(decay))
 
@@ -206,7 +222,7 @@ ALL = by_name(
         FADAS,
         DEPARTS,
         base=fedavg,
-        sentence="AMSGrad at the server, for asynchronous rounds.",
+        sentence="AMSGrad at the server, without any bias correction.",
         options={"lr": 0.1, "server_lr": 0.001},
         changes={"server_rule": scale_by_fadas()},
     ),
@@ -262,7 +278,7 @@ ALL = by_name(
         ZHANG,
         TEXT,
         base=fedmuon,
-        sentence="The initial momenta are not averaged, as in the paper's Algorithm 1.",
+        sentence="The first momenta are not averaged, as in Algorithm 1.",
         options={"lr": 0.01, "momentum": 0.9, "rule": None, "polar": None},
         changes={"synced": False},
         color="#ff6b6b",
@@ -275,7 +291,7 @@ ALL = by_name(
         LIU,
         TEXT,
         base=fedmuon_align,
-        sentence="Momenta that are reset every round, the ablation of Table 5.",
+        sentence="Momenta start anew in every round, as in Table 5.",
         options={
             "lr": 0.03,
             "align": 0.5,
@@ -292,7 +308,7 @@ ALL = by_name(
         FEDPAC,
         DEPARTS,
         base=fedmuon_align,
-        sentence="The same algorithm as FedMuon(alignment), with a shorter momentum.",
+        sentence="FedMuon(alignment); the authors' decay has the factor 1 - align.",
         options={
             "lr": 0.03,
             "align": 0.5,
@@ -308,7 +324,7 @@ ALL = by_name(
         FEDPAC,
         DEPARTS,
         base=fedmuon_align,
-        sentence="Local SOAP whose averages of g g^T and g^T g the server averages.",
+        sentence="SOAP with averaged g g^T and g^T g, which steps in its first call.",
         options={"lr": 0.003, "align": 0.5, "decay": 0.01},
         changes={
             "rule": scale_by_soap(first_step=True),
@@ -322,7 +338,7 @@ ALL = by_name(
         TEXT,
         grid=LIU_MUON_GRID,
         base=fedavg,
-        sentence="Local Muon with averaged momenta, the ablation without alignment.",
+        sentence="FedMuon(alignment) without alignment, an ablation.",
         options={"lr": 0.03, "momentum": 0.98, "decay": 0.01, "polar": None},
         changes={"rule": FromOptions(decayed_muon), "averaged_state": ("trace",)},
         color="#7bbf2a",
@@ -502,7 +518,7 @@ ALL = by_name(
         # With a second moment that is reset too, an averaged first moment is divided by
         # a single gradient's size, and it diverges.
         base=fedmuon_align,
-        sentence="Table 5; both moments are averaged, and Adam's count is reset.",
+        sentence="Table 5; both moments are averaged.",
         options={"lr": 0.0005, "align": 0.5, "decay": 0.01},
         changes={"rule": optax.scale_by_adam(), "averaged_state": ("mu", "nu")},
     ),

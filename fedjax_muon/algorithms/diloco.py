@@ -1,14 +1,4 @@
-"""DiLoCo: FedAvg whose clients keep their rule's state; MuLoCo with a Muon rule,
-SparseLoCo with sparse messages, and HeLoCo for messages that come one by one.
-
-Douillard et al. 2023, arXiv:2311.08105, Algorithm 1; Therien et al. 2025,
-arXiv:2505.23725; Sarfi et al. 2025, arXiv:2508.15706. Client i's rule keeps its state
-between rounds; for each batch s
-
-    x_i <- x_i - lr rule_i(grad_i(x_i; s)),    then    x <- x - server_lr server_rule(g)
-
-with g = mean_i (x - x_i) and, by default, Nesterov momentum at the server.
-"""
+"""DiLoCo, and its variants MuLoCo, SparseLoCo and HeLoCo."""
 
 from typing import Any, NamedTuple
 
@@ -80,11 +70,37 @@ def diloco(
     server_lr: Hyper = 0.7,
     server_rule: optax.GradientTransformation = optax.trace(0.9, nesterov=True),
 ) -> Algorithm:
-    """Distributed low-communication training.
+    """DiLoCo: clients keep their rule's state, and the server uses Nesterov momentum.
+
+    Client i keeps the state of rule_i between rounds. From the broadcast x, for each
+    batch s
+
+        x_i <- x_i - lr rule_i(grad_i(x_i; s))
+
+    and the server follows g = mean_i (x - x_i):
+
+        x <- x - server_lr server_rule(g)
+
+    It suits a few clients that take part in every round, such as data centers.
+
+    Source: Douillard et al. 2023, arXiv:2311.08105, Algorithm 1. Checked against
+    independent code.
 
     Args:
-      rule: Local rule whose state persists at each client, without a learning rate.
-      server_rule: Rule applied to the pseudo-gradient, without a learning rate.
+      lr: Local learning rate: 0.0003 to 0.003 for the default AdamW.
+      rule: Local rule whose state persists at each client, without a learning rate;
+        AdamW with a weight decay of 0.1 by default.
+      server_lr: Server learning rate, usually 0.7 to 1.
+      server_rule: Rule applied to the pseudo-gradient, without a learning rate; by
+        default, Nesterov momentum 0.9.
+
+    Example:
+      >>> muon = fm.transforms.muon(0.9)
+      >>> decayed = optax.chain(muon, optax.add_decayed_weights(0.01))
+      >>> algorithm = fm.diloco(lr=0.02, rule=decayed, server_lr=0.8)
+
+    See also: `muloco`, `sparseloco`, `heloco` and `streaming_diloco`, its variants;
+    `fedavg` resets the rule.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -121,19 +137,39 @@ def muloco(
 ) -> Algorithm:
     """MuLoCo: DiLoCo with Muon at the clients.
 
-    Matrices are orthogonalized and scaled by sqrt(fan_out / fan_in); other leaves use
-    Adam. The update was checked against the authors' code. The defaults are from its
-    configurations for two workers with streaming or a quantized outer step
-    (torchtitan/config/diloco/2x_4gpu_muloco_*.py).
+    Client i keeps M_i between rounds. Matrices follow
+
+        M_i <- momentum M_i + grad_i(x_i; s)
+        x_i <- x_i - lr (sqrt(fan_out / fan_in) orth(M_i) + decay x_i)
+
+    and other leaves Adam. The server follows mean_i (x - x_i) with Nesterov momentum.
+
+    Source: Therien et al. 2025, arXiv:2505.23725. Checked against the authors' code.
+    The defaults come from its configurations for two workers with streaming or a
+    quantized outer step (torchtitan/config/diloco/2x_4gpu_muloco_*.py), except for
+    their weight decay of 0.0001. Embeddings and the last layer use Muon too, unless
+    `layout` says otherwise.
 
     Args:
-      momentum: Momentum of the clients' Muon.
-      server_momentum: Nesterov momentum of the server.
-      decay: Decoupled weight decay of the clients.
-      b2: Decay of the second moment of the clients' Adam, for other leaves.
+      lr: Local learning rate, 0.01 to 0.05.
+      server_lr: Server learning rate, 0.7 to 1.
+      momentum: Momentum of the clients' Muon, in [0, 1), usually 0.9 or 0.95.
+      server_momentum: Nesterov momentum of the server, 0.6 to 0.9.
+      decay: Decoupled weight decay of the clients, 0 to 0.01.
+      b2: Decay of the second moment of the clients' Adam, for other leaves, 0.95 to
+        0.99.
       nesterov: Whether the clients' Muon looks ahead.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
       layout: Which leaves are matrices; in the authors' code, those of
         `transforms.hidden_matrices`.
+
+    Example:
+      >>> hidden = fm.transforms.hidden_matrices
+      >>> algorithm = fm.muloco(lr=0.02, layout=hidden)
+      >>> sent = fm.compress(algorithm, fm.quantize(4), feedback=1.0)
+
+    See also: `muloco_1`, `muloco_2` and `muloco_16`, the authors' configurations;
+    `diloco`.
     """
     check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
     check_range("decay", decay, schedules=False)
@@ -164,17 +200,38 @@ def sparseloco(
     bits: int | None = 2,
     feedback: float = 0.95,
 ) -> Algorithm:
-    """SparseLoCo: DiLoCo with error feedback instead of the server's momentum.
+    """SparseLoCo: DiLoCo with sparse messages and error feedback.
 
-    The mean is over all clients that take part, as in a summary of the paper; the
-    authors' code averages an entry over those that sent it. The compressor was checked
-    against their code.
+    With C the compressor, client i keeps e_i and its rule's state. After local steps,
+
+        e_i <- feedback e_i + x - x_i;    q_i = C(e_i);    e_i <- e_i - q_i
+
+    and the server updates x <- x - server_lr mean_i q_i. C sends the k largest entries
+    of every block of chunk x chunk entries, each as one of 2^bits numbers.
+
+    Source: Sarfi et al. 2025, arXiv:2508.15706. Checked against the authors' code, from
+    which it departs: the mean runs over all clients that take part, as in a summary of
+    the paper, while their code averages an entry over the clients that sent it.
 
     Args:
+      lr: Local learning rate: 0.0003 to 0.003 for the default AdamW.
+      rule: Local rule whose state persists at each client, without a learning rate;
+        AdamW with a weight decay of 0.1 by default.
+      server_lr: Server learning rate, 0.7 to 1.
       k: Entries that are sent of a block, see `compression.chunked_top_k`.
       chunk: Largest side of a block.
       bits: Bits of an entry, see `compression.bins`; None sends it unchanged.
       feedback: Decay of the accumulated compression error, in [0, 1].
+
+    Example:
+      >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
+      >>> for algorithm in (fm.diloco(), fm.sparseloco(k=2, chunk=8)):
+      ...     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
+      ...     print(simulation.bytes_after(1).up)
+      4960
+      492
+
+    See also: `diloco`; `compress` with `chunked_top_k` does the same to any method.
     """
     plain = diloco(lr, rule=rule, server_lr=server_lr, server_rule=optax.identity())
     values = None if bits is None else bins(bits)
@@ -226,9 +283,9 @@ def heloco(
 ) -> Algorithm:
     """HeLoCo: DiLoCo that corrects late messages against the server's momentum.
 
-    Asif et al. 2026, arXiv:2606.00271. Clients start from y = x - server_lr momentum m.
-    For a message d = y - x_i and the server's momentum m, array by array, with their
-    cosine c, the unit vectors u and v, and share = |d| / (|d| + kappa |m|),
+    Clients start from y = x - server_lr momentum m. For a message d = y - x_i and the
+    server's momentum m, array by array, with their cosine c, the unit vectors u and v,
+    and share = |d| / (|d| + kappa |m|),
 
         d <- d                                              where c >= threshold,
         d <- d - min(-shrink c share, 1/2) c |d| v          where c < 0, else
@@ -236,19 +293,33 @@ def heloco(
         m <- momentum m + (1 - momentum) weight d
         x <- x - server_lr (weight d + momentum m)
 
-    It is for `buffered(concurrency, 1, staleness=staleness.constant())`; in synchronous
-    rounds, d is the mean message. The update was checked against two independent codes,
-    one of them by colleagues of an author; of the paper, only its abstract was read.
+    In synchronous rounds, d is the mean message.
+
+    Source: Asif et al. 2026, arXiv:2606.00271. Checked against independent code: two,
+    one of them by colleagues of an author. Of the paper, only its abstract was read.
 
     Args:
-      rule: Local rule whose state persists at each client, without a learning rate.
+      lr: Local learning rate: 0.0003 to 0.003 for the default AdamW.
+      rule: Local rule whose state persists at each client, without a learning rate;
+        AdamW with a weight decay of 0.1 by default.
+      server_lr: Server learning rate, usually 0.7.
+      momentum: Weight of the past in the server's momentum, in [0, 1), usually 0.9.
       weight: Factor of messages; with n clients at a time, 1 / sqrt(n) is recommended.
       threshold: Cosine from which messages pass unchanged, in [0, 1]. With 0, and
         `shrink=0`, all do.
-      shrink: How far the part of a message against the momentum is reduced.
-      turn: How far a message is turned to the momentum.
+      shrink: How far the part of a message against the momentum is reduced, 0 to 1.
+      turn: How far a message is turned to the momentum, 0 to 1.
       kappa: The larger, the less a message is corrected that is small beside the
-        momentum.
+        momentum; at least 0.
+
+    Example:
+      >>> workers = 4
+      >>> algorithm = fm.heloco(lr=0.001, weight=workers**-0.5)
+      >>> cohort = fm.buffered(workers, 1, staleness=fm.staleness.constant())
+      >>> sizes = {"cohort": cohort, "local_steps": 5, "batch_size": 8}
+      >>> simulation = fm.federate(algorithm, task, digits, clients, **sizes)
+
+    See also: `diloco` for equal workers; `buffered` and `ringmaster_lmo`.
     """
     for name, rate in {"lr": lr, "server_lr": server_lr, "weight": weight}.items():
         check_range(name, rate)

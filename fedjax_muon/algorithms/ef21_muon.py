@@ -1,19 +1,4 @@
-"""EF21-Muon: Muon at the server, with error feedback in both directions.
-
-Gruntkowska, Gaponov, Tovmasyan and Richtarik 2025, arXiv:2510.00643. In a round, S
-clients take a gradient at w, their copy of x, and the server takes one step:
-
-    m_i <- momentum m_i + (1 - momentum) grad_i(w)
-    r_i = C(m_i - g_i),    g_i <- g_i + r_i,    g <- g + (S/N) mean_i r_i
-    x <- x - lr rule(g),    w <- w + C(x - w)
-
-where g is the mean of g_i over all N clients. Before round 0, all clients send m_i =
-g_i, their gradient at x, and the server takes a first step. A client sends C(e_i) for
-e_i <- e_i + (the change of m_i), and keeps e_i <- e_i - C(e_i): it is m_i - g_i.
-
-Written from a summary of the paper; neither its text nor its authors' code was read.
-The steps of vectors, and the start, are as in independent code.
-"""
+"""EF21-Muon: Muon at the server with compressed messages and broadcasts."""
 
 from typing import Any, NamedTuple
 
@@ -73,16 +58,42 @@ def ef21_muon(
     rule: optax.GradientTransformation | None = None,
     polar: Polar | None = None,
 ) -> Algorithm:
-    """Bidirectional compression with Muon at the server; requires uniform weights.
+    """EF21-Muon: Muon at the server, with error feedback in both directions.
+
+    In a round, S of N clients take a gradient at w, their copy of x, and the server
+    takes one step:
+
+        m_i <- momentum m_i + (1 - momentum) grad_i(w)
+        r_i = C(m_i - g_i),    g_i <- g_i + r_i,    g <- g + (S/N) mean_i r_i
+        x <- x - lr rule(g),    w <- w + C(x - w)
+
+    where g is the mean of g_i over all N clients. Before round 0, all clients send m_i
+    = g_i, their gradient at x, and the server takes a first step. All weights must be
+    equal. A round is one step, however many batches a client has.
+
+    Source: Gruntkowska et al. 2025, arXiv:2510.00643. Checked against independent code
+    for the steps of vectors and the start. Of the paper, a summary was read; partial
+    participation is an addition.
 
     Args:
-      lr: Learning rate of the server.
-      momentum: Weight of the past in the clients' momenta.
-      compressor: Of the messages.
-      broadcast_compressor: Of the broadcasts, see `compress_broadcasts`.
+      lr: Learning rate of the server, 0.003 to 0.1.
+      momentum: Weight of the past in the clients' momenta, in [0, 1), usually 0.9.
+      compressor: Compressor of the messages; it sends a tenth of the entries by
+        default.
+      broadcast_compressor: Compressor of the broadcasts, see `compress_broadcasts`.
       rule: Rule of the server's step, without a learning rate. By default, matrices are
         orthogonalized, and other leaves replaced by their signs.
-      polar: Polar factor of matrices in the default rule.
+      polar: Function that the default rule computes polar factors with; by default,
+        five Newton-Schulz steps.
+
+    Example:
+      >>> low = fm.truncated_svd(fm.memory_share(0.1), rest=fm.no_compression())
+      >>> both = fm.ef21_muon(compressor=low, broadcast_compressor=fm.top_k(0.1))
+      >>> sizes = {"cohort": 4, "local_steps": 1, "batch_size": 8}
+      >>> simulation = fm.federate(both, task, digits, clients, **sizes)
+
+    See also: `compress` and `compress_broadcasts`, its parts; `dp_fedmuon` and
+    `ringmaster_lmo` for Muon at the server.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

@@ -1,15 +1,4 @@
-"""FedAvg and FedOpt: local steps, and a server step along their mean.
-
-McMahan et al. 2017, arXiv:1602.05629; server rules: Reddi et al. 2021,
-arXiv:2003.00295. From the broadcast x, client i repeats for each of its batches s
-
-    x_i <- x_i - lr rule(grad_i(x_i; s)),    then    x <- x - server_lr server_rule(g)
-
-with the pseudo-gradient g = mean_i (x - x_i). The fields of the local rule's state that
-are named in `averaged_state` start from the clients' mean of the last round (with
-`optax.trace`: local momentum SGD, Yu et al. 2019); the rest is reset every round.
-Methods that differ only in their rules are below.
-"""
+"""FedAvg and FedOpt, and methods that differ only in their rules."""
 
 from typing import Any, NamedTuple
 
@@ -69,15 +58,42 @@ def fedavg(
     server_lr: Hyper = 1.0,
     server_rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Federated averaging with any local rule and any server rule.
+    """FedAvg and FedOpt: local steps by any rule, and a server step along their mean.
+
+    From the broadcast x, client i repeats for each of its batches s
+
+        x_i <- x_i - lr rule(grad_i(x_i; s))
+
+    and the server follows the pseudo-gradient g = mean_i (x - x_i):
+
+        x <- x - server_lr server_rule(g)
+
+    The local rule's fields named in `averaged_state` start from the clients' mean in
+    the last round; its other fields start anew.
+
+    Source: McMahan et al. 2017, arXiv:1602.05629. Checked against independent code. It
+    departs in the weights: means are uniform unless `federate` gets
+    `weighting=by_examples`.
 
     Args:
-      lr: Local learning rate.
-      rule: Local rule, without a learning rate.
-      averaged_state: Names of the fields of the rule's state that the server averages,
-        such as "momentum" or, for Adam, ("mu", "nu").
-      server_lr: Server learning rate; 1 is plain averaging.
-      server_rule: Rule applied to the pseudo-gradient, without a learning rate.
+      lr: Local learning rate: 0.01 to 1 for SGD, 0.001 to 0.01 if `rule` is Adam, and
+        0.01 to 0.1 if it is Muon.
+      rule: Local rule, without a learning rate; SGD by default.
+      averaged_state: Names of the rule's fields that the server averages, such as
+        "trace" of a momentum or ("mu", "nu") of Adam; () averages none.
+      server_lr: Server learning rate: 1 is plain averaging; 0.001 to 0.1 if
+        `server_rule` normalizes the step.
+      server_rule: Rule applied to the pseudo-gradient, without a learning rate; its
+        state stays at the server.
+
+    Example:
+      >>> muon = fm.transforms.muon(0.95)
+      >>> at_clients = fm.fedavg(lr=0.03, rule=muon)
+      >>> at_server = fm.fedavg(lr=0.1, server_lr=0.03, server_rule=muon)
+      >>> averaged = fm.fedavg(lr=0.03, rule=muon, averaged_state=("trace",))
+
+    See also: `local_muon`, `fedadam` and `local_sgdm`, which fix the rules; `fedprox`
+    and `scaffold` against client drift; `diloco` keeps the rule's state at clients.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -112,46 +128,161 @@ def fedavg(
 
 @recorded
 def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
-    """Local AdamW: local Adam with decoupled weight decay (Liu et al. 2025)."""
+    """Local AdamW: local Adam with decoupled weight decay, reset every round.
+
+    Equal to `fedavg` with the rule u = adam(grad_i(x_i; s)) + decay x_i:
+
+        x_i <- x_i - lr u,    then    x <- mean_i x_i
+
+    Adam uses optax's decays, 0.9 and 0.999.
+
+    Source: Liu et al. 2025, arXiv:2510.27403, as a baseline. Checked against the
+    authors' code.
+
+    Args:
+      lr: Local learning rate, usually 0.0003 to 0.01.
+      decay: Decoupled weight decay, 0 to 0.1.
+
+    Example:
+      >>> schedule = optax.cosine_decay_schedule(0.003, 100)  # over rounds
+      >>> algorithm = fm.local_adamw(lr=schedule, decay=0.1)
+
+    See also: `fedadamw` averages second moments, `fedadam` runs Adam at the server.
+    """
     check_range("decay", decay, schedules=False)
     rule = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay))
     return fedavg(lr=lr, rule=rule)
 
 
 def heavy_ball(momentum: Number = 0.9) -> optax.GradientTransformation:
-    """Momentum without dampening."""
+    """Momentum without dampening.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
+    """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return optax.trace(momentum)
 
 
 @recorded
 def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
-    """LocalSGDM: local SGD whose momenta the server averages (Yu et al. 2019)."""
+    """LocalSGDM: local SGD with momenta that the server averages.
+
+    From the broadcast (x, m), client i repeats for each of its batches s
+
+        m_i <- momentum m_i + grad_i(x_i; s);    x_i <- x_i - lr m_i
+
+    and the server averages both.
+
+    Source: Yu et al. 2019, ICML, arXiv:1905.03817. Checked against independent code.
+
+    Args:
+      lr: Local learning rate, usually 0.003 to 0.1: a momentum of 0.9 makes steps ten
+        times as long.
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
+
+    Example:
+      >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
+      >>> simulation = fm.federate(fm.local_sgdm(), task, digits, clients, **sizes)
+      >>> simulation.bytes_after(1)  # twice as much as with `fedavg`
+      Traffic(down=9920, up=9920)
+
+    See also: `fedavg_momentum` resets momenta, `fedmuon` orthogonalizes the averaged
+    one.
+    """
     return fedavg(lr=lr, rule=heavy_ball(momentum), averaged_state=("trace",))
 
 
 @recorded
 def fedadam(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
-    """FedAdam: Adam without bias correction at the server."""
+    """FedAdam: local SGD, and Adam without bias correction at the server.
+
+    With the pseudo-gradient g = mean_i (x - x_i), the server updates
+
+        m <- 0.9 m + 0.1 g;    v <- 0.99 v + 0.01 g^2
+        x <- x - server_lr m / (sqrt(v) + 0.001)
+
+    Source: Reddi et al. 2021, ICLR, arXiv:2003.00295, Algorithm 2. Checked against
+    independent code.
+
+    Args:
+      lr: Local learning rate of SGD, 0.01 to 1.
+      server_lr: Learning rate of the server's Adam, 0.001 to 0.1.
+
+    Example:
+      >>> own = fm.transforms.scale_by_fedadam(b2=0.999, tau=1e-4)
+      >>> algorithm = fm.fedavg(lr=0.1, server_lr=0.01, server_rule=own)
+
+    See also: `fedyogi`, `fedadagrad` and `fadas` for other server rules; `fedavg_adam`
+    runs Adam at the clients.
+    """
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadam())
 
 
 @recorded
 def fedyogi(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
-    """FedYogi: Yogi at the server."""
+    """FedYogi: local SGD, and Yogi at the server.
+
+    The second moment moves by an amount that does not depend on its size:
+
+        v <- v - 0.01 g^2 sign(v - g^2)
+
+    with the pseudo-gradient g = mean_i (x - x_i). The rest equals `fedadam`.
+
+    Source: Reddi et al. 2021, ICLR, arXiv:2003.00295, Algorithm 2. Checked against
+    independent code.
+
+    Args:
+      lr: Local learning rate of SGD, 0.01 to 1.
+      server_lr: Learning rate of the server's Yogi, 0.001 to 0.1.
+
+    Example:
+      >>> sizes = {"cohort": fm.buffered(3, 2), "local_steps": 5, "batch_size": 8}
+      >>> yogi = fm.fedyogi(lr=0.1, server_lr=0.03)  # a server step per two messages
+      >>> simulation = fm.federate(yogi, task, digits, clients, **sizes)
+
+    See also: `fedadam` and `fedadagrad`.
+    """
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedyogi())
 
 
 @recorded
 def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
-    """FedAdagrad: Adagrad at the server."""
+    """FedAdagrad: local SGD, and Adagrad at the server.
+
+    The second moment adds up the squares of the pseudo-gradients g = mean_i (x - x_i):
+
+        v <- v + g^2;    x <- x - server_lr g / (sqrt(v) + 0.001)
+
+    so that server steps become shorter without a schedule.
+
+    Source: Reddi et al. 2021, ICLR, arXiv:2003.00295, Algorithm 2. Checked against
+    independent code.
+
+    Args:
+      lr: Local learning rate of SGD, 0.01 to 1.
+      server_lr: Learning rate of the server's Adagrad, 0.01 to 1.
+
+    Example:
+      >>> local = optax.exponential_decay(0.3, 50, 0.5)  # halves every 50 rounds
+      >>> fm.fedadagrad(lr=local, server_lr=0.1)
+      fedadagrad(lr=exponential_decay, server_lr=0.1)
+
+    See also: `fedadam` and `fedyogi`.
+    """
     return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadagrad())
 
 
 def decayed_muon(
     momentum: Hyper, decay: Number, polar: Polar | None
 ) -> optax.GradientTransformation:
-    """Muon with decoupled weight decay."""
+    """Muon with decoupled weight decay.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9 to 0.98.
+      decay: Decoupled weight decay, relative to `lr`, 0 to 0.01.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+    """
     check_range("decay", decay, schedules=False)
     rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
     return optax.chain(rule, optax.add_decayed_weights(decay))
@@ -165,10 +296,29 @@ def local_muon(
     decay: Number = 0.01,
     polar: Polar | None = None,
 ) -> Algorithm:
-    """Local Muon: momenta that are reset every round (Liu et al. 2025).
+    """Local Muon: momenta start at zero in every round.
+
+    From the broadcast x and M = 0, client i repeats for each of its batches s
+
+        M <- momentum M + grad_i(x_i; s)
+        x_i <- x_i - lr (orth(M) + decay x_i)
+
+    then x <- mean_i x_i. Leaves that are not matrices use Adam instead of orth.
+
+    Source: Liu et al. 2025, arXiv:2510.27403. Checked against the paper's text.
 
     Args:
-      decay: Decoupled weight decay, relative to `lr`.
+      lr: Local learning rate, usually 0.01 to 0.1.
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9 to 0.98.
+      decay: Decoupled weight decay, relative to `lr`, 0 to 0.01.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+
+    Example:
+      >>> normuon = fm.transforms.by_rank(fm.transforms.scale_by_normuon())
+      >>> algorithm = fm.fedavg(lr=0.03, rule=normuon)  # another variant of Muon
+
+    See also: `local_muon_averaged` averages momenta, `fedmuon_align` adds alignment,
+    `local_muon_persistent` and `muloco` keep momenta at clients.
     """
     return fedavg(lr=lr, rule=decayed_muon(momentum, decay, polar))
 
@@ -181,9 +331,31 @@ def dp_fedmuon(
     momentum: Hyper = 0.9,
     polar: Polar | None = None,
 ) -> Algorithm:
-    """DP-FedMuon: FedAvg with Muon at the server, for `federate(..., privacy=)`.
+    """DP-FedMuon: FedAvg with Muon at the server, for client-level privacy.
+
+    Clients send x_i - x after local SGD, `federate` clips it and adds noise, and the
+    server follows the noisy mean g = mean_i (x - x_i):
+
+        M <- momentum M + g;    x <- x - server_lr orth(M)
 
     Messages contain only parameters, so that no noise is spent on a momentum.
+
+    Source: Defined here: DP-FedAvg, McMahan et al. 2018, arXiv:1710.06963, with Muon as
+    the server's rule.
+
+    Args:
+      lr: Local learning rate of SGD, 0.01 to 1.
+      server_lr: Learning rate of the server's Muon, 0.01 to 0.1.
+      momentum: Weight of the past in the server's momentum, in [0, 1), usually 0.9.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+
+    Example:
+      >>> bounds = {"clip_norm": 0.3, "cohort": 4, "rounds": 100, "delta": 0.01}
+      >>> privacy = fm.privacy.ClientPrivacy(**bounds, noise_multiplier=0.1)
+      >>> sizes = {"local_steps": 5, "batch_size": 8, "privacy": privacy}
+      >>> simulation = fm.federate(fm.dp_fedmuon(), task, digits, clients, **sizes)
+
+    See also: `privacy.ClientPrivacy`; `fedavg` with `server_rule`.
     """
     rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
     return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)
@@ -201,16 +373,31 @@ def muonh(
 ) -> Algorithm:
     """MuonH: local Muon whose matrices keep their norms, instead of a weight decay.
 
-    Hyperball, Wen et al. 2026, arXiv:2606.16899, as the local rule of FedAvg, whose
-    server projects the mean. Momenta are reset every round. The rule was checked
-    against the authors' code.
+    With R = |W| at the start and N(v) = v / |v|, a local step of a matrix is
+
+        W_i <- R N(W_i - lr R N(orth(M)))
+
+    and the server projects the mean to the same norm. Momenta start at zero in every
+    round.
+
+    Source: Defined here: Hyperball, Wen et al. 2026, arXiv:2606.16899, as the local
+    rule of FedAvg. The rule was checked against the authors' code.
 
     Args:
-      lr: About the angle that a local step turns a matrix by; also the learning rate of
-        the other parameters.
+      lr: Approximate angle in radians by which a local step turns a matrix, 0.003 to
+        0.1; also the learning rate of other parameters.
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9 to 0.98.
       nesterov: Whether Muon looks ahead.
-      rest: Rule of the other parameters, without a learning rate.
+      rest: Rule of the other parameters, without a learning rate; Adam by default.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
       layout: Which leaves are matrices; none of them may be 0 at the start.
+
+    Example:
+      >>> rest = optax.scale_by_adam(0.9, 0.95)
+      >>> algorithm = fm.muonh(lr=0.02, nesterov=False, rest=rest)
+
+    See also: `local_muon` decays weights; `transforms.hyperball` and `keep_norms`, its
+    parts.
     """
     options: dict[str, Any] = {"nesterov": nesterov, "rest": rest, "layout": layout}
     make = lambda polar: muon(momentum, polar=polar, **options)

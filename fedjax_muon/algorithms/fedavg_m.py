@@ -1,14 +1,4 @@
-"""FedAvg-M, also known as FedCM: local steps mixed with the last mean direction.
-
-Cheng et al., ICLR 2024, arXiv:2306.16504, and Xu et al. 2021, arXiv:2106.10874. From
-the broadcast (x, g), for each batch s
-
-    x_i <- x_i - lr rule((1 - momentum) grad_i(x_i; s) + momentum g)
-
-then g <- mean_i (x - x_i) / (K lr) and x <- x + server_lr mean_i (x_i - x). The paper's
-server rate gamma is K lr server_lr. The recursion and the step are those that other
-papers quote, since the text of the paper was not available.
-"""
+"""FedAvg-M, also known as FedCM."""
 
 from typing import Any, NamedTuple
 
@@ -44,12 +34,33 @@ def fedavg_m(
     momentum: Hyper = 0.9,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Federated averaging with momentum at the server, applied by the clients.
+    """FedAvg-M, also known as FedCM: local steps mixed with the last mean direction.
+
+    From the broadcast (x, g), for each batch s
+
+        x_i <- x_i - lr rule((1 - momentum) grad_i(x_i; s) + momentum g)
+
+    then g <- mean_i (x - x_i) / (K lr) and x <- x + server_lr mean_i (x_i - x). The
+    paper's server rate gamma equals K lr server_lr.
+
+    Source: Cheng et al. 2024, ICLR, arXiv:2306.16504. Checked against independent code:
+    the recursion and the step are those that other papers quote, since the text was not
+    available. Xu et al. 2021, arXiv:2106.10874, published the same method as FedCM.
 
     Args:
-      momentum: Weight of the last round's mean direction, 1 - alpha in FedCM and
-        1 - beta in FedAvg-M.
-      rule: Local rule of the mixed direction, without a learning rate.
+      lr: Local learning rate: 0.01 to 1 for SGD.
+      server_lr: Server learning rate, usually 1, which is plain averaging.
+      momentum: Weight of the last round's mean direction, 0.5 to 0.9; 1 - alpha in
+        FedCM and 1 - beta in FedAvg-M.
+      rule: Local rule of the mixed direction, without a learning rate; SGD by default.
+
+    Example:
+      >>> muon = fm.transforms.muon(0.0)  # the mixed direction, orthogonalized
+      >>> fm.fedavg_m(lr=0.02, momentum=0.5, rule=muon).uniform_weights
+      False
+
+    See also: `fedavg_vr` adds a second gradient, `scaffold_m` control variates;
+    `fedmuon_align` mixes after the rule.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)

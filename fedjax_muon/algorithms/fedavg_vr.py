@@ -1,13 +1,4 @@
-"""FedAvg-VR: server momentum with two gradients on the same batch.
-
-Cheng et al., ICLR 2024, arXiv:2306.16504, written from memory, since the text was not
-available. With x_ the server's previous iterate, from the broadcast (x, x_, g), for
-each batch s
-
-    d = grad_i(x_i; s) + momentum (g - grad_i(x_; s));    x_i <- x_i - lr d
-
-then g <- mean_i (x - x_i) / (K lr) and x <- x + server_lr mean_i (x_i - x).
-"""
+"""FedAvg-VR: variance-reduced server momentum."""
 
 from typing import Any, NamedTuple
 
@@ -38,7 +29,31 @@ class State(NamedTuple):
 def fedavg_vr(
     lr: Hyper = 0.003, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
 ) -> Algorithm:
-    """Federated averaging with variance-reduced server momentum."""
+    """FedAvg-VR: server momentum with two gradients on the same batch.
+
+    With x_ the server's previous iterate, from the broadcast (x, x_, g), for each batch
+    s
+
+        d = grad_i(x_i; s) + momentum (g - grad_i(x_; s));    x_i <- x_i - lr d
+
+    then g <- mean_i (x - x_i) / (K lr) and x <- x + server_lr mean_i (x_i - x).
+
+    Source: Cheng et al. 2024, ICLR, arXiv:2306.16504. Not verified: it was written from
+    memory, since the text was not available.
+
+    Args:
+      lr: Local learning rate, 0.001 to 0.1; at FedAvg's rates it can be unstable.
+      server_lr: Server learning rate, usually 1, which is plain averaging.
+      momentum: Weight of the past, 0.5 to 0.9; by default 0 in round 0, which has no
+        past, and then 0.9.
+
+    Example:
+      >>> fm.fedavg_vr(lr=0.003, momentum=fm.after_first(0.5))
+      fedavg_vr(lr=0.003, server_lr=1.0, momentum=after_first)
+
+    See also: `fedavg_m` takes one gradient per step, `scaffold_vr` adds control
+    variates, `stem` averages momenta within a step.
+    """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
     check_range("momentum", momentum, 0.0, 1.0)

@@ -1,14 +1,4 @@
-"""FedDyn: a linear and a quadratic term align the clients' minimizers.
-
-Acar et al. 2021, arXiv:2111.04263. Client i keeps h_i, the sum of its changes, 0 at
-first. From the broadcast x,
-
-    x_i <- x_i - lr rule(grad_i(x_i; s) + alpha (x_i - x + h_i)),    D_i = x_i - x,
-    h_i <- h_i + D_i,    h <- h + (S/N) mean_i D_i,    x <- x + mean_i D_i + h
-
-where h is the mean of h_i over all N clients. Checked against the authors' code, whose
-h_i is the paper's linear term divided by -alpha.
-"""
+"""FedDyn: dynamic regularization."""
 
 from typing import Any, NamedTuple
 
@@ -42,12 +32,35 @@ def feddyn(
     alpha: Number = 0.01,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Dynamic regularization; requires uniform weights.
+    """FedDyn: a linear and a quadratic term align the clients' minimizers.
+
+    Client i keeps h_i, the sum of its changes D_i = x_i - x, and h is the mean of h_i
+    over all N clients; both start at 0. From the broadcast x,
+
+        x_i <- x_i - lr rule(grad_i(x_i; s) + alpha (x_i - x + h_i))
+        h_i <- h_i + D_i
+        h <- h + (S/N) mean_i D_i,    x <- x + mean_i D_i + h
+
+    for S sampled clients. All weights must be equal.
+
+    Source: Acar et al. 2021, ICLR, arXiv:2111.04263. Checked against the authors' code,
+    whose h_i is the paper's linear term divided by -alpha. It departs in the weights:
+    their code divides alpha by a client's share of the examples.
 
     Args:
-      lr: Local learning rate.
-      alpha: Weight of the quadratic term.
+      lr: Local learning rate: 0.01 to 1 for SGD.
+      alpha: Weight of the quadratic term, 0.01 to 0.1.
       rule: Local rule applied to the gradient with both terms, without a learning rate.
+
+    Example:
+      >>> sizes = {"cohort": 2, "local_steps": 5, "batch_size": 8}
+      >>> for algorithm in (fm.feddyn(alpha=0.1), fm.scaffold()):
+      ...     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
+      ...     print(simulation.bytes_after(1).up)
+      2480
+      4960
+
+    See also: `scaffold` sends controls too, `fedprox` keeps no memory.
     """
     check_range("lr", lr)
     check_range("alpha", alpha, open_low=True, schedules=False)

@@ -1,14 +1,4 @@
-"""FedExP: a server step as long as the clients' disagreement allows.
-
-Jhunjhunwala et al. 2023, arXiv:2301.09604. From the broadcast x, client i takes local
-steps x_i <- x_i - lr rule(grad_i(x_i; s)) and sends D_i = x_i - x and ||D_i||^2. Then
-
-    x <- x + max(1, mean_i ||D_i||^2 / (2 (||mean_i D_i||^2 + eps))) mean_i D_i
-
-with norms of the whole model. Checked against the authors' code and an independent one.
-The authors' code adds eps once per client, and reports the mean of the last two
-iterates, since the last one oscillates.
-"""
+"""FedExP: extrapolated server steps."""
 
 from typing import Any, NamedTuple
 
@@ -55,14 +45,32 @@ def fedexp(
     eps: Number = 1e-3,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """FedAvg with an extrapolated server step, of at least the length of FedAvg's.
+    """FedExP: FedAvg with a server step as long as the clients' disagreement allows.
 
-    The norms are sent next to the changes: a compressor does not change them.
+    From the broadcast x, client i takes local steps x_i <- x_i - lr rule(grad_i(x_i;
+    s)) and sends D_i = x_i - x and |D_i|^2. Then, with norms of the whole model,
+
+        x <- x + max(1, mean_i |D_i|^2 / (2 (|mean_i D_i|^2 + eps))) mean_i D_i
+
+    Norms travel next to the changes, so that a compressor does not alter them.
+
+    Source: Jhunjhunwala et al. 2023, ICLR, arXiv:2301.09604. Checked against the
+    authors' code, and an independent one. It departs in two details: their code adds
+    eps once per client, and reports the mean of the last two iterates, since the last
+    one oscillates.
 
     Args:
-      lr: Local learning rate.
-      eps: Added to the squared norm of the mean change.
-      rule: Local rule, without a learning rate.
+      lr: Local learning rate: 0.01 to 1 for SGD.
+      eps: Constant added to the squared norm of the mean change, 0.0001 to 0.1.
+      rule: Local rule, without a learning rate; SGD by default.
+
+    Example:
+      >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
+      >>> simulation = fm.federate(fm.fedexp(eps=0.1), task, digits, clients, **sizes)
+      >>> simulation.bytes_after(1)  # one number more per client than with FedAvg
+      Traffic(down=4960, up=4976)
+
+    See also: `fedavg` with a `server_lr` that is tuned instead.
     """
     check_range("lr", lr)
     check_range("eps", eps, open_low=True, schedules=False)

@@ -1,19 +1,4 @@
-"""FedMuon (Liu et al.): momentum aggregation, and alignment with the mean direction.
-
-arXiv:2510.27403, Algorithm 2. From the broadcast (x, m, delta), for each batch s
-
-    u = rule(grad_i(x_i; s))
-    x_i <- x_i - lr ((1 - align) u + align delta + decay x_i)
-
-then delta <- mean_i (x - x_i) / (K lr) and x <- mean_i x_i. The fields of the rule's
-state that are named in `averaged_state` start from the clients' mean of the last round
-(m); the rest is reset. `averaged_state=()` is the paper's ablation without momentum
-aggregation. Without alignment, the algorithm is `fedavg` with the same
-`averaged_state`.
-
-There are exactly K local steps from the broadcast x. The paper's loop counts from 1 and
-uploads the iterate before the last.
-"""
+"""FedMuon of Liu et al., and its compression by truncated decompositions."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -64,16 +49,44 @@ def fedmuon_align(
     polar: Polar | None = None,
     averaged_state: tuple[str, ...] = ("trace",),
 ) -> Algorithm:
-    """FedMuon with local-global alignment.
+    """FedMuon with alignment: averaged momenta, steps mixed with the mean direction.
+
+    From the broadcast (x, m, delta), client i repeats for each of its batches s
+
+        u = rule(grad_i(x_i; s))
+        x_i <- x_i - lr ((1 - align) u + align delta + decay x_i)
+
+    Then delta <- mean_i (x - x_i) / (K lr) and x <- mean_i x_i. The rule's fields named
+    in `averaged_state` start from the clients' mean in the last round, m; its other
+    fields start anew. Without alignment, the update equals that of `fedavg` with the
+    same `averaged_state`.
+
+    Source: Liu et al. 2025, arXiv:2510.27403, Algorithm 2. Checked against the paper's
+    text. It departs in the number of local steps: the paper's loop counts from 1 and
+    uploads the iterate before the last, while all K steps count here.
 
     Args:
-      align: Weight of the last round's mean direction, alpha in the paper.
-      decay: Decoupled weight decay, lambda in the paper.
-      momentum: Momentum of the default rule; has no effect if `rule` is given.
+      lr: Local learning rate: 0.01 to 0.1 if `rule` is Muon, 0.001 to 0.01 if it is
+        Adam or SOAP, and 0.01 to 1 for SGD.
+      align: Weight of the last round's mean direction, in [0, 1]; alpha in the paper,
+        usually 0.5.
+      decay: Decoupled weight decay, 0 to 0.01; lambda in the paper.
+      momentum: Momentum of the default rule, usually 0.9 to 0.98; it has no effect if
+        `rule` is given.
       rule: Local rule of the gradient, without a learning rate; Muon by default.
-      polar: Polar factor of matrices in the default rule.
-      averaged_state: Names of the fields of the rule's state that the server averages,
-        such as "momentum" or, for Adam, ("mu", "nu").
+      polar: Function that the default rule computes polar factors with; by default,
+        five Newton-Schulz steps.
+      averaged_state: Names of the rule's fields that the server averages, such as
+        "trace" of a momentum or ("mu", "nu") of Adam; () averages none.
+
+    Example:
+      >>> adam = optax.scale_by_adam(0.9, 0.95)
+      >>> moments = {"rule": adam, "averaged_state": ("mu", "nu")}
+      >>> algorithm = fm.fedmuon_align(lr=0.001, align=0.25, **moments)
+      >>> without = fm.fedmuon_align(align=0.0, averaged_state=())  # Local Muon
+
+    See also: `fedmuon_svd` sends fewer bytes, `fedadamw` aligns Adam, `fedmuon`
+    averages momenta without alignment.
     """
     check_range("lr", lr)
     check_range("align", align, 0.0, 1.0)
@@ -124,15 +137,39 @@ def fedmuon_svd(
     share_of: Literal["memory", "rank"] = "memory",
     polar: Polar | None = None,
 ) -> Algorithm:
-    """FedMuon that sends momenta as a truncated singular value decomposition.
+    """FedMuon with alignment that sends momenta as truncated decompositions.
 
-    Liu et al. 2025, arXiv:2510.27403, Section 5.2.
+    The update equals that of `fedmuon_align`. Of each matrix M in a momentum, a client
+    sends the r largest singular values with their vectors,
+
+        M  ->  sum_{k <= r} s_k u_k v_k^T
+
+    and the server averages these sums. Parameters travel whole.
+
+    Source: Liu et al. 2025, arXiv:2510.27403, Section 5.2. Checked against the paper's
+    text.
 
     Args:
-      share: Share that the factors keep, in (0, 1].
+      lr: Local learning rate, usually 0.01 to 0.1.
+      align: Weight of the last round's mean direction, in [0, 1].
+      decay: Decoupled weight decay, 0 to 0.01.
+      momentum: Momentum of Muon, usually 0.9 to 0.98.
+      share: Share that the factors keep, in (0, 1]; 0.05 in the paper.
       share_of: What the share refers to: "memory", the momentum's entries, as in the
         public code and for the upload of the paper's Table 7; or "rank", as in Section
         5.2.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+
+    Example:
+      >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
+      >>> for algorithm in (fm.fedmuon_align(), fm.fedmuon_svd(share=0.1)):
+      ...     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
+      ...     print(simulation.bytes_after(1).up)
+      9696
+      6304
+
+    See also: `fedmuon_align`; `compress` with `truncated_svd` does the same to any
+    method.
     """
     algorithm = fedmuon_align(
         lr=lr, align=align, decay=decay, momentum=momentum, polar=polar

@@ -1,15 +1,4 @@
-"""FedMuon (Takezawa et al.): bias correction with momenta that persist at clients.
-
-arXiv:2509.26337, Algorithm 1. m_i persists, and c_i is its value after the last round
-in which client i participated. From the broadcast (x, c), for each batch s
-
-    m_i <- momentum m_i + (1 - momentum) grad_i(x_i; s)
-    x_i <- x_i - lr rule(m_i - c_i + c)
-
-then c <- c + (1/N) sum_i (m_i - c_i) and x <- (N - S)/N x + (1/N) sum_i x_i, with sums
-over the S sampled clients. The rule is minus the paper's LMO, by default for the
-spectral norm. Momenta and controls start at zero. m_i and c_i share one buffer.
-"""
+"""FedMuon of Takezawa et al."""
 
 from typing import Any, NamedTuple
 
@@ -52,16 +41,41 @@ def fedmuon_correct(
     polar: Polar | None = None,
     shape_scale: ShapeScale = unscaled,
 ) -> Algorithm:
-    """FedMuon with bias correction; requires uniform weights.
+    """FedMuon with bias correction: momenta stay at clients, controls correct steps.
+
+    Client i keeps m_i; c_i denotes its value after the last round in which the client
+    took part. From the broadcast (x, c), for each batch s
+
+        m_i <- momentum m_i + (1 - momentum) grad_i(x_i; s)
+        x_i <- x_i - lr rule(m_i - c_i + c)
+
+    Then c <- c + (1/N) sum_i (m_i - c_i) and x <- (N - S)/N x + (1/N) sum_i x_i, with
+    sums over the S sampled clients of N. All weights must be equal, so that c stays the
+    mean of all c_i. Momenta and controls start at zero, and one buffer stores both.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337, Algorithm 1. Checked against
+    the paper's text.
 
     Args:
-      momentum: Weight of the past in the momentum, 1 - alpha in the paper.
+      lr: Local learning rate: 0.001 to 0.03 with the default rule.
+      momentum: Weight of the past in the momentum, 1 - alpha in the paper, usually 0.9.
       rule: Minus the linear minimization oracle (LMO) of a norm, without a learning
-        rate; for matrices, of the spectral norm by default.
-      polar: Polar factor of matrices in the default rule.
+        rate. By default, the spectral norm's for matrices; other leaves are multiplied
+        by 10.
+      polar: Function that the default rule computes polar factors with; by default,
+        five Newton-Schulz steps.
       shape_scale: Factor of a matrix's step in the default rule, as a function of
-        (fan_in, fan_out). The paper's experiments have one that depends on the
-        dimension (section 7.1); `transforms.moonlight` is from the paper they cite.
+        (fan_in, fan_out). The paper's experiments use one that depends on the dimension
+        (section 7.1); `transforms.moonlight` comes from the paper they cite.
+
+    Example:
+      >>> fm.fedmuon_correct(lr=0.003, shape_scale=fm.transforms.moonlight)
+      fedmuon_correct(lr=0.003, momentum=0.9, shape_scale=moonlight)
+      >>> euclidean = fm.transforms.scale_by_lmo(fm.linalg.lmo.euclidean)
+      >>> other = fm.fedmuon_correct(lr=0.01, rule=euclidean)  # another norm
+
+    See also: `local_muon_persistent` omits the correction, `scaffold` corrects
+    gradients instead of momenta, `fedmuon` averages momenta.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

@@ -1,20 +1,4 @@
-"""FedNova: averaging of normalized directions, for clients of unequal work.
-
-Wang et al. 2020, arXiv:2007.07481. Client i repeats for each of its own K_i batches s,
-from the broadcast x,
-
-    u <- momentum u + grad_i(x_i; s) + mu (x_i - x),    x_i <- x_i - lr u
-
-so that x - x_i = lr G_i a_i with the gradients G_i and K_i positive weights a_i (4).
-Then, with p_i the weights of the mean and |a_i| the sum of a_i,
-
-    x <- x - server_lr server_rule(tau sum_i p_i (x - x_i) / |a_i|),
-    tau = sum_i p_i |a_i|                                                           (7)
-
-Without momentum and mu, |a_i| = K_i. FedAvg averages x - x_i instead, which gives more
-weight to clients with more steps. With mu, the authors' code takes the mean of K_i as
-tau; here it is that of |a_i| in all cases.
-"""
+"""FedNova: normalized averaging for clients of unequal work."""
 
 from typing import Any, NamedTuple
 
@@ -58,17 +42,41 @@ def fednova(
     server_lr: Hyper = 1.0,
     server_rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Federated averaging of directions, each divided by the client's amount of work.
+    """FedNova: averaging of normalized directions, for clients of unequal work.
 
-    Use it with `weighting=by_examples` for the weights of the paper.
+    From the broadcast x, client i repeats for each of its own K_i batches s
+
+        u <- momentum u + grad_i(x_i; s) + mu (x_i - x);    x_i <- x_i - lr u
+
+    so that x - x_i = lr G_i a_i with the gradients G_i and positive weights a_i. With
+    p_i the weights of the mean and |a_i| the sum of a_i, the server updates
+
+        x <- x - server_lr server_rule(tau sum_i p_i (x - x_i) / |a_i|)
+        tau = sum_i p_i |a_i|
+
+    Without momentum and mu, |a_i| = K_i. FedAvg averages x - x_i instead, which weighs
+    clients with more steps more.
+
+    Source: Wang et al. 2020, NeurIPS, arXiv:2007.07481, equations (4) and (7). Checked
+    against the authors' code. With mu, it departs from their tau, the mean of K_i; here
+    tau is the mean of |a_i| in all cases.
 
     Args:
-      lr: Local learning rate, the same for all layers.
-      momentum: Weight of the past in the local momentum, which is reset every round.
-      mu: Strength of the proximal pull toward the broadcast parameters.
+      lr: Local learning rate, 0.01 to 1, the same for all layers.
+      momentum: Weight of the past in the local momentum, which is reset every round, in
+        [0, 1); the authors use 0 and 0.9.
+      mu: Strength of the proximal pull toward the broadcast parameters, 0 to 1.
       server_lr: Server learning rate; 1 is the paper's.
       server_rule: Rule applied to the pseudo-gradient, without a learning rate, such as
         `optax.trace(0.5)`.
+
+    Example:
+      >>> work = {"cohort": 4, "local_epochs": (1, 5), "batch_size": 8}
+      >>> work["weighting"] = fm.simulation.by_examples  # the paper's weights
+      >>> nova = fm.fednova(lr=0.1, momentum=0.9)
+      >>> simulation = fm.federate(nova, task, digits, clients, **work)
+
+    See also: `fedprox` for unequal work, `fedavg`.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)

@@ -1,19 +1,7 @@
 """FedSubMuon: Muon on small matrices in shared subspaces of the kernels.
 
-arXiv:2609.06073, of which the abstract alone was seen; checked against the authors'
-code. The kernel of a layer with an adapter is W + c U X V, with orthonormal U [in, q]
-and V [q, out] that all clients share, and X [q, q], which they train and send:
-
-    X_i <- X_i - lr rule(grad of X),    then    X <- mean_i X_i
-
-Every `refresh` rounds the subspaces change. `fedsubmuon`, v2 of the authors' code,
-moves c U X V into W, and draws U and V. `fedsubmuon_gt` turns them toward the gradients
-G_i of W at the clients' last parameters, of which clients send G_i V^T and U^T G_i:
-
-    H <- mean_i G_i V^T,  T <- (H - U U^T H) (U^T H)^T,  U <- qr(U + step |U| T / |T|)
-
-and likewise for V. X becomes the part of U X V in the new subspaces, and the rest of it
-is added to W, so that the model does not change.
+The kernel of a layer with an adapter is W + c U X V, with orthonormal U [in, q] and V
+[q, out] that all clients share, and X [q, q], which they train and send.
 """
 
 from collections.abc import Callable
@@ -279,17 +267,42 @@ def fedsubmuon(
     rule: optax.GradientTransformation | None = None,
     polar: Polar | None = None,
 ) -> Algorithm:
-    """FedSubMuon, whose subspaces are drawn again after a number of rounds.
+    """FedSubMuon: clients train small matrices in subspaces that are drawn anew.
 
-    Clients send q^2 numbers per layer. One that was absent needs the matrices of the
-    changes that it missed, which are not counted. Parameters beside adapters are
-    trained too; in the authors' code, they are frozen.
+    The kernel of a layer is W + c U X V, with orthonormal U and V that all clients
+    share. Clients train and send X [q, q]:
+
+        X_i <- X_i - lr rule(grad of X),    then    X <- mean_i X_i
+
+    Every `refresh` rounds, the server moves c U X V into W and draws U and V. A client
+    that was absent needs the matrices of the changes that it missed; these are not
+    counted. Parameters beside adapters are trained too.
+
+    Source: Chen et al. 2026, arXiv:2609.06073. Checked against the authors' code, v2;
+    of the paper, the abstract was read. It departs in the other parameters, which the
+    authors freeze.
 
     Args:
-      refresh: Rounds between two draws of subspaces; None for the first one only.
+      lr: Local learning rate, 0.001 to 0.05.
+      momentum: Momentum of the default rule, in [0, 1), usually 0.9 or 0.95.
+      refresh: Rounds between two draws of subspaces, usually 1 to 20; None for the
+        first one only.
       scale: Factor c of a b, alpha / rank of the task, which has `folded=True`; the
-        authors have none, as a task with alpha=rank.
+        authors use none, as a task with alpha=rank.
       rule: Local rule of X, reset every round, by default Muon with `momentum`.
+      polar: Function that the default rule computes polar factors with; by default,
+        five Newton-Schulz steps.
+
+    Example:
+      >>> model, shape = fm.models.MLP(10, (4,)), digits.x_train.shape[1:]
+      >>> layers = {"rank": 2, "layers": ("Dense_0",), "head": "Dense_1"}
+      >>> frozen, folded = task.init(jax.random.key(0)), {"alpha": 4, "folded": True}
+      >>> lora = fm.tasks.lora.lora_classification
+      >>> adapted = lora(model, frozen, shape, **layers, **folded)
+      >>> algorithm = fm.fedsubmuon(lr=0.01, scale=2.0)  # alpha / rank
+
+    See also: `fedsubmuon_gt` turns subspaces toward the gradients; `fedit` and `flora`
+    average low-rank adapters.
     """
     if refresh is not None:
         check_count("refresh", refresh)
@@ -308,18 +321,38 @@ def fedsubmuon_gt(
     rule: optax.GradientTransformation | None = None,
     polar: Polar | None = None,
 ) -> Algorithm:
-    """FedSubMuon-GT, whose subspaces turn toward the gradients of the kernels.
+    """FedSubMuon-GT: clients train small matrices in subspaces that turn.
 
-    Messages have sketches of gradients after every `refresh` rounds, of one batch at
-    the end of training. Bytes are means over rounds.
+    Local training equals that of `fedsubmuon`. After every `refresh` rounds, clients
+    send G_i V^T and U^T G_i for the gradients G_i of W at their last parameters, on one
+    batch, and the server turns the subspaces:
+
+        H <- mean_i G_i V^T;    T <- (H - U U^T H) (U^T H)^T
+        U <- qr(U + step |U| T / |T|)
+
+    and likewise for V. X becomes the part of U X V in the new subspaces, and the rest
+    is added to W, so that the model does not change. Bytes are means over rounds.
+
+    Source: Chen et al. 2026, arXiv:2609.06073. Checked against the authors' code; of
+    the paper, the abstract was read.
 
     Args:
-      refresh: Rounds between two turns.
-      step: Length of a turn in proportion to the norm of the basis: the authors' option
-        of a relative step. Their default is a multiple of the gradients' squares.
+      lr: Local learning rate, 0.001 to 0.05.
+      momentum: Momentum of the default rule, in [0, 1), usually 0.9 or 0.95.
+      refresh: Rounds between two turns, usually 1 to 20.
+      step: Length of a turn in proportion to the norm of the basis, in [0, 1]: the
+        authors' option of a relative step. Their default is a multiple of the
+        gradients' squares.
       scale: Factor c of a b, alpha / rank of the task, which has `folded=True`; the
-        authors have none, as a task with alpha=rank.
+        authors use none, as a task with alpha=rank.
       rule: Local rule of X, reset every round, by default Muon with `momentum`.
+      polar: Function that the default rule computes polar factors with; by default,
+        five Newton-Schulz steps.
+
+    Example:
+      >>> algorithm = fm.fedsubmuon_gt(lr=0.01, refresh=10, step=0.1, scale=2.0)
+
+    See also: `fedsubmuon` draws subspaces at random.
     """
     check_count("refresh", refresh)
     check_range("step", step, 0.0, 1.0, schedules=False)

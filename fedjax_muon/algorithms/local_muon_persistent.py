@@ -1,11 +1,4 @@
-"""Local Muon (Takezawa et al.): momenta that persist at clients, without correction.
-
-arXiv:2509.26337, Section 3, which shows that it stalls. m_i persists; for each batch s
-
-    m_i <- momentum m_i + (1 - momentum) grad_i(x_i; s);    x_i <- x_i - lr rule(m_i)
-
-then x <- (N - S)/N x + (1/N) sum_i x_i over the S sampled clients.
-"""
+"""Local Muon with momenta that persist at clients."""
 
 from typing import Any, NamedTuple
 
@@ -48,9 +41,36 @@ def local_muon_persistent(
     polar: Polar | None = None,
     shape_scale: ShapeScale = unscaled,
 ) -> Algorithm:
-    """Local Muon as defined in the paper on FedMuon with bias correction.
+    """Local Muon with momenta that persist at clients, without correction.
 
-    Its arguments are the same as those of `fedmuon_correct`.
+    Client i keeps m_i. From the broadcast x, for each batch s
+
+        m_i <- momentum m_i + (1 - momentum) grad_i(x_i; s)
+        x_i <- x_i - lr rule(m_i)
+
+    Then x <- (N - S)/N x + (1/N) sum_i x_i over the S sampled clients of N. The paper
+    shows that this method stalls on heterogeneous clients; use it as a baseline.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337, Section 3. Checked against the
+    paper's text.
+
+    Args:
+      lr: Local learning rate: 0.001 to 0.03 with the default rule.
+      momentum: Weight of the past in the momentum, 1 - alpha in the paper, usually 0.9.
+      rule: Rule applied to the momentum, without a learning rate. By default, it
+        orthogonalizes matrices and multiplies other leaves by 10.
+      polar: Function that the default rule computes polar factors with; by default,
+        five Newton-Schulz steps.
+      shape_scale: Factor of a matrix's step in the default rule, as a function of
+        (fan_in, fan_out).
+
+    Example:
+      >>> momenta = fm.local_muon_persistent().init_client({"w": jnp.ones((2, 3))})
+      >>> momenta["w"].shape  # what every client stores
+      (2, 3)
+
+    See also: `fedmuon_correct` adds the correction, `local_muon` resets momenta,
+    `fedmuon` averages them.
     """
     check_range("lr", lr)
     check_range("momentum", momentum, 0.0, 1.0)

@@ -1,22 +1,10 @@
 """Federated low-rank adapters: one exchange, and the averages that people compare.
 
-Layers with adapters have the kernel W + c a b, with a [in, q] and b [q, out], of which
-clients train a and b. The mean of their kernels has mean_i (a_i b_i), which is not
-(mean_i a_i) (mean_i b_i). The methods differ in what they do about it:
-
-    FedIT       a, b <- mean_i a_i, mean_i b_i            the difference stays
-    FFA-LoRA    b <- mean_i b_i                           a is common, nobody moves it
-    RoLoRA      b <- mean_i b_i  or  a <- mean_i a_i      in even and in odd rounds
-    FedSA-LoRA  a <- mean_i a_i                           b_i stays at its client
-    FedEx-LoRA  as FedIT, W <- W + c mean_i ((a_i - a) (b_i - b))
-    FLoRA       W <- W + c mean_i (a_i b_i)               new a_i and b_i per round
-    FlexLoRA    a b <- mean_i (a_i b_i), up to its q largest singular values
-
-FedIT: arXiv:2305.05644. FFA-LoRA: arXiv:2403.12313. RoLoRA: arXiv:2502.01755, without
-authors' code; that b moves first follows from b = 0 at the start, where a has no
-gradient. FedSA-LoRA: arXiv:2410.01463. FedEx-LoRA: arXiv:2410.09432. FLoRA:
-arXiv:2409.05976. FlexLoRA: arXiv:2402.11505. Updates were checked against the authors'
-code where there is some. The papers were not read.
+Layers with adapters use the kernel W + c a b, with a [in, q] and b [q, out], of which
+clients train a and b. The mean of their kernels contains mean_i (a_i b_i), which
+differs from (mean_i a_i) (mean_i b_i). The methods differ in what they do about it.
+Their papers were not read; the updates were checked against the authors' code where
+there is some.
 
 The last three need the messages of all clients, and not their mean. A client that was
 absent lacks the changes of W, so the kernels count as broadcast in every round.
@@ -217,12 +205,33 @@ ADAM = optax.scale_by_adam()
 def fedit(
     lr: Hyper = 0.0003, *, rule: optax.GradientTransformation = ADAM
 ) -> Algorithm:
-    """FedIT: averages of both factors, each on its own; FedAvg of adapters.
+    """FedIT: averages of both low-rank factors, each on its own; FedAvg of adapters.
+
+    A layer uses the kernel W + c a b, of which clients train a and b by the local rule:
+
+        a <- mean_i a_i,    b <- mean_i b_i
+
+    The mean of the products a_i b_i differs from the product of the means; the
+    difference stays.
+
+    Source: Zhang et al. 2023, arXiv:2305.05644. Checked against independent code.
 
     Args:
-      lr: Local learning rate.
+      lr: Local learning rate: 0.0001 to 0.01 for Adam, 0.01 to 0.1 for LoRA-Muon.
       rule: Local rule of the factors and of other parameters, reset every round,
-        without a learning rate.
+        without a learning rate; Adam by default.
+
+    Example:
+      >>> model, shape = fm.models.MLP(10, (4,)), digits.x_train.shape[1:]
+      >>> layers = {"rank": 2, "layers": ("Dense_0",), "head": "Dense_1"}
+      >>> frozen = task.init(jax.random.key(0))
+      >>> adapted = fm.tasks.lora.lora_classification(model, frozen, shape, **layers)
+      >>> algorithm = fm.fedit(lr=0.05, rule=fm.transforms.lora_muon())
+      >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
+      >>> simulation = fm.federate(algorithm, adapted, digits, clients, **sizes)
+
+    See also: `fedex_lora`, `flora` and `flexlora` average products exactly; `ffa_lora`
+    and `rolora` move one factor.
     """
     return _exchange(lr, rule, Average())
 
@@ -231,13 +240,27 @@ def fedit(
 def ffa_lora(
     lr: Hyper = 0.001, *, rule: optax.GradientTransformation = ADAM
 ) -> Algorithm:
-    """FFA-LoRA: the factor a stays at its common start, which is never sent.
+    """FFA-LoRA: clients train the low-rank factor b, and a stays at its common start.
 
-    The mean of the products is exact. With client-level privacy there is noise in b
-    only; noise in both factors would be multiplied.
+    Nobody moves or sends a, so that the mean of the products is exact:
+
+        b <- mean_i b_i,    mean_i (a b_i) = a mean_i b_i
+
+    With client-level privacy, noise enters b only; noise in both factors would be
+    multiplied.
+
+    Source: Sun et al. 2024, ICLR, arXiv:2403.12313. Checked against independent code.
 
     Args:
-      rule: Local rule, reset every round, without a learning rate.
+      lr: Local learning rate: 0.0003 to 0.01 for Adam.
+      rule: Local rule, reset every round, without a learning rate; Adam by default.
+
+    Example:
+      >>> layer = {"a": jnp.ones((64, 2)), "b": jnp.zeros((2, 10))}
+      >>> algorithm = fm.ffa_lora(lr=0.003)
+      >>> state = algorithm.init({"layer": layer})
+
+    See also: `rolora` moves both factors in turns, `fedit` both at once.
     """
     of_b: Mapping[str, Any] = {"b": True}
     return _exchange(lr, rule, Average(of_b, of_b, lambda index: of_b))
@@ -247,13 +270,26 @@ def ffa_lora(
 def rolora(
     lr: Hyper = 0.001, *, rule: optax.GradientTransformation = ADAM
 ) -> Algorithm:
-    """RoLoRA: b moves in even rounds and a in odd ones, so that means are exact.
+    """RoLoRA: the low-rank factors b and a move in turns, so that means are exact.
+
+        b <- mean_i b_i in even rounds,    a <- mean_i a_i in odd rounds
 
     Compare it at equal bytes: both factors have moved after two rounds. It needs
     synchronous rounds, where all clients train the same factor.
 
+    Source: Chen et al. 2025, arXiv:2502.01755. Not verified: there is no authors' code,
+    and the paper was not read. That b moves first follows from b = 0 at the start,
+    where a receives no gradient.
+
     Args:
-      rule: Local rule, reset every round, without a learning rate.
+      lr: Local learning rate: 0.0003 to 0.01 for Adam.
+      rule: Local rule, reset every round, without a learning rate; Adam by default.
+
+    Example:
+      >>> muon = fm.transforms.lora_muon()
+      >>> algorithm = fm.rolora(lr=0.05, rule=muon)
+
+    See also: `ffa_lora` never moves a, `fedit` moves both at once.
     """
     half = {"a": 0.5, "b": 0.5}  # one of them; their mean over two rounds
     moving = lambda index: {"a": index % 2 == 1, "b": index % 2 == 0}
@@ -264,13 +300,26 @@ def rolora(
 def fedsa_lora(
     lr: Hyper = 0.02, *, rule: optax.GradientTransformation = optax.identity()
 ) -> Algorithm:
-    """FedSA-LoRA: clients share a, and keep b for themselves.
+    """FedSA-LoRA: clients share the low-rank factor a, and keep b for themselves.
+
+        a <- mean_i a_i,    b_i stays at client i
 
     There is no global model: evaluate clients with their own parameters, as with
-    `keep_own`. A client that was never sampled has the shared a and the initial b.
+    `keep_own`. A client that was never sampled uses the shared a and the initial b.
+
+    Source: Guo et al. 2024, arXiv:2410.01463. Checked against the authors' code.
 
     Args:
-      rule: Local rule, reset every round, without a learning rate.
+      lr: Local learning rate: 0.01 to 0.1 for SGD, 0.0003 to 0.01 for Adam.
+      rule: Local rule, reset every round, without a learning rate; SGD by default.
+
+    Example:
+      >>> layer = {"a": jnp.ones((64, 2)), "b": jnp.zeros((2, 10))}
+      >>> own = fm.fedsa_lora(lr=0.02).init_client({"layer": layer})
+      >>> jax.tree.leaves(own)[0].shape  # b, what a client keeps
+      (2, 10)
+
+    See also: `personalization.keep_own` for layers, `fedit` shares both factors.
     """
     of_a = {"a": 1.0}
     return _exchange(lr, rule, Average(of_a, of_a, own=("b",)))
@@ -283,13 +332,34 @@ def fedex_lora(
     scale: Number = 2.0,
     rule: optax.GradientTransformation = ADAM,
 ) -> Algorithm:
-    """FedEx-LoRA: averages of both factors, whose error the server adds to W.
+    """FedEx-LoRA: averages of both low-rank factors, whose error the server adds to W.
 
-    The authors' code transposes this error in all layers.
+    With the means a and b of the factors a_i and b_i,
+
+        W <- W + c mean_i ((a_i - a) (b_i - b))
+
+    so that the kernel W + c a b is the mean of the clients' kernels. The server needs
+    the messages of all clients, and not their mean.
+
+    Source: Singhal et al. 2024, arXiv:2410.09432. Checked against the authors' code,
+    which transposes the error in all layers.
 
     Args:
+      lr: Local learning rate: 0.0003 to 0.01 for Adam.
       scale: Factor c of a b, alpha / rank of the task, which has `folded=True`.
-      rule: Local rule, reset every round, without a learning rate.
+      rule: Local rule, reset every round, without a learning rate; Adam by default.
+
+    Example:
+      >>> model, shape = fm.models.MLP(10, (4,)), digits.x_train.shape[1:]
+      >>> layers = {"rank": 2, "layers": ("Dense_0",), "head": "Dense_1"}
+      >>> frozen, folded = task.init(jax.random.key(0)), {"alpha": 4, "folded": True}
+      >>> lora = fm.tasks.lora.lora_classification
+      >>> adapted = lora(model, frozen, shape, **layers, **folded)
+      >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
+      >>> exact = fm.fedex_lora(scale=2.0)  # alpha / rank
+      >>> simulation = fm.federate(exact, adapted, digits, clients, **sizes)
+
+    See also: `fedit` leaves the error, `flora` and `flexlora` are exact in other ways.
     """
     check_range("scale", scale, open_low=True, schedules=False)
 
@@ -311,15 +381,31 @@ def flora(
     ranks: tuple[int, ...] | None = None,
     rule: optax.GradientTransformation = ADAM,
 ) -> Algorithm:
-    """FLoRA: stacked factors, whose product the server adds to W.
+    """FLoRA: stacked low-rank factors, whose product the server adds to W.
 
-    Clients draw a and begin with b = 0 in every round. The stacked factors take less
-    than W, which is counted here, for the few clients that were there in all rounds.
+    Clients draw a_i and begin with b_i = 0 in every round, and the server updates
+
+        W <- W + c mean_i (a_i b_i)
+
+    The stacked factors take less than W, which is counted here, for the few clients
+    that were there in all rounds.
+
+    Source: Wang et al. 2024, NeurIPS, arXiv:2409.05976. Checked against the authors'
+    code.
 
     Args:
+      lr: Local learning rate: 0.0001 to 0.01 for Adam.
       scale: Factor c of a b, alpha / rank of the task, which has `folded=True`.
       ranks: The rank of every client, at most that of the task; 0 is allowed.
-      rule: Local rule, reset every round, without a learning rate.
+      rule: Local rule, reset every round, without a learning rate; Adam by default.
+
+    Example:
+      >>> algorithm = fm.flora(lr=0.001, ranks=(8, 4, 4, 2))  # of four clients
+      >>> algorithm.cohort_spec
+      (4, None)
+
+    See also: `flexlora` keeps factors of unequal ranks, `fedex_lora` factors of one
+    rank.
     """
     check_range("scale", scale, open_low=True, schedules=False)
     _check_ranks(ranks, 0)
@@ -344,14 +430,30 @@ def flexlora(
 ) -> Algorithm:
     """FlexLoRA: the mean of the products, cut to the rank of every client.
 
-    From the singular value decomposition U S V^T of the mean, client i begins with the
-    first q_i columns of a = U and rows of b = S V^T. What is cut is lost. It is
-    computed from the stacked factors and never from a matrix [in, out]. The authors
-    have a scale 16 / q_i per client; here, it is the task's for all of them.
+    The server computes the singular value decomposition of the mean product,
+
+        U S V^T = mean_i (a_i b_i),    a <- U,    b <- S V^T
+
+    and client i begins with the first q_i columns of a and rows of b. What is cut is
+    lost. The server never builds a matrix [in, out], but works with the stacked
+    factors.
+
+    Source: Bai et al. 2024, NeurIPS, arXiv:2402.11505. Checked against the authors'
+    code, from which it departs: they use a scale 16 / q_i per client; here, all clients
+    use the task's.
 
     Args:
+      lr: Local learning rate: 0.0003 to 0.01 for Adam.
       ranks: The rank of every client, from 1 to that of the task.
-      rule: Local rule, reset every round, without a learning rate.
+      rule: Local rule, reset every round, without a learning rate; Adam by default.
+
+    Example:
+      >>> algorithm = fm.flexlora(lr=0.001, ranks=(8, 4, 4, 2))  # of four clients
+      >>> fm.flexlora(ranks=(8, 0))
+      Traceback (most recent call last):
+      ValueError: ranks must be at least 1, got 0
+
+    See also: `flora` for unequal ranks too, `fedit` for equal ones.
     """
     _check_ranks(ranks, 1)
 

@@ -1,20 +1,7 @@
 """Minimax methods; `ALL` has each of them with its paper and published grid.
 
-All names in `ALL` are functions of this module, presets such as `local_sgda` too.
-Most are algorithms of minimization whose parameters are a `Pair` (`core.pair`). Zhang
-and Gao, "Federated stochastic minimax optimization under heavy-tailed noises",
-arXiv:2511.04456, and the baselines of their comparison.
-
-FESS-GDA: local descent ascent, a server that smooths the primal variable.
-
-Shen et al., AISTATS 2024, arXiv:2311.00944. From the broadcast (x, y), for each batch s
-
-    x_i <- x_i - lr.x rule(grad_x F_i(x_i, y_i; s)), y_i <- y_i + lr.y rule(grad_y F_i)
-
-then, with dx and dy the mean moves, z = x before round 0 and K local steps,
-
-    x <- x + server_lr.x dx - lr.x server_lr.x K pull (x - z)
-    y <- project(y + server_lr.y dy);    z <- z + follow (x - z)
+All names in `ALL` are functions of this module, presets such as `local_sgda` too. Most
+are algorithms of minimization whose parameters are a `Pair` (`core.pair`).
 """
 
 from typing import Any, NamedTuple
@@ -68,11 +55,34 @@ def fess_gda(
     follow: Hyper = 0.5,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Federated stochastic smoothed gradient descent ascent.
+    """FESS-GDA: local descent ascent, and a server that smooths the primal variable.
+
+    From the broadcast (x, y), for each batch s
+
+        x_i <- x_i - lr.x rule(grad_x F_i(x_i, y_i; s))
+        y_i <- y_i + lr.y rule(grad_y F_i(x_i, y_i; s))
+
+    then, with dx and dy the mean moves, z = x before round 0 and K local steps,
+
+        x <- x + server_lr.x dx - lr.x server_lr.x K pull (x - z)
+        y <- project(y + server_lr.y dy);    z <- z + follow (x - z)
+
+    Source: Shen et al. 2024, AISTATS, arXiv:2311.00944. Checked against independent
+    code. The defaults of `pull` and `follow` are the library's choice; in the paper,
+    they are constants of the theory.
 
     Args:
-      pull: Strength of the pull of x toward z, rho in the paper.
-      follow: Weight of x in the update of z, beta in the paper.
+      lr: Local learning rates, a number or a `Pair` of those of x and y, 0.001 to 0.1.
+      server_lr: Server learning rates, a number or a `Pair`, usually 1.
+      pull: Strength of the pull of x toward z, rho in the paper, 0 to 1.
+      follow: Weight of x in the update of z, beta in the paper, in [0, 1].
+      rule: Local rule of both gradients, without a learning rate.
+
+    Example:
+      >>> rates = fm.Pair(0.01, 0.1)  # of x and y
+      >>> algorithm = fm.minimax.fess_gda(lr=rates, pull=0.5)
+
+    See also: `minimax.local_sgda` without smoothing, `minimax.fedmuon_da`.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)
@@ -107,9 +117,12 @@ def fess_gda(
 
 
 ZHANG = "Zhang and Gao 2025, arXiv:2511.04456"
-DENG = "Deng and Mahdavi 2021, AISTATS"
+DENG = "Deng and Mahdavi 2021, AISTATS, arXiv:2102.13152"
 SHARMA = "Sharma et al. 2022, arXiv:2203.04850"
-WU = "Wu et al. 2023, FedSGDA-M, NeurIPS"
+WU = (
+    "Wu et al. 2023, Solving a Class of Non-Convex Minimax Optimization in Federated "
+    "Learning, NeurIPS"
+)
 YANG = "Yang et al. 2022, arXiv:2210.00611"
 SHEN = "Shen et al. 2024, arXiv:2311.00944"
 
@@ -124,10 +137,35 @@ def fed_nsgda_m(
 ) -> Algorithm:
     """Fed-NSGDA-M: normalized descent ascent with momentum and control variates.
 
-    Zhang and Gao, Algorithm 1.
+    With z = (x, y), whose gradient in y is negated, and h = (1 - momentum) c + momentum
+    g, for each batch s and each variable
+
+        d = (1 - momentum) (grad_i(z_i; s) - c_i) + h;    z_i <- z_i - lr d / |d|
+
+    The controls c_i and c and the momentum g follow `scaffold_m`. All weights must be
+    equal.
+
+    Source: Zhang and Gao 2025, "Federated Stochastic Minimax Optimization under
+    Heavy-Tailed Noises", arXiv:2511.04456, Algorithm 1. Checked against the paper's
+    text.
 
     Args:
-      lr: Local learning rates, the lengths of local moves.
+      lr: Local learning rates, the lengths of local moves, 0.001 to 0.1; a `Pair` sets
+        those of x and y.
+      server_lr: Server learning rates, usually 1, which is plain averaging.
+      momentum: Weight of the past, 0.5 to 0.9; by default 0 in round 0, which has no
+        past, and then 0.9.
+
+    Example:
+      >>> algorithm = fm.minimax.fed_nsgda_m(lr=fm.Pair(0.003, 0.01))
+      >>> cells = fm.data.load("breast_cancer")
+      >>> auc = fm.tasks.auc(fm.models.MLP(2, (4,)), cells)
+      >>> owners = fm.partition.iid(cells.y_train, 4, key=jax.random.key(0))
+      >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
+      >>> simulation = fm.federate(algorithm, auc, cells, owners, **sizes)
+
+    See also: `minimax.fedmuon_da` orthogonalizes matrices, `minimax.fedsgda_clip`
+    clips.
     """
     rule = per_variable(normalize())
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
@@ -144,13 +182,40 @@ def fedmuon_da(
 ) -> Algorithm:
     """FedMuon-DA: orthogonalized descent ascent with momentum and control variates.
 
-    Zhang and Gao, Algorithm 3, which orthonormalizes every variable. Vectors are
-    divided by their Euclidean norms, as matrices of one column would be, and scalars by
-    their absolute values. So no gradient can make a step long (Lemma B.1).
+    With z = (x, y), whose gradient in y is negated, and h = (1 - momentum) c + momentum
+    g, for each batch s
+
+        d = (1 - momentum) (grad_i(z_i; s) - c_i) + h;    z_i <- z_i - lr orth(d)
+
+    where orth orthonormalizes matrices, divides vectors by their Euclidean norms, as
+    matrices of one column would be, and scalars by their absolute values. So no
+    gradient can make a step long (Lemma B.1). The controls c_i and c and the momentum g
+    follow `scaffold_m`. All weights must be equal.
+
+    Source: Zhang and Gao 2025, "Federated Stochastic Minimax Optimization under
+    Heavy-Tailed Noises", arXiv:2511.04456, Algorithm 3. Checked against the paper's
+    text.
 
     Args:
+      lr: Local learning rates, the spectral norms of local moves, 0.001 to 0.1; a
+        `Pair` sets those of x and y.
+      server_lr: Server learning rates, usually 1, which is plain averaging.
+      momentum: Weight of the past, 0.5 to 0.9; by default 0 in round 0, which has no
+        past, and then 0.9.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
       normalize_vectors: Whether vectors are divided by their norms. If not, they move
         along their momentum itself, and the lemma does not hold.
+
+    Example:
+      >>> cells = fm.data.load("breast_cancer")
+      >>> auc = fm.tasks.auc(fm.models.MLP(2, (4,)), cells)
+      >>> owners = fm.partition.iid(cells.y_train, 4, key=jax.random.key(0))
+      >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
+      >>> muon = fm.minimax.fedmuon_da(lr=fm.Pair(0.003, 0.01))
+      >>> simulation = fm.federate(muon, auc, cells, owners, **sizes)
+
+    See also: `minimax.fed_nsgda_m` normalizes whole variables, `scaffold_m` minimizes,
+    `decentralized.demuon` for agents.
     """
     make = lambda polar: unit_directions(polar, normalize_vectors=normalize_vectors)
     rule = default_rule(None, polar, make)
@@ -177,8 +242,7 @@ ALL = by_name(
         Source.TEXT,
         GRID,
         base=scaffold_m,
-        sentence="Descent ascent with momentum and control variates; the direction of "
-        "each variable is clipped.",
+        sentence="Fed-NSGDA-M that clips the direction of each variable instead.",
         options={
             "lr": 0.1,
             "server_lr": 1.0,
@@ -216,8 +280,7 @@ ALL = by_name(
         WU,
         grid=GRID,
         base=stem,
-        sentence="Descent ascent along variance-reduced momentum, for full "
-        "participation, written from memory.",
+        sentence="Descent ascent of all clients, as STEM; written from memory.",
         options={"lr": 0.1, "momentum": 0.9},
     ),
     # The abstract does not say how control variates are made; those of SCAFFOLD are a

@@ -1,14 +1,4 @@
-"""PAdaMFed-VR: normalized steps with control variates and variance reduction.
-
-Yan et al., ICLR 2025. With x_ the server's previous iterate and h = (1 - momentum)
-c + momentum g, for each batch s
-
-    d = grad_i(x_i; s) - (1 - momentum) c_i + h - momentum grad_i(x_; s)
-    x_i <- x_i - lr d / |d|
-
-then c_i <- mean_k grad_i and g <- mean of all local d. The mean of d is an additional
-message, since the server's formula in public code omits the second gradient.
-"""
+"""PAdaMFed-VR: normalized steps and variance reduction."""
 
 from typing import Any, NamedTuple
 
@@ -56,10 +46,33 @@ def padamfed_vr(
     momentum: Hyper = after_first(0.9),
     rule: optax.GradientTransformation = normalize(),
 ) -> Algorithm:
-    """PAdaMFed with variance reduction; requires uniform weights.
+    """PAdaMFed-VR: normalized steps with control variates and variance reduction.
+
+    With x_ the server's previous iterate and h = (1 - momentum) c + momentum g, for
+    each batch s
+
+        d = grad_i(x_i; s) - (1 - momentum) c_i + h - momentum grad_i(x_; s)
+        x_i <- x_i - lr d / |d|
+
+    then c_i <- mean_k grad_i and g <- mean of all local d. All weights must be equal.
+
+    Source: Yan et al. 2025, Problem-Parameter-Free Federated Learning, ICLR. Not
+    verified. It departs from public code, whose formula for the server omits the second
+    gradient; the mean of d is an additional message here.
 
     Args:
-      lr: Local learning rate, the length of every local move.
+      lr: Local learning rate, the length of every local move, 0.001 to 0.1.
+      server_lr: Server learning rate, usually 1, which is plain averaging.
+      momentum: Weight of the past, 0.5 to 0.9; by default 0 in round 0, which has no
+        past, and then 0.9.
+      rule: Local rule of the direction d, without a learning rate; it divides the whole
+        model's direction by its norm by default.
+
+    Example:
+      >>> matrices = fm.transforms.unit_directions()  # a unit step for every matrix
+      >>> algorithm = fm.padamfed_vr(lr=0.01, rule=matrices)
+
+    See also: `padamfed` takes one gradient per step, `scaffold_vr` does not normalize.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)

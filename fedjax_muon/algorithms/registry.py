@@ -4,10 +4,13 @@ import dataclasses
 import difflib
 import enum
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_muon.core import recorded
+from fedjax_muon.core.recipe import short
 
 
 class Source(enum.StrEnum):
@@ -19,6 +22,19 @@ class Source(enum.StrEnum):
     INDEPENDENT = "independent code"
     UNVERIFIED = "not verified"
     OURS = "defined here"
+
+    @property
+    def sentence(self) -> str:
+        """The same in a docstring, without the period."""
+        checked = "Checked against the authors' code"
+        return {
+            Source.TEXT: "Checked against the paper's text",
+            Source.AUTHORS: checked,
+            Source.DEPARTS: f"{checked}, from which it departs",
+            Source.INDEPENDENT: "Checked against independent code",
+            Source.UNVERIFIED: "Not verified",
+            Source.OURS: "Defined here",
+        }[self]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +80,34 @@ class Preset:
                 fixed[name] = value.function(**{key: options[key] for key in names})
                 taken |= names
         return {k: v for k, v in options.items() if k not in taken} | fixed
+
+    def call(self) -> str:
+        """The call of the base, with the arguments that the changes fix.
+
+        Example:
+          >>> fedjax_muon.algorithms.ALL["fedavg_momentum"].preset.call()
+          'fm.fedavg(rule=heavy_ball(momentum))'
+        """
+        part = self.base.__module__.split(".")[1]
+        place = "" if part == "algorithms" else f"{part}."
+        words = ", ".join(f"{k}={_shown(v)}" for k, v in self.changes.items())
+        return f"fm.{place}{self.base.__name__}({words})"
+
+
+def _shown(change: Any) -> str:
+    """Words for a change of a preset; tuples such as a `Triple` are shown whole."""
+    if isinstance(change, FromOptions):
+        names = ", ".join(inspect.signature(change.function).parameters)
+        return f"{change.function.__name__.lstrip('_')}({names})"
+    plain = isinstance(change, tuple) and not any(map(callable, change))
+    return repr(change) if plain else short(change).lstrip("_")
+
+
+def described(function: Callable[..., Any]) -> dict[str, str]:
+    """The descriptions of arguments in a docstring, as they are broken into lines."""
+    _, _, text = (inspect.getdoc(function) or "").partition("\nArgs:\n")
+    block = text.partition("\n\n")[0]
+    return dict(re.findall(r"^  (\w+): (.*(?:\n    .*)*)", block, re.MULTILINE))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +165,30 @@ def preset(
         return base(**row.arguments(bound.arguments))
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{label}: {sentence}\n\n{paper}. A preset of `{base.__name__}`."
+    function.__doc__ = _docstring(row, f"{label}: {sentence}", paper, source)
     vars(function)["__signature__"] = signature
     return Method(recorded(function), label, paper, source, grid or {}, row, color)
+
+
+def _docstring(row: Preset, summary: str, paper: str, source: Source) -> str:
+    known = {k: v for each in row.functions for k, v in described(each).items()}
+    shown = (f"  {name}: {known[name]}" for name in row.options if name in known)
+    same = f"The same as `{row.call()}`{'' if row.changes else ' with other defaults'}."
+    arguments = "\n".join(("Args:", *shown))
+    base = f"See also: `{row.base.__name__}`."
+    return "\n\n".join([summary, filled(same), cited(paper, source), arguments, base])
+
+
+def cited(paper: str, source: Source) -> str:
+    """The source of a method in its docstring."""
+    if source is Source.OURS:
+        return filled(f"Source: {source.sentence}: {paper.removeprefix('none: ')}.")
+    return filled(f"Source: {paper}. {source.sentence}.")
+
+
+def filled(text: str) -> str:
+    """A paragraph of a docstring."""
+    return textwrap.fill(text, 84, break_long_words=False, break_on_hyphens=False)
 
 
 def by_name(*methods: Method) -> dict[str, Method]:

@@ -1,13 +1,4 @@
-"""SCAFFOLD: control variates against client drift.
-
-Karimireddy et al. 2020, arXiv:1910.06378, Algorithm 1. From the broadcast (x, c),
-
-    x_i <- x_i - lr rule(grad_i(x_i; s) - c_i + c),    then    c_i <- mean_k grad_i,
-    x <- x + server_lr mean_i (x_i - x),    c <- c + (S/N) mean_i (change of c_i)
-
-With the identity as the rule, the new c_i is the paper's Option II. Unlike Option II,
-it is an average of gradients for any other rule too.
-"""
+"""SCAFFOLD: control variates against client drift."""
 
 from typing import Any, NamedTuple
 
@@ -39,10 +30,37 @@ def scaffold(
     server_lr: Hyper = 1.0,
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Stochastic controlled averaging; requires uniform weights.
+    """SCAFFOLD: control variates correct every local gradient against client drift.
+
+    Client i keeps c_i, its mean gradient when it last took part, and c is the mean of
+    all c_i. From the broadcast (x, c), for each batch s
+
+        x_i <- x_i - lr rule(grad_i(x_i; s) - c_i + c)
+
+    then c_i <- mean_k grad_i, x <- x + server_lr mean_i (x_i - x), and c <- c + (S/N)
+    mean_i (change of c_i) with S clients of N. All weights must be equal.
+
+    Source: Karimireddy et al. 2020, ICML, arXiv:1910.06378, Algorithm 1. Checked
+    against independent code. With the identity as rule, the new c_i is the paper's
+    Option II; it departs for other rules, under which c_i stays a mean of gradients.
 
     Args:
+      lr: Local learning rate: 0.01 to 1 for SGD, 0.001 to 0.01 if `rule` is Adam, and
+        0.01 to 0.1 if it is Muon.
+      server_lr: Server learning rate, usually 1, which is plain averaging.
       rule: Local rule applied to the corrected gradient, without a learning rate.
+
+    Example:
+      >>> muon = fm.transforms.muon(0.9)
+      >>> sizes = {"cohort": 2, "local_steps": 5, "batch_size": 8}
+      >>> simulation = fm.federate(
+      ...     fm.scaffold(lr=0.03, rule=muon), task, digits, clients, **sizes
+      ... )
+      >>> simulation.bytes_after(1).up  # parameters and controls of two clients
+      4960
+
+    See also: `scaffold_m` adds a server momentum, `feddyn` sends half as much,
+    `fedmuon_correct` corrects momenta.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)

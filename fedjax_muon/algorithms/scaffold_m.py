@@ -1,14 +1,4 @@
-"""SCAFFOLD-M and PAdaMFed: control variates and server momentum.
-
-SCAFFOLD-M: Cheng et al., ICLR 2024, arXiv:2306.16504, written from memory, since the
-text was not available. PAdaMFed, with normalized steps: Yan et al., ICLR 2025. From the
-broadcast (x, h) with h = (1 - momentum) c + momentum g, for each batch s
-
-    d = (1 - momentum) (grad_i(x_i; s) - c_i) + h;    x_i <- x_i - lr rule(d)
-
-then c_i <- mean_k grad_i, and g <- (1 - momentum) (c + mean_i (change of c_i)) +
-momentum g, which is the mean of all local d; c <- c + (S/N) mean_i (change of c_i).
-"""
+"""SCAFFOLD-M and PAdaMFed: control variates and server momentum."""
 
 from typing import Any, NamedTuple
 
@@ -52,12 +42,37 @@ def scaffold_m(
     momentum: Hyper = after_first(0.9),
     rule: optax.GradientTransformation = optax.identity(),
 ) -> Algorithm:
-    """Controlled averaging with server momentum; requires uniform weights.
+    """SCAFFOLD-M: control variates and server momentum.
+
+    From the broadcast (x, h) with h = (1 - momentum) c + momentum g, for each batch s
+
+        d = (1 - momentum) (grad_i(x_i; s) - c_i) + h;    x_i <- x_i - lr rule(d)
+
+    then c_i <- mean_k grad_i, and
+
+        g <- (1 - momentum) (c + mean_i (change of c_i)) + momentum g
+        c <- c + (S/N) mean_i (change of c_i),    x <- x + server_lr mean_i (x_i - x)
+
+    so that g is the mean of all local d. All weights must be equal.
+
+    Source: Cheng et al. 2024, ICLR, arXiv:2306.16504. Not verified: it was written from
+    memory, since the text was not available.
 
     Args:
-      momentum: Weight of the past; by default 0 in round 0, which has no past.
-      rule: Local rule of the direction, without a learning rate; `normalize()` gives
-        PAdaMFed.
+      lr: Local learning rate: 0.01 to 1 for SGD, 0.001 to 0.1 if `rule` normalizes.
+      server_lr: Server learning rate, usually 1, which is plain averaging.
+      momentum: Weight of the past, 0.5 to 0.9; by default 0 in round 0, which has no
+        past, and then 0.9.
+      rule: Local rule of the direction, without a learning rate;
+        `transforms.normalize()` makes PAdaMFed (Yan et al. 2025).
+
+    Example:
+      >>> unit = fm.transforms.normalize()  # every local step has the length lr
+      >>> algorithm = fm.scaffold_m(lr=0.01, rule=unit)
+      >>> algorithm.uniform_weights
+      True
+
+    See also: `padamfed`, `scaffold`, `scaffold_vr`, and `minimax.fedmuon_da`.
     """
     check_range("lr", lr)
     check_range("server_lr", server_lr)

@@ -75,27 +75,6 @@ def _choices(name: str, parameter: inspect.Parameter) -> str:
 
 @functools.cache
 def help_texts(function: Callable[..., Any]) -> Mapping[str, str]:
-    """The help of a function's arguments; presets have that of their bases."""
-    name = getattr(function, "__name__", "")
-    method = names.METHODS.get(name)
-    bases = method.preset.functions if method is not None and method.preset else ()
-    found: dict[str, str] = {}
-    for each in (*bases, function):
-        doc = docstring_parser.parse(inspect.getdoc(each) or "")
-        for part in doc.params:
-            found[part.arg_name] = " ".join((part.description or "").split())
-    if method is None:
-        return found
-    return {**_shared(), **found}
-
-
-@functools.cache
-def _shared() -> Mapping[str, str]:
-    """The help of arguments that many methods share, from the first that has it."""
-    found: dict[str, str] = {}
-    for method in names.METHODS.values():
-        doc = docstring_parser.parse(inspect.getdoc(method.function) or "")
-        for part in doc.params:
-            text = " ".join((part.description or "").split())
-            found.setdefault(part.arg_name, text)
-    return found
+    """The help of a function's arguments."""
+    doc = docstring_parser.parse(inspect.getdoc(function) or "")
+    return {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}

@@ -42,7 +42,7 @@ class Recipe:
           fedavg(lr=0.1, rule=identity, server_lr=1.0, server_rule=identity)
         """
         shown = {k: v for k, v in self.arguments.items() if v is not None and v != ()}
-        words = ", ".join(f"{name}={_short(value)}" for name, value in shown.items())
+        words = ", ".join(f"{name}={short(value)}" for name, value in shown.items())
         return f"{self.function.__name__}({words})"
 
 
@@ -193,9 +193,12 @@ def _is_number(value: Any) -> bool:
     )
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Words for an argument; of functions and rules the name of what made them."""
     if isinstance(value, optax.GradientTransformation):
         value = value.update
+        if value.__module__ == optax.stateless.__module__ and value.__closure__:
+            return short(value.__closure__[0].cell_contents)  # around a function
     if callable(value):
         words = getattr(value, "__qualname__", type(value).__name__)
         return words.partition(".")[0]

@@ -36,8 +36,7 @@ def ema(momentum: Hyper = 0.8, from_zero: bool = True) -> Estimator:
 
         m <- momentum m + (1 - momentum) grad(x; z).
 
-    Tracked by `gradient_tracking` and orthogonalized, it is DeMuon (He et al. 2025,
-    arXiv:2510.01377; compared with a coauthor's code).
+    Tracked by `gradient_tracking` and orthogonalized, it is `decentralized.demuon`.
 
     Args:
       momentum: Weight of the past, in [0, 1); 0 is `fresh`.
@@ -66,7 +65,9 @@ def storm(beta: Hyper = 0.01) -> Estimator:
         g <- grad(x; z) + (1 - beta) (g - grad(x_; z)),
 
     with x_ the parameters of the iteration before. Both gradients have the same batch z
-    and key (Cutkosky and Orabona 2019, arXiv:1905.10018). At t = 0, g = grad(x; z).
+    and key. At t = 0, g = grad(x; z).
+
+    Source: Cutkosky and Orabona 2019, arXiv:1905.10018.
 
     Args:
       beta: Weight of the new gradient, in [0, 1]; 1 is `fresh`.

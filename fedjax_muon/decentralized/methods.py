@@ -19,9 +19,12 @@ from fedjax_muon.transforms import Polar, default_rule, unit_directions
 
 LIAN = "Lian et al. 2017, arXiv:1705.09056"
 NEDIC = "Nedic et al. 2017, arXiv:1607.03218"
-XIAN = "Xian et al. 2021, NeurIPS"
-YANG = "Yang et al. 2022, DP-SGDA, UAI; here decentralized and without a clip"
-ZHU = "Zhu et al. 2023, decentralized SGDA"
+XIAN = (
+    "Xian et al. 2021, A Faster Decentralized Algorithm for Nonconvex Minimax "
+    "Problems, NeurIPS"
+)
+YANG = "Yang et al. 2022, UAI, arXiv:2201.09046; here decentralized and without a clip"
+ZHU = "Zhu et al. 2023, NeurIPS, arXiv:2310.20369"
 DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505: Algorithm 1"
 OURS = "none: a composition of this library, not published"
 ALGHUNAIM = "Alghunaim and Yuan 2022, arXiv:2110.09993"
@@ -39,6 +42,13 @@ MUON = {"lr": 0.01, "polar": None, "normalize_vectors": True}
 
 
 def _muon(polar: Polar | None, normalize_vectors: bool) -> optax.GradientTransformation:
+    """Polar factors of matrices and unit vectors.
+
+    Args:
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+      normalize_vectors: Whether vectors are divided by their norms. If not, they move
+        along the tracked gradient itself.
+    """
     make = lambda polar: unit_directions(polar, normalize_vectors=normalize_vectors)
     return default_rule(None, polar, make)
 
@@ -47,7 +57,7 @@ def _noisy_gradient(sigma: Hyper) -> Estimator:
     """A fresh gradient with noise.
 
     Args:
-      sigma: Standard deviation of the noise in every coordinate.
+      sigma: Standard deviation of the noise in every coordinate, 0 to 1.
     """
     return noisy(fresh(), sigma)
 
@@ -75,7 +85,7 @@ def _noisy_storm(beta: Hyper, sigma: Hyper) -> Estimator:
 
     Args:
       beta: Weight of the new gradient, in [0, 1].
-      sigma: Standard deviation of the noise in every coordinate.
+      sigma: Standard deviation of the noise in every coordinate, 0 to 1.
     """
     return noisy(storm(beta), sigma)
 
@@ -191,7 +201,7 @@ ALL = by_name(
         Source.TEXT,
         {**STORM_GRID, "sigma": (0.5, 1.0)},
         base=gradient_tracking,
-        sentence="DM-HSGD with noise on what agents send, without privacy.",
+        sentence="DM-HSGD with noise on what agents send.",
         options=STORM_RATES | {"sigma": 0.5} | RULE,
         changes={"estimator": FromOptions(_noisy_storm)},
     ),

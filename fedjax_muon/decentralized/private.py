@@ -73,7 +73,9 @@ def private_gradient(
 ) -> Estimator:
     """Estimates the gradient by the mean of clipped gradients, as DP-SGD.
 
-    Abadi et al. 2016, arXiv:1607.00133; the sensitivity is S = clip_norm / b.
+    The sensitivity is S = clip_norm / b.
+
+    Source: Abadi et al. 2016, arXiv:1607.00133.
 
     Args:
       clip_norm: Largest norm of an example's gradient, all variables together, or a
@@ -105,6 +107,8 @@ def private_storm(
     noise_multiplier: Hyper = 0.0,
 ) -> Estimator:
     """Estimates the gradient by STORM with bounded influence of every example.
+
+    Source: Cutkosky and Orabona 2019, arXiv:1905.10018, for STORM.
 
     Args:
       clip: `Each`, `Difference` or `Split` of `privacy`.
@@ -148,7 +152,7 @@ def correlated_gradient(
 ) -> Estimator:
     """Estimates the gradient by the mean of clipped gradients, with correlated noise.
 
-    Choquette-Choo et al. 2023, arXiv:2306.08153, Algorithm 1.
+    Source: Choquette-Choo et al. 2023, arXiv:2306.08153, Algorithm 1.
 
     Args:
       strategy: How the noise is correlated: `privacy.banded` or
@@ -390,7 +394,7 @@ DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505"
 PRIVATE: dict[str, PrivateMethod] = {
     "dp_sgda": PrivateMethod(
         "DP-SGDA",
-        "Yang et al. 2022, DP-SGDA, UAI; here decentralized",
+        "Yang et al. 2022, UAI, arXiv:2201.09046; here decentralized",
         Source.INDEPENDENT,
         _fresh,
         dsgd,
@@ -399,7 +403,7 @@ PRIVATE: dict[str, PrivateMethod] = {
     ),
     "dp_ftrl": PrivateMethod(
         "DP-FTRL (banded)",
-        "Choquette-Choo et al. 2023, Banded matrix factorization, NeurIPS",
+        "Choquette-Choo et al. 2023, NeurIPS, arXiv:2306.08153",
         Source.AUTHORS,
         _correlated,
         dsgd,

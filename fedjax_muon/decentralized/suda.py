@@ -1,14 +1,4 @@
-"""SUDA: primal steps and a dual sequence between which polynomials of W mix.
-
-Alghunaim and Yuan 2022, arXiv:2110.09993, with a tracked estimate g of the gradient as
-in SUDA-Muon (arXiv:2604.23980). With polynomials A, B2 and C of the mixing weights W,
-
-    v <- W(v + g - g_);    x <- project(A(C x - lr rule(v)) - z);    z <- z + B2 x
-
-and v = g_ = z = 0 before t = 0. Without tracking, an update that does not keep sizes,
-such as an orthogonalized gradient, has fixed points that are not stationary. The update
-of SUDA-Muon was checked against a manuscript of it that is not the published text.
-"""
+"""SUDA: primal steps and a dual sequence between which polynomials of W mix."""
 
 from typing import Any, NamedTuple
 
@@ -67,16 +57,38 @@ def suda(
     rule: optax.GradientTransformation = optax.identity(),
     estimator: Estimator = fresh(),
 ) -> Gossip:
-    """SUDA with any triple, rule, and estimator of the gradient.
+    """SUDA: primal-dual steps with any mixing polynomials, rule and estimator.
 
-    It converges to stationary points with a constant rate and exact gradients.
+    With g the estimate of the gradient, g_ that of the iteration before, and
+    polynomials A, B2 and C of the mixing weights W,
+
+        v <- W(v + g - g_);    x <- project(A(C x - lr rule(v)) - z);    z <- z + B2 x
+
+    and v = g_ = z = 0 before t = 0. It converges to stationary points with a constant
+    rate and exact gradients. Without tracking, an update that does not keep sizes, such
+    as an orthogonalized gradient, would have fixed points that are not stationary.
+
+    Source: Defined here: Alghunaim and Yuan 2022, arXiv:2110.09993, with a tracked
+    estimate as in SUDA-Muon, whose update was checked against a manuscript that is not
+    the published text.
 
     Args:
+      lr: Learning rate: 0.01 to 0.3 for SGD, 0.01 to 0.1 if `rule` is Muon.
       triple: The polynomials A, B2 and C; by default, exact diffusion.
       rule: Rule applied to the tracked gradient, an optax transformation without a
         learning rate; its state persists.
       estimator: How an agent estimates its gradient, such as `estimators.ema(0.9)`; by
         default by the gradient of a batch.
+
+    Example:
+      >>> from fedjax_muon.decentralized.suda import STANDARD_EXTRA
+      >>> algorithm = fm.decentralized.suda(lr=0.1, triple=STANDARD_EXTRA)
+      >>> weights = fm.topology.metropolis(fm.topology.ring(4))
+      >>> around = {"weights": weights, "batch_size": 8}
+      >>> agents = fm.decentralize(algorithm, task, digits, clients, **around)
+
+    See also: `decentralized.suda_muon`, `decentralized.suda_muon_extra` and
+    `decentralized.suda_muon_gt`; `decentralized.gradient_tracking` sends less.
     """
     check_range("lr", lr)
     if abs(sum(triple.B2)) > 1e-9:

@@ -59,9 +59,8 @@ class AdaptiveClip:
     """Clip norm of clients' messages that follows a private quantile of their norms.
 
     It is public: the server broadcasts it, and its noise is part of the accounting.
-    Andrew, Thakkar, McMahan and Ramaswamy 2021, arXiv:1905.03871, Algorithm 1, from
-    which the defaults are too. In round t, the server broadcasts a clip norm C. It
-    receives from every client i of the cohort
+    In round t, the server broadcasts a clip norm C. It receives from every client i of
+    the cohort
 
         u_i = m_i min(1, C / |m_i|) / C    and    h_i = [|m_i| <= C] - 1/2,
 
@@ -73,6 +72,8 @@ class AdaptiveClip:
 
     One client changes the sum of u by at most 1 and the sum of h by at most 1/2. So
     both together have the noise multiplier z if z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2).
+
+    Source: Andrew et al. 2021, arXiv:1905.03871, Algorithm 1, with its defaults.
     """
 
     quantile: float = 0.5  # of the norms of the messages, in [0, 1]
@@ -177,6 +178,8 @@ def private_clients(
     strategy: Strategy | None = None,
 ) -> Algorithm:
     """Clips the message of every client, and adds noise to their sum.
+
+    Source: DP-FedAvg, McMahan et al. 2018, arXiv:1710.06963.
 
     Every message, including those of the prologue, is clipped as the server receives
     it, also after decompression. The mean is replaced by (sum + noise) / cohort, so

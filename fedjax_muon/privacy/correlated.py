@@ -11,10 +11,9 @@ arXiv:2103.00039; Denisov et al. 2022, arXiv:2202.08312).
     strategy = buffered_toeplitz(steps=1001, separation=325)
 
 `banded` matrices allow sampling to amplify privacy: a record that is drawn at most once
-in `bands` steps has parts of the releases that do not overlap (Choquette-Choo et al.
-2023, arXiv:2306.08153). Those of `buffered_toeplitz` need memory for a few vectors
-only, for any number of steps (Dvijotham et al. 2024, arXiv:2404.16706). The entries of
-C are found by jax-privacy, an optional package.
+in `bands` steps has parts of the releases that do not overlap. Those of
+`buffered_toeplitz` need memory for a few vectors only, for any number of steps. The
+entries of C are found by jax-privacy, an optional package.
 
 More bands cancel more noise in the sum of gradients, but a record may be drawn only
 once in so many steps, and sampling then amplifies privacy less. `best_banded` chooses
@@ -38,7 +37,10 @@ from fedjax_muon.versions import optional
 
 @dataclasses.dataclass(frozen=True)
 class Banded:
-    """C with as many bands as there are coefficients."""
+    """C with as many bands as there are coefficients.
+
+    Source: Choquette-Choo et al. 2023, arXiv:2306.08153.
+    """
 
     coefficients: tuple[float, ...]  # c_0, c_1, ..., of the first column of C
 
@@ -81,7 +83,10 @@ class Banded:
 
 @dataclasses.dataclass(frozen=True)
 class BufferedToeplitz:
-    """C with c_0 = 1 and c_k = sum_i scale_i decay_i^(k - 1), a few buffers."""
+    """C with c_0 = 1 and c_k = sum_i scale_i decay_i^(k - 1), a few buffers.
+
+    Source: Dvijotham et al. 2024, arXiv:2404.16706.
+    """
 
     decay: tuple[float, ...]
     scale: tuple[float, ...]

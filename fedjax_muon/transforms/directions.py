@@ -29,7 +29,7 @@ def sign_scalars() -> optax.GradientTransformation:
 def biclip(low: Number, high: Number) -> optax.GradientTransformation:
     """Clips the magnitude of every entry to [low, high]; zero stays zero.
 
-    Lee, Zaheer and Li, ICML 2025, arXiv:2502.04164.
+    Source: Lee, Zaheer and Li 2025, ICML, arXiv:2502.04164.
 
     Args:
       low: Smallest magnitude of an entry that is not zero.

@@ -1,4 +1,4 @@
-"""Adaptive server rules of Reddi et al. 2021, arXiv:2003.00295, Algorithm 2.
+"""Adaptive server rules.
 
 For the pseudo-gradient g, the update is `m / (sqrt(v) + tau)` with the first moment
 `m <- b1 m + (1 - b1) g`. The three rules differ in the second moment v. As in the
@@ -49,7 +49,10 @@ def _adaptive(
 def scale_by_fedadam(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
-    """FedAdam, the rule with `v <- b2 v + (1 - b2) g^2`."""
+    """FedAdam, the rule with `v <- b2 v + (1 - b2) g^2`.
+
+    Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 2.
+    """
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     return _adaptive(lambda v, g2: b2 * v + (1 - b2) * g2, b1, tau)
 
@@ -57,7 +60,10 @@ def scale_by_fedadam(
 def scale_by_fedyogi(
     b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
-    """FedYogi, the rule with `v <- v - (1 - b2) g^2 sign(v - g^2)`."""
+    """FedYogi, the rule with `v <- v - (1 - b2) g^2 sign(v - g^2)`.
+
+    Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 2.
+    """
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
     return _adaptive(lambda v, g2: v - (1 - b2) * g2 * jnp.sign(v - g2), b1, tau)
 
@@ -65,7 +71,10 @@ def scale_by_fedyogi(
 def scale_by_fedadagrad(
     b1: float = 0.0, tau: float = 1e-3
 ) -> optax.GradientTransformation:
-    """FedAdagrad, the rule with `v <- v + g^2`."""
+    """FedAdagrad, the rule with `v <- v + g^2`.
+
+    Source: Reddi et al. 2021, arXiv:2003.00295, Algorithm 2.
+    """
     return _adaptive(lambda v, g2: v + g2, b1, tau)
 
 
@@ -80,11 +89,13 @@ class LargestState(NamedTuple):
 def scale_by_fadas(
     b1: float = 0.9, b2: float = 0.99, eps: float = 1e-8
 ) -> optax.GradientTransformation:
-    """AMSGrad without bias correction: the server rule of FADAS (arXiv:2407.18365).
+    """AMSGrad without bias correction: the server rule of FADAS.
 
-    m / (sqrt(max of all v) + eps) with `v <- b2 v + (1 - b2) g^2` from v = 0. From
-    summaries of the paper, whose code corrects both moments for their start.
+    m / (sqrt(max of all v) + eps) with `v <- b2 v + (1 - b2) g^2` from v = 0.
     `optax.scale_by_amsgrad` takes the maximum of corrected moments.
+
+    Source: Wang et al. 2024, arXiv:2407.18365, from summaries of the paper, whose code
+    corrects both moments for their start.
     """
     for name, value in {"b1": b1, "b2": b2}.items():
         check_range(name, value, 0.0, 1.0, open_high=True, schedules=False)

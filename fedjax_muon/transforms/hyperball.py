@@ -1,13 +1,12 @@
 """Hyperball: steps of matrices on the sphere of their Frobenius norm.
 
-Wen et al. 2026, arXiv:2606.16899. With R = ||W|| and N(v) = v / ||v||, from any
+With R = ||W|| and N(v) = v / ||v||, from any
 direction u,
 
     W <- R N(W - lr R N(u)),
 
 so that the learning rate is about the angle that a step turns W by. `hyperball` is the
-inner part, R N(u); `wrappers.keep_norms` is the outer one. The update was checked
-against the authors' code, and of the paper only its abstract.
+inner part, R N(u); `wrappers.keep_norms` is the outer one.
 """
 
 from typing import Any
@@ -62,6 +61,9 @@ def hyperball(layout: Layout = hidden_matrices) -> optax.GradientTransformation:
 
     It may follow any rule, without weight decay; other leaves pass unchanged. Wrap the
     algorithm with `wrappers.keep_norms`, which projects the matrices.
+
+    Source: Wen et al. 2026, arXiv:2606.16899. Checked against the authors' code; of the
+    paper, the abstract was read.
 
     Example:
       >>> muonh = optax.chain(muon(0.95, layout=hidden_matrices), hyperball())

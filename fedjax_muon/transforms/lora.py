@@ -1,6 +1,5 @@
 """LoRA-Muon: steps of low-rank factors that are steps of Muon for their product.
 
-arXiv:2606.12921; the paper was not read, and two independent codes agree on the update.
 The kernel of a layer is W + scale a b, with a [in, r] and b [r, out]. With the momenta
 m_a and m_b of both gradients, R_a = (a^T a)^(-1/2) and R_b = (b b^T)^(-1/2),
 
@@ -84,6 +83,9 @@ def lora_muon(
     does not move until the first has. `optax.add_decayed_weights(decay / 2)` after this
     rule shrinks a b by the rate times `decay`, to first order. The paper's rule shrinks
     it exactly so, and may rescale a and b to the same norm, which is not here.
+
+    Source: Cesista et al. 2026, arXiv:2606.12921. Checked against two independent
+    codes, which agree on the update; the paper was not read.
 
     Args:
       scale: Factor of a b, alpha / rank of `tasks.lora.lora_classification`.

@@ -1,8 +1,7 @@
 """Muon as optax transformations without a learning rate.
 
-Jordan et al. 2024, https://kellerjordan.github.io/posts/muon. They are local rules of
-federated algorithms. For centralized training, chain them with
-`optax.scale_by_learning_rate`.
+They serve as local rules of federated algorithms. For centralized training, chain them
+with `optax.scale_by_learning_rate`.
 """
 
 import math
@@ -48,7 +47,7 @@ def jordan(fan_in: int, fan_out: int) -> float:
 def moonlight(fan_in: int, fan_out: int) -> float:
     """Computes 0.2 sqrt(max(fan_in, fan_out)), the RMS of an AdamW step.
 
-    Liu et al. 2025, arXiv:2502.16982.
+    Source: Liu et al. 2025, arXiv:2502.16982.
 
     Example:
       >>> moonlight(4, 16)
@@ -60,7 +59,7 @@ def moonlight(fan_in: int, fan_out: int) -> float:
 def spectral(fan_in: int, fan_out: int) -> float:
     """Computes sqrt(fan_out / fan_in), for features that do not depend on the width.
 
-    Yang et al. 2023, arXiv:2310.17813.
+    Source: Yang et al. 2023, arXiv:2310.17813.
 
     Example:
       >>> spectral(4, 16)
@@ -76,6 +75,9 @@ def orthogonalize(
 
     Other leaves pass unchanged. On accelerators, `polar` gets all matrices of one shape
     at once, up to the size of `layout.STACK`.
+
+    Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural
+    networks", https://kellerjordan.github.io/posts/muon.
     """
 
     def update(updates: optax.Updates, params: optax.Params | None = None) -> Any:

@@ -53,7 +53,10 @@ def spectral_direction(
 def input_direction(
     *, layout: Layout = muon_dimension_numbers
 ) -> optax.GradientTransformation:
-    """Gives the vectors of inputs the norm sqrt(fan_out) / fan_in."""
+    """Gives the vectors of inputs the norm sqrt(fan_out) / fan_in.
+
+    Source: Pethick et al. 2025, arXiv:2502.07529.
+    """
 
     def one(x: jax.Array) -> jax.Array:
         fan_in, fan_out = x.shape[-2:]
@@ -65,7 +68,10 @@ def input_direction(
 def output_direction(
     *, layout: Layout = muon_dimension_numbers
 ) -> optax.GradientTransformation:
-    """Gives the vectors of output units the norm 1 / sqrt(fan_in)."""
+    """Gives the vectors of output units the norm 1 / sqrt(fan_in).
+
+    Source: Pethick et al. 2025, arXiv:2502.07529.
+    """
 
     def one(x: jax.Array) -> jax.Array:
         return x / (jnp.sqrt(squared_norms(x, "out") * x.shape[-2]) + EPS)
@@ -76,12 +82,18 @@ def output_direction(
 def sign_direction(
     *, layout: Layout = muon_dimension_numbers
 ) -> optax.GradientTransformation:
-    """Replaces matrices by their signs, divided by fan_in."""
+    """Replaces matrices by their signs, divided by fan_in.
+
+    Source: Pethick et al. 2025, arXiv:2502.07529.
+    """
     return of_matrices(lambda x: jnp.sign(x) / x.shape[-2], layout)
 
 
 def rms_direction() -> optax.GradientTransformation:
-    """Divides every leaf by its root mean square."""
+    """Divides every leaf by its root mean square.
+
+    Source: Pethick et al. 2025, arXiv:2502.07529.
+    """
 
     def one(x: jax.Array, _: Any) -> jax.Array:
         wide = widened(x)
@@ -97,6 +109,8 @@ def scale_by_scion(
     radius: Number = 1.0,
 ) -> optax.GradientTransformation:
     """Scion: d <- momentum d + (1 - momentum) g, u = radius direction(d).
+
+    Source: Pethick et al. 2025, arXiv:2502.07529. Checked against the authors' code.
 
     `optax.add_decayed_weights(1.0)` after it makes it the constrained form, whose
     parameters stay in the ball of the radius if they begin there and the learning rate
@@ -126,9 +140,8 @@ def clip_by_dual_norm(
     """Steps along v = direction(d) of length min(largest, sum <d, v>).
 
     The sum over all leaves is the dual norm of d. After `optax.ema(0.9, debias=False)`,
-    this is Clipped Scion (arXiv:2506.01913v3, Algorithms 1 and 3; checked against the
-    text alone): for a small `largest` it is Scion, and steepest descent for a large
-    one. The size of d matters, so that a heavy-ball momentum does not fit; with
+    this is Clipped Scion: for a small `largest` it is Scion, and steepest descent for a
+    large one. The size of d matters, so that a heavy-ball momentum does not fit; with
     Newton-Schulz <d, v> is approximate.
 
     The constrained form (Algorithms 2 and 4) steps along v = x + direction(d), of
@@ -137,6 +150,9 @@ def clip_by_dual_norm(
     and lr times the length is at most 1. 4 is the largest ||v||^2 in norms divided by
     the radii. The paper's other length, with the largest ||v||^2 of the layers, is not
     here: a rule does not say what its norm is.
+
+    Source: Pethick et al. 2025, arXiv:2506.01913, version 3, Algorithms 1 to 4. Checked
+    against the paper's text.
 
     Args:
       direction: As in `scale_by_scion`, radii included.

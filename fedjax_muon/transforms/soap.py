@@ -84,11 +84,13 @@ def scale_by_soap(
 ) -> optax.GradientTransformation:
     """Adam in slowly changing eigenbases of the averages of g g^T and of g^T g.
 
-    arXiv:2409.11321; checked against the authors' code. As there, the first call makes
-    the bases and returns zero. So a local rule that starts anew in every round loses
-    one local step of each, unless it has `first_step`. Leaves that are no matrices get
-    Adam. "grams" names both averages, for `averaged_state` of methods: as in FedPAC,
-    they can start from a mean over clients. Moments cannot, since bases differ.
+    Source: Vyas et al. 2025, arXiv:2409.11321. Checked against the authors' code.
+
+    As there, the first call makes the bases and returns zero. So a local rule that
+    starts anew in every round loses one local step of each, unless it has `first_step`.
+    Leaves that are no matrices get Adam. "grams" names both averages, for
+    `averaged_state` of methods: as in FedPAC, they can start from a mean over clients.
+    Moments cannot, since bases differ.
 
     If counts of calls differ between clients under `vmap`, every call computes what is
     otherwise computed in every `every`-th one.

@@ -49,9 +49,10 @@ def normalize_axes(
 ) -> optax.GradientTransformation:
     """Divides the vectors of every output unit or input by their norms, in turn.
 
-    After `orthogonalize`, this is Muon+ (arXiv:2602.21545; checked against the authors'
-    code): `x / sqrt(sum(x**2) + eps)`. The length of a step changes with it, so that a
-    learning rate of Muon does not carry over.
+    After `orthogonalize`, this is Muon+: `x / sqrt(sum(x**2) + eps)`. The length of a
+    step changes with it, so that a learning rate of Muon does not carry over.
+
+    Source: Zhang et al. 2026, arXiv:2602.21545. Checked against the authors' code.
 
     Args:
       sides: "out" for output units (the code's `row`), "in" for inputs (`col`); of
@@ -80,8 +81,10 @@ def equilibrate(
 ) -> optax.GradientTransformation:
     """Scales output units or inputs to norm 1; both factors are of the same matrix.
 
-    Before `orthogonalize`, this is MuonEq (arXiv:2603.28254; checked against the
-    authors' code): its R is "out", the default, its C "in", its RC both.
+    Before `orthogonalize`, this is MuonEq: its R is "out", the default, its C "in", its
+    RC both.
+
+    Source: Chang et al. 2026, arXiv:2603.28254. Checked against the authors' code.
 
     Example:
       >>> muon_eq = optax.chain(
@@ -128,9 +131,11 @@ def orthogonalize_blocks(
     """Orthogonalizes whole matrices in every `period`-th step, otherwise their blocks.
 
     Newton-Schulz steps of blocks take 1 / blocks of the operations, or less. This is
-    MuonBP (arXiv:2510.16981; after the paper's abstract and summaries of it), where the
-    blocks are those of devices, and block steps can have another learning rate. The
-    first step is a whole one. Other leaves pass unchanged.
+    MuonBP, where the blocks are those of devices, and block steps can have another
+    learning rate. The first step is a whole one. Other leaves pass unchanged.
+
+    Source: Khaled et al. 2025, arXiv:2510.16981, after the paper's abstract and
+    summaries of it.
 
     Args:
       period: P; 1 is `orthogonalize`.
@@ -238,9 +243,11 @@ def scale_by_normuon(
 
         v_p <- b2 v_p + (1 - b2) mean_q O_pq^2,   u = scale (O / sqrt(v)) c,
 
-    where c restores the Frobenius norm of O. NorMuon, arXiv:2510.05491; checked against
-    the authors' code and the paper's text except for its algorithm box. The state is
-    the momentum and one number for each output unit.
+    where c restores the Frobenius norm of O. The state is the momentum and one number
+    for each output unit.
+
+    Source: NorMuon, Li et al. 2025, arXiv:2510.05491. Checked against the authors' code
+    and the paper's text except for its algorithm box.
 
     Args:
       momentum: Weight of the past in [0, 1).
@@ -268,8 +275,11 @@ def scale_by_adamuon(
     """Muon of signs, divided by the root of average squares of every entry.
 
     With O = polar(sign(n)) of the momentum n, v <- momentum v + (1 - momentum) O^2 and
-    u = 0.2 sqrt(fan_in fan_out) X / ||X||_F, X = O / sqrt(v). AdaMuon,
-    arXiv:2507.11005; checked against the authors' code. The first step is 0.2 sign(O).
+    u = 0.2 sqrt(fan_in fan_out) X / ||X||_F, X = O / sqrt(v). The first step is
+    0.2 sign(O).
+
+    Source: AdaMuon, Si et al. 2025, arXiv:2507.11005. Checked against the authors'
+    code.
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     length = lambda x: 0.2 * math.sqrt(math.prod(x.shape[-2:]))
@@ -301,8 +311,10 @@ def scale_by_muon2(
     """Orthogonalizes a momentum that is divided by the root of average squares.
 
     v <- b2 v + (1 - b2) g^2 and u = scale polar(n / (sqrt(v) + eps)) with the momentum
-    n. Muon^2, arXiv:2604.09967; checked against independent code and not against the
-    authors'. Sources differ in the place of eps and in the scale.
+    n. Sources differ in the place of eps and in the scale.
+
+    Source: Muon^2, Liu et al. 2026, arXiv:2604.09967. Checked against independent code
+    and not against the authors'.
     """
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
@@ -345,8 +357,10 @@ def scale_by_mars(
 
     c = g + gamma momentum / (1 - momentum) (g - g_last), divided by
     max(1, ||c|| / largest). In the first step c = g. It is the approximate form of
-    MARS-M, which compares gradients of different batches (arXiv:2510.21800; checked
-    against the authors' code, whose first step takes g_last = 0).
+    MARS-M, which compares gradients of different batches.
+
+    Source: Liu et al. 2025, arXiv:2510.21800. Checked against the authors' code, whose
+    first step takes g_last = 0.
 
     Args:
       momentum: Weight of the past in the momentum that follows, in [0, 1).

@@ -122,7 +122,7 @@ def trimmed_mean(bad: int | float) -> Aggregator:
 def geometric_median(smoothing: float = 0.1, iterations: int = 3) -> Aggregator:
     """The point with the least sum of distances, by smoothed Weiszfeld iterations.
 
-    Pillutla et al. 2019, arXiv:1912.13445, from the point 0.
+    Source: Pillutla et al. 2019, arXiv:1912.13445, from the point 0.
 
     Args:
       smoothing: Smallest distance that a message is weighted by.
@@ -146,9 +146,11 @@ def geometric_median(smoothing: float = 0.1, iterations: int = 3) -> Aggregator:
 def krum(bad: int | float, *, chosen: int | None = 1) -> Aggregator:
     """The messages that are nearest to others: Krum and Multi-Krum.
 
-    Blanchard et al. 2017, arXiv:1703.02757: a message's score is the sum of squared
-    distances to its n - bad - 2 nearest others. Of equal scores, the first wins. What
-    is too far for a float counts as farther than anything else.
+    A message's score is the sum of squared distances to its n - bad - 2 nearest others.
+    Of equal scores, the first wins. What is too far for a float counts as farther than
+    anything else.
+
+    Source: Blanchard et al. 2017, arXiv:1703.02757.
 
     Args:
       chosen: How many messages with the least scores are averaged; None for n - bad.
@@ -181,7 +183,9 @@ def krum(bad: int | float, *, chosen: int | None = 1) -> Aggregator:
 def centered_clipping(largest: float, iterations: int = 1) -> Aggregator:
     """Moves a center, from 0, by the mean of clipped differences from it.
 
-    Karimireddy et al. 2021, arXiv:2012.10333. The center is not kept between rounds.
+    The center is not kept between rounds.
+
+    Source: Karimireddy et al. 2021, arXiv:2012.10333.
 
     Args:
       largest: Largest norm of a difference, tau.
@@ -207,7 +211,9 @@ def centered_clipping(largest: float, iterations: int = 1) -> Aggregator:
 def nearest_neighbor_mixing(bad: int | float) -> Aggregator:
     """Replaces every message by the mean of its n - bad nearest, itself included.
 
-    Allouah et al. 2023, arXiv:2302.01772. Chain a rule after it.
+    Chain a rule after it.
+
+    Source: Allouah et al. 2023, arXiv:2302.01772.
     """
     _check_bad(bad)
 
@@ -230,8 +236,9 @@ def nearest_neighbor_mixing(bad: int | float) -> Aggregator:
 def bucketing(size: int) -> Aggregator:
     """Replaces messages by means of `size` of them, drawn without replacement.
 
-    Karimireddy et al. 2022, arXiv:2006.09365. The last bucket may have fewer. Chain a
-    rule after it.
+    The last bucket may have fewer. Chain a rule after it.
+
+    Source: Karimireddy et al. 2022, arXiv:2006.09365.
     """
     check_count("size", size)
 
@@ -258,8 +265,10 @@ def bucketing(size: int) -> Aggregator:
 def shorten_longest(bad: int | float) -> Aggregator:
     """Shortens the longest messages, adaptive robust clipping (ARC).
 
-    Allouah et al. 2025, arXiv:2405.14432: the floor(2 (bad / n) (n - bad)) longest get
-    the largest norm of the others. Chain a rule after it.
+    The floor(2 (bad / n) (n - bad)) longest get the largest norm of the others. Chain a
+    rule after it.
+
+    Source: Allouah et al. 2025, arXiv:2405.14432.
     """
     _check_bad(bad)
 

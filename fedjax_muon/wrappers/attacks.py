@@ -61,7 +61,7 @@ def sign_flip() -> Attack:
 def inner_product(scale: float = 2.0) -> Attack:
     """Sends the negative of the honest mean, scaled.
 
-    Xie et al. 2020, arXiv:1903.03936; 1 is ByzFL's sign flip.
+    Source: Xie et al. 2020, arXiv:1903.03936; 1 is ByzFL's sign flip.
     """
     check_range("scale", scale, open_low=True, schedules=False)
     return lambda messages, is_attacker, honest: -scale * _mean(messages, honest)
@@ -70,7 +70,7 @@ def inner_product(scale: float = 2.0) -> Attack:
 def alie(deviations: float | None = None) -> Attack:
     """Sends the honest mean minus some standard deviations: "a little is enough".
 
-    Baruch et al. 2019, arXiv:1902.06156.
+    Source: Baruch et al. 2019, arXiv:1902.06156.
 
     Args:
       deviations: z; by default the largest one that still has a majority behind it, of
@@ -115,7 +115,8 @@ def gaussian(deviation: float = 1.0) -> Attack:
 def mimic() -> Attack:
     """Sends a copy of the message of the honest client with the smallest id.
 
-    Karimireddy et al. 2022, arXiv:2006.09365, with a fixed choice of the client.
+    Source: Karimireddy et al. 2022, arXiv:2006.09365, with a fixed choice of the
+    client.
     """
 
     def send(

@@ -66,8 +66,10 @@ def no_compression() -> Compressor:
 def memory_share(share: float = 0.05) -> Rank:
     """Returns the largest rank whose factors U, s, V have a share of the entries.
 
-    floor(share m n / (m + n + 1)), at least 1: Liu et al. 2025, arXiv:2510.27403, as in
-    their code, in which the factor of a small matrix may have rank 0.
+    It is floor(share m n / (m + n + 1)), at least 1.
+
+    Source: Liu et al. 2025, arXiv:2510.27403, as in their code, in which the factor of
+    a small matrix may have rank 0.
     """
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
     exact = Fraction(str(share))  # the decimal number, not its binary approximation
@@ -77,7 +79,7 @@ def memory_share(share: float = 0.05) -> Rank:
 def rank_share(share: float = 0.05) -> Rank:
     """Returns a rank in proportion to the shorter side: ceil(share min(m, n)).
 
-    Liu et al. 2025, arXiv:2510.27403, as in their text.
+    Source: Liu et al. 2025, arXiv:2510.27403, as in their text.
     """
     check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
     return lambda m, n: math.ceil(Fraction(str(share)) * min(m, n))
@@ -119,9 +121,10 @@ def power_iteration(
     """Sends an almost nearest matrix of rank q as P [m, q] and Q [n, q].
 
     P is an orthonormal basis of (M M^T)^(iterations - 1) M G, with a new Gaussian G
-    [n, q] in every call, and Q = M^T P: Halko, Martinsson and Tropp 2011,
-    arXiv:0909.4061, algorithm 4.4. This takes products with M and QR decompositions of
-    q columns, while `truncated_svd` decomposes all of M.
+    [n, q] in every call, and Q = M^T P. This takes products with M and QR
+    decompositions of q columns, while `truncated_svd` decomposes all of M.
+
+    Source: Halko, Martinsson and Tropp 2011, arXiv:0909.4061, Algorithm 4.4.
 
     Args:
       iterations: Number of products with M M^T or M, at least 1.
@@ -227,10 +230,11 @@ def chunked_top_k(
     """Sends the k entries of largest magnitude of every block, and their positions.
 
     A matrix is cut into blocks, whose sides are the largest divisors of its own that
-    are at most `chunk`: Sarfi et al. 2025, SparseLoCo, arXiv:2508.15706, as in their
-    code. All axes of an array but the last are its rows. A position has 16 bits. A side
-    without such divisors, such as a large prime number, is cut into single entries, all
-    of which are sent.
+    are at most `chunk`. All axes of an array but the last are its rows. A position has
+    16 bits. A side without such divisors, such as a large prime number, is cut into
+    single entries, all of which are sent.
+
+    Source: SparseLoCo, Sarfi et al. 2025, arXiv:2508.15706, as in their code.
 
     Args:
       k: Entries of a block that are sent; all of them if there are fewer.
@@ -287,8 +291,10 @@ def _unpacked(packed: jax.Array, bits: int, size: int) -> jax.Array:
 def quantize(bits: int) -> Compressor:
     """Rounds each entry to one of 2^bits values, evenly spaced over the array's range.
 
-    The linear quantization of Therien et al. 2025, arXiv:2505.23725, with one scale for
-    each array. Codes are packed: ceil(bits size / 8) bytes and two numbers.
+    Codes are packed: ceil(bits size / 8) bytes and two numbers.
+
+    Source: Therien et al. 2025, arXiv:2505.23725, linear quantization with one scale
+    for each array.
 
     Args:
       bits: Bits of a code, an integer from 1 to 8.
@@ -316,8 +322,9 @@ def bins(bits: int) -> Compressor:
     """Replaces each entry by the mean of its bin, of 2^bits bins around the mean.
 
     The bins cover six standard deviations of an array's entries; those farther out are
-    in the first and the last. The means are sent with the packed codes: Sarfi et al.
-    2025, SparseLoCo, arXiv:2508.15706, as in their code.
+    in the first and the last. The means are sent with the packed codes.
+
+    Source: SparseLoCo, Sarfi et al. 2025, arXiv:2508.15706, as in their code.
 
     Args:
       bits: Bits of a code, an integer from 1 to 8.
@@ -402,9 +409,8 @@ def compress(
 
     owner = object()
     first = len(algorithm.prologue)
-    with_feedback = range(first, first + len(algorithm.exchanges))
-    if feedback is None:
-        with_feedback = range(0)
+    later = range(first, first + len(algorithm.exchanges))
+    added = {} if feedback is None else {n: _error_feedback(feedback) for n in later}
 
     def init(params):
         _check("message", compressor, fields, message_shapes(algorithm, params))
@@ -413,7 +419,7 @@ def compress(
     def init_client(params):
         shapes = message_shapes(algorithm, params)
         zeros = lambda message: tree.zeros_like(_chosen(message, fields))
-        errors = {n: zeros(shapes[n]) for n in with_feedback}
+        errors = {n: zeros(shapes[n]) for n in added}
         return ClientState(algorithm.init_client(params), errors)
 
     def change(number: int, exchange: Exchange) -> Exchange:
@@ -424,7 +430,7 @@ def compress(
             )
             arrays = _chosen(message, fields)
             if number in errors:
-                arrays = tree.add_scaled(arrays, feedback, errors[number])
+                arrays = added[number](arrays, errors[number])
             encoded = _encode(compressor, owner, arrays, round.key)
             if number in errors:
                 error = tree.sub(arrays, _decode(compressor, owner, encoded))
@@ -438,6 +444,14 @@ def compress(
     return changed._replace(init=init, init_client=init_client)
 
 
+def _error_feedback(decay: float) -> Callable[[Any, Any], Any]:
+    """Adds what compression took from the last message to the next one.
+
+    Source: Karimireddy et al. 2019, arXiv:1901.09847, where the decay is 1.
+    """
+    return lambda arrays, error: tree.add_scaled(arrays, decay, error)
+
+
 @recorded
 def compress_broadcasts(
     algorithm: Algorithm, compressor: Compressor, *, fields: Sequence[str] = ()
@@ -446,9 +460,10 @@ def compress_broadcasts(
 
     The server sends C(b - w) of a broadcast b, and all clients add it to their copy w,
     from which they train. The compression error b - w stays at the server, and is part
-    of the next change: EF21-P, Gruntkowska, Tyurin and Richtarik 2022,
-    arXiv:2209.15218. At first, w is the broadcast of the initial state. Broadcasts of
+    of the next change. At first, w is the broadcast of the initial state. Broadcasts of
     the prologue are sent as they are.
+
+    Source: EF21-P, Gruntkowska, Tyurin and Richtarik 2022, arXiv:2209.15218.
 
     A simulation gives w to clients, and counts the bytes of C(b - w). A client that was
     absent needs the changes that it missed, which are not counted. A deployed server

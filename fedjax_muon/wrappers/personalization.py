@@ -1,13 +1,11 @@
 """Personalization: clients that keep parameters of their own.
 
-`keep_own` keeps some layers on the clients, such as the head (FedPer, Arivazhagan et
-al. 2019, arXiv:1912.00818) or the normalization layers (FedBN, Li et al. 2021,
-arXiv:2102.07623). Clients train all parameters together, but their own layers are never
-broadcast, and never part of a message.
+`keep_own` keeps some layers on the clients, such as the head or the normalization
+layers. Clients train all parameters together, but their own layers are never broadcast,
+and never part of a message.
 
-`ditto` also trains a personal model v_i for every client, close to the shared model w
-(Li et al. 2021, arXiv:2012.04221, Algorithm 1). With the w that the client received,
-and batches s of the same round,
+`ditto` also trains a personal model v_i for every client, close to the shared model w.
+With the w that the client received, and batches s of the same round,
 
     v_i <- v_i - lr (grad_i(v_i; s) + pull (v_i - w))
 
@@ -82,6 +80,9 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
 
     They start from the initial parameters. For them, other values that the server
     broadcasts, such as a momentum, are 0.
+
+    Source: FedPer for the head, Arivazhagan et al. 2019, arXiv:1912.00818, and FedBN
+    for normalization layers, Li et al. 2021, arXiv:2102.07623.
 
     Args:
       algorithm: An algorithm whose clients average what they move, such as `fedavg`,
@@ -213,6 +214,8 @@ def ditto(
     algorithm: Algorithm, *, personal_lr: Hyper = 0.1, pull: Hyper = 1.0
 ) -> Algorithm:
     """Adds a personal model to every client.
+
+    Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1.
 
     Args:
       pull: Strength of the pull toward the shared model (lambda in the paper); with 0,

@@ -37,6 +37,8 @@ def keep_norms(algorithm: Algorithm, layout: Layout = hidden_matrices) -> Algori
     Clients keep the norms of the broadcast, and the server keeps its own. Constraints
     of the task come last.
 
+    Source: Wen et al. 2026, arXiv:2606.16899.
+
     Args:
       algorithm: An algorithm that broadcasts its parameters. Wrap compression of
         broadcasts, personalization and privacy around `keep_norms`.

@@ -30,6 +30,21 @@ ROW = preset(
 )
 
 
+TEXT = """Own: Two rates.
+
+The same as `fm.fedavg(rule=rule(momentum, lr), lr=0.05)`.
+
+Source: a paper. Checked against the paper's text.
+
+Args:
+  server_lr: Server learning rate: 1 is plain averaging; 0.001 to 0.1 if
+    `server_rule` normalizes the step.
+  lr: Local learning rate: 0.01 to 1 for SGD, 0.001 to 0.01 if `rule` is Adam, and
+    0.01 to 0.1 if it is Muon.
+
+See also: `fedavg`."""
+
+
 def test_a_preset_is_its_base_with_other_arguments():
     """An option of a function that makes an argument hides that of the base."""
     found = path(ROW.function(0.7, lr=3.0), X, PARTIAL)
@@ -45,9 +60,7 @@ def test_the_function_of_a_preset_says_what_it_takes():
     kinds = {name: p.annotation for name, p in shown.parameters.items()}
     assert kinds == {"server_lr": Hyper, "momentum": Number, "lr": Number}
     assert shown.return_annotation is Algorithm
-    assert inspect.getdoc(ROW.function) == (
-        "Own: Two rates.\n\na paper. A preset of `fedavg`."
-    )
+    assert inspect.getdoc(ROW.function) == TEXT
     said = r"^own got an unexpected keyword argument 'rule'; it takes server_lr, mom"
     with pytest.raises(TypeError, match=said):
         ROW.function(rule=optax.identity())

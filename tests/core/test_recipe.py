@@ -13,7 +13,14 @@ from oracles.saddle_cases import PARTIAL as SADDLE, START
 from saddle import OBJECTIVE
 from traces import TOY, compilations, farthest, path, stack
 
-from fedjax_muon import algorithms, compression, decentralized, engine, minimax
+from fedjax_muon import (
+    algorithms,
+    compression,
+    decentralized,
+    engine,
+    minimax,
+    transforms,
+)
 from fedjax_muon.algorithms import fedavg, fedmuon, fedmuon_align, scaffold
 from fedjax_muon.core import (
     Algorithm,
@@ -26,7 +33,7 @@ from fedjax_muon.core import (
     with_numbers,
 )
 from fedjax_muon.core.pair import Pair
-from fedjax_muon.core.recipe import Recipe, as_arrays, in_words, recipe_of
+from fedjax_muon.core.recipe import Recipe, as_arrays, in_words, recipe_of, short
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.wrappers.compression import compress
@@ -278,3 +285,17 @@ def test_texts_of_arguments_never_raise(kind):
     assert text in in_words(value)
     assert in_words((value,)) == f"({in_words(value)})"
     assert " at 0x" not in in_words(value)
+
+
+def test_rules_are_named_by_the_function_that_made_them():
+    """Also those that optax wraps: `stateless` is the name of the wrapper."""
+    extended = optax.with_extra_args_support(optax.scale(2.0))
+    names = {
+        "normalize": transforms.normalize(),
+        "orthogonalize": transforms.orthogonalize(),
+        "scale_by_lmo": transforms.scale_by_lmo(jnp.sign),
+        "identity": optax.identity(),
+        "scale": extended,
+        "scale_by_adam": optax.scale_by_adam(),
+    }
+    assert {name: short(rule) for name, rule in names.items()} == {n: n for n in names}

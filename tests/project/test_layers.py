@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2] / "fedjax_muon"
 LAYERS = (
     {"versions", "startup", "files"},
     {"core"},
-    {"linalg", "data", "models", "tracking"},
+    {"linalg", "data", "models", "tracking", "citing"},
     {"transforms", "tasks", "privacy"},
     {"wrappers"},
     {"algorithms", "engine"},

@@ -17,11 +17,10 @@ from packages import needs
 
 import fedjax_muon as fm
 
-METHODS = [
-    method.function
-    for table in (fm.algorithms.ALL, fm.minimax.ALL, fm.decentralized.ALL)
-    for method in table.values()
-]
+TABLES = (fm.algorithms.ALL, fm.minimax.ALL, fm.decentralized.ALL)
+TABLES += (fm.decentralized.PRIVATE_METHODS,)
+ROWS = [method for table in TABLES for method in table.values()]
+METHODS = [method.function for method in ROWS]
 NAMED = {name: getattr(fm, name) for name in fm.__all__}
 # functions of one name are one function: a registry's is that of `fm`
 FUNCTIONS: dict[str, Any] = {f.__name__: f for f in METHODS} | {
@@ -79,6 +78,30 @@ def test_all_that_is_public_is_annotated_and_documented():
     public += [(name, getattr(PARTS[part], name)) for part, name in EXPORTED]
     found = [(name, undocumented(name, value)) for name, value in public]
     assert [one for one in found if one[1]] == []
+
+
+def untaught(method) -> list[str]:
+    """What the docstring of a method lacks of what a reader needs."""
+    text = inspect.getdoc(method.function) or ""
+    google = docstring_parser.DocstringStyle.GOOGLE
+    described = [p.arg_name for p in docstring_parser.parse(text, google).params]
+    parameters = inspect.signature(method.function).parameters
+    found = [f"no {name} in Args" for name in parameters if name not in described]
+    source = " ".join(text.partition("\n\nSource: ")[2].partition("\n\n")[0].split())
+    parts = [method.source.sentence, *re.findall(r"arXiv:[\d.]+\d", method.paper)]
+    parts += [] if "none" in method.paper else [method.paper.split(",")[0]]
+    found += [f"no {part!r} in Source" for part in parts if part not in source]
+    headings = ["\n\nSee also: "] + ["\n\nExample:\n"] * (method.preset is None)
+    return found + [f"no {each.strip()}" for each in headings if each not in text]
+
+
+def test_the_docstrings_of_methods_teach():
+    """Updates stand in them as indented lines, those of presets in their bases'."""
+    assert {m.name: untaught(m) for m in ROWS if untaught(m)} == {}
+    update = re.compile(r"\n\n    .*(<-|->|=)")
+    own = [m for m in ROWS if m.preset is None]
+    shown = {m.name for m in own if update.search(inspect.getdoc(m.function) or "")}
+    assert {m.name for m in own} - shown == set()
 
 
 def test_a_registry_has_the_functions_that_are_public():

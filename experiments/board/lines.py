@@ -1,0 +1,116 @@
+"""Files of finished runs: results/board/TRACK.jsonl, and a submission.
+
+A line is about a row (its label, versions and processor), or a run of it.
+"""
+
+import csv
+import datetime
+import hashlib
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import cpu_model
+from experiments.board import protocol
+from experiments.board.protocol import Line, Runs
+from experiments.board.row import Row
+from experiments.board.tracks import Track, score_of
+from experiments.studies.tuned import read
+from fedjax_muon.problems import Problem
+from fedjax_muon.versions import of_computing
+
+RULES = Path(__file__).parent / "RULES.md"
+HISTORY = "history.csv"
+ABOUT, SUBMISSION = "about", "submission"  # stages; a submission has its file
+
+
+def rules() -> str:
+    """A digest of the rules, which all rows have in common."""
+    return hashlib.sha256(RULES.read_bytes()).hexdigest()[:16]
+
+
+def about(name: str, row: Row, track: Track, problem: Problem) -> Line:
+    """What the first line of a row says."""
+    return {
+        "row": name,
+        "stage": ABOUT,
+        "label": row.label,
+        "space": track.space(row),
+        "rounds": track.rounds_of(row, problem),
+        "rules": rules(),
+        "processor": cpu_model(),
+        "versions": of_computing(),
+    }
+
+
+def lines_of(path: Path, row: str) -> list[Line]:
+    """The lines of a row in a file; none if there is no file."""
+    return [line for line in read(path) if line["row"] == row] if path.exists() else []
+
+
+def finish(
+    path: Path, name: str, row: Row, track: Track, problem: Problem
+) -> Iterator[Line]:
+    """Appends what a file lacks of a row; yields the lines as they are finished.
+
+    Raises:
+      ValueError: If the file has the row by other rules or from another space.
+    """
+    first = about(name, row, track, problem)
+    lines = [x for x in lines_of(path, name) if x["stage"] != SUBMISSION]
+    if not lines:
+        lines.append(append(path, first))
+    for key in ("space", "rounds", "rules"):
+        if lines[0][key] != first[key]:
+            raise ValueError(
+                f"{path} has {name} with {key} {lines[0][key]}, now {first[key]}; "
+                "delete its lines"
+            )
+    sign, runs = score_of(problem).sign, None
+    while todo := protocol.asked(lines, row, track, sign):
+        runs = runs or Runs(name, row, track, problem)
+        for stage, values, seed in todo:
+            train = runs.trial if stage == protocol.TRIAL else runs.final
+            lines.append(append(path, train(values, seed)))
+            yield lines[-1]
+
+
+def append(path: Path, line: Line) -> Line:
+    with path.open("a") as file:
+        file.write(f"{json.dumps(line)}\n")
+    return line
+
+
+def finals(lines: Sequence[Line]) -> list[Line]:
+    """The final runs of a row, by seed."""
+    runs = [line for line in lines if line["stage"] == protocol.FINAL]
+    return sorted(runs, key=lambda line: line["seed"])
+
+
+def remember(place: Path, row: str, track: str) -> None:
+    """Adds the score of a finished row to the history of the board."""
+    path = place / HISTORY
+    runs = finals(lines_of(place / f"{track}.jsonl", row))
+    score = float(np.mean([line["score"] for line in runs]))
+    lines: list[list[Any]] = [] if path.exists() else [[*COLUMNS]]
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    lines.append([date, commit(), row, track, f"{score:.4f}"])
+    with path.open("a", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(lines)
+
+
+COLUMNS = ("date", "commit", "method", "track", "score")
+
+
+def commit() -> str:
+    """The commit of this checkout; empty outside of one."""
+    asked = ["git", "-C", str(RULES.parent), "rev-parse", "--short", "HEAD"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # without git
+        return ""
+    return found.stdout.strip()
