@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from experiments.board.row import Row
-from experiments.board.search import DIVERGED, Point, best, ends, following
+from experiments.board.search import DIVERGED, Point, best, following
 from experiments.board.tracks import Track, score_of
 from fedjax_muon.experiments.prepared import start_key
 from fedjax_muon.problems import Problem
@@ -153,8 +153,7 @@ def asked(
     """
     space = track.space(row)
     scores = points_of(lines, space, sign)
-    done = {(line["stage"], *line.get("hyper", {}).values(), line.get("seed"))
-            for line in lines}  # fmt: skip
+    done = {key_of(line) for line in lines}
     stage, seeds = TRIAL, TUNING_SEEDS
     points = following(scores, len(space), track.trials)
     if not points:
@@ -163,7 +162,6 @@ def asked(
     return [one for one in every if (one[0], *one[1].values(), one[2]) not in done]
 
 
-def edges_of(lines: Sequence[Line], row: Row, track: Track, sign: int) -> list[str]:
-    """In which directions the search of a finished row ended without a neighbor."""
-    space = track.space(row)
-    return ends(points_of(lines, space, sign), len(space))
+def key_of(line: Line) -> tuple[Any, ...]:
+    """What tells the lines of a row apart: the stage, the options and the seed."""
+    return (line["stage"], *line.get("hyper", {}).values(), line.get("seed"))

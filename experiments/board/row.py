@@ -52,15 +52,21 @@ class Row(NamedTuple):
         return next((name for name in self.space if name != "lr"), None)
 
 
-def check_row(name: str, row: Any) -> None:
-    """Raises `ValueError` if a row is not one."""
-    if not isinstance(row, Row):
-        raise ValueError(f"{name} must be a Row, got {type(row).__name__}")
-    if not re.fullmatch(r"[\w.]+", str(name)):
+def check_name(name: Any) -> str:
+    """Returns the name of a row; raises `ValueError` for one that can't name a file."""
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.]*", name):
         raise ValueError(
             "the name of a row must be letters, digits, underscores and dots, got "
             f"{name!r}"
         )
+    return name
+
+
+def check_row(name: str, row: Any) -> None:
+    """Raises `ValueError` if a row is not one."""
+    if not isinstance(row, Row):
+        raise ValueError(f"{name} must be a Row, got {type(row).__name__}")
+    check_name(name)
     numbers = all(isinstance(x, int | float) and x > 0 for x in row.space.values())
     if "lr" not in row.space or len(row.space) > 2 or not numbers:
         raise ValueError(

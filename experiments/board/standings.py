@@ -131,7 +131,7 @@ def _standing(
     timed = [line["seconds"] for line in lines if line["stage"] == protocol.SECONDS]
     rounds = reached("round")
     seconds = rounds * (timed[0] if timed else np.nan)
-    if track.baseline.endswith("_waiting"):  # virtual time is the point of it
+    if track.timed:
         seconds = reached("virtual")
     points = protocol.points_of(lines, about["space"], score.sign)
     return Standing(

@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
+import secrets
 import sys
 import tempfile
 import types
@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.board import lines as kept, protocol
 from experiments.board.protocol import Line, Runs
-from experiments.board.row import Row, algorithm_of, check_row
+from experiments.board.row import Row, algorithm_of, check_name, check_row
 from experiments.board.tracks import TRACKS, score_of
 from fedjax_muon.core import Algorithm, check_choice
 from fedjax_muon.experiments import simulate
@@ -201,16 +201,23 @@ def check(
         kept.append(place, first)
     total = len(protocol.TUNING_SEEDS) * track.trials + track.seeds
     done = sum(line["stage"] in (protocol.TRIAL, protocol.FINAL) for line in known)
+    _check_first(name, known)
     for line in kept.finish(place, name, row, track, problem):
         done += 1
         print(f"{done} of {total} runs, {_words(line)}", flush=True)
-        if done == 1 and line["diverged"]:
-            raise ValueError(
-                f"{name}: the first trial diverges, with {line['hyper']}; begin the "
-                "search at a lower rate"
-            )
+        _check_first(name, [line] if done == 1 else [])
     print(standing(kept.lines_of(place, name), on, problem, output))
     print(f"written: {place}")
+
+
+def _check_first(name: str, lines: Sequence[Line]) -> None:
+    """Raises `ValueError` if the first trial of a search diverges."""
+    first = next((line for line in lines if line["stage"] == protocol.TRIAL), None)
+    if first is not None and first["diverged"]:
+        raise ValueError(
+            f"{name}: the first trial diverges, with {first['hyper']}; begin the "
+            "search at a lower rate"
+        )
 
 
 def _words(line: Line) -> str:
@@ -235,7 +242,7 @@ def standing(lines: Sequence[Line], on: str, problem: Problem, output: Path) -> 
     words = [f"{score.words}: {_spread(own, score)}"]
     if (base := TRACKS[on].baseline) in means:
         apart = score.sign * (own - means[base])
-        words.append(f"better than {base} by {_spread(apart, score)}")
+        words.append(f"ahead of {base} by {_spread(apart, score)}")
     ahead = sum(score.sign * (x.mean() - own.mean()) > 0 for x in means.values())
     words.append(f"place {ahead + 1} of {len(means) + 1} on {on}")
     diverged = sum(line["diverged"] for line in kept.finals(lines))
@@ -260,7 +267,7 @@ def accept(path: Path, data_dir: Path | None, output: Path) -> None:
     if not every or every[0]["stage"] != kept.SUBMISSION:
         raise ValueError(f"{path} is no submission; `check` writes one")
     (first, about), lines = every[:2], every[1:]
-    name, on = first["row"], first["track"]
+    name, on = check_name(first["row"]), check_choice("track", first["track"], TRACKS)
     track, board = TRACKS[on], output / f"{on}.jsonl"
     if kept.lines_of(board, name):
         raise ValueError(f"{board} has a row {name}; submit it by another name")
@@ -291,14 +298,11 @@ def accept(path: Path, data_dir: Path | None, output: Path) -> None:
 
 
 def _drawn(lines: Sequence[Line]) -> list[Line]:
-    """A trial and a final run, which follow from all runs and can't be foreseen."""
-    digest = hashlib.sha256(json.dumps(list(lines)).encode()).digest()
-    number = int.from_bytes(digest[:8])
-    groups = [
-        [line for line in lines if line["stage"] == stage]
+    """A trial and a final run, which nobody can foresee."""
+    return [
+        secrets.choice([line for line in lines if line["stage"] == stage])
         for stage in (protocol.TRIAL, protocol.FINAL)
     ]
-    return [group[number % len(group)] for group in groups]
 
 
 def _compare(line: Line, runs: Runs, lines: Sequence[Line], same: bool) -> None:

@@ -294,6 +294,35 @@ def test_a_row_again_is_bitwise_identical(short, tmp_path, capsys):
     assert "did you mean fedavg?" in capsys.readouterr().err
 
 
+def test_two_processes_keep_each_run_once(short, tmp_path):
+    track, row = TRACKS["digits"], ROWS["fedavg"]
+    path, problem = tmp_path / "digits.jsonl", track.problem(None)
+    slow, quick = (kept.finish(path, "fedavg", row, track, problem) for _ in range(2))
+    next(slow)
+    assert len([*quick]) == 4 * 2 + 2 - 1
+    whole = path.read_text()
+    assert len([*slow]) == 4 * 2 + 2 - 1
+    assert path.read_text() == whole
+
+
+def test_a_submission_cannot_name_a_file_elsewhere(tmp_path):
+    about = {"row": "../../mine", "stage": "submission", "track": "digits", "file": ""}
+    path = tmp_path / SUBMITTED
+    path.write_text(f"{json.dumps(about)}\n{json.dumps(about)}\n")
+    with pytest.raises(ValueError, match="name of a row must be"):
+        accept(path, None, tmp_path / "board")
+
+
+def test_a_first_trial_that_diverges_stays_refused(short, tmp_path):
+    file = tmp_path / "normuon.py"
+    file.write_text(NORMUON)
+    check(file, None, "digits", None, tmp_path)
+    text = (tmp_path / SUBMITTED).read_text()
+    (tmp_path / SUBMITTED).write_text(text.replace("false", "true", 1))
+    with pytest.raises(ValueError, match="the first trial diverges"):
+        check(file, None, "digits", None, tmp_path)
+
+
 def test_a_row_by_other_rules_is_not_continued(short, tmp_path, monkeypatch):
     command.main("run", "digits", row="fedavg", output=tmp_path)
     monkeypatch.setattr(kept, "rules", lambda: "others")
@@ -337,7 +366,7 @@ def test_a_file_becomes_a_row(short, tmp_path, capsys):
     command.main("run", "digits", row="fedavg", output=board)
     check(file, None, "digits", None, board)
     shown = capsys.readouterr().out
-    assert "better than fedavg by" in shown
+    assert "ahead of fedavg by" in shown
     assert "of 2 on digits" in shown
     submission = tmp_path / SUBMITTED
     text = submission.read_text()
