@@ -533,6 +533,12 @@ def test_the_page_follows_from_the_kept_runs(name):
     assert megabytes == f"{np.mean(first):.3g}"
 
 
+def test_the_page_has_the_tables_of_the_kept_runs():
+    found, text = tables(KEPT), page.PAGE.read_text()
+    for lines in (page.summary(found), *map(page.table_of, found)):
+        assert "\n".join(lines) in text
+
+
 def test_kept_rows_follow_the_rules():
     digest = kept.rules()
     for name, track in TRACKS.items():
