@@ -3,6 +3,12 @@
 #
 # A local rule is any optax transformation without a learning rate. Here it is the sign
 # of an exponential average of gradients. FedAvg uses it on digits of 16 clients.
+#
+# **Result.** The custom rule loses to FedAvg only on heterogeneous clients. On
+# identical clients, it is as accurate at the same learning rate. A larger rate that
+# falls recovers most of the gap. SCAFFOLD, which corrects the drift of clients,
+# recovers all of it with the same rule and rate. The curves show one seed, so
+# differences of a point are not a ranking.
 
 # %%
 # JAX and its CUDA libraries stay as they are
@@ -159,13 +165,3 @@ axis.legend()
 plt.show()
 for name, (_, accuracy) in curves.items():
     print(f"{name:22} {accuracy[-1]:.3f}")
-
-# %% [markdown]
-# ## Conclusion
-#
-# The custom rule loses to FedAvg on heterogeneous clients only. On identical ones, it
-# is as accurate at the same rate. A larger rate that falls recovers most of the gap.
-# SCAFFOLD, which corrects the drift of clients, recovers all of it with the same rule
-# and rate. The majority vote, whose server rate falls, is between FedAvg and SCAFFOLD
-# with the custom rule. The curves are of one seed, so differences of a point are not a
-# ranking.

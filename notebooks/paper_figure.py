@@ -10,6 +10,12 @@
 # The paper trains LeNet on Fashion-MNIST for thousands of rounds. This notebook trains
 # a small network on digits for 60, which takes about two minutes on two CPU cores. The
 # number of clients, the cohorts, the local steps and the partitions are the paper's.
+#
+# **Result.** The first claim holds here: heterogeneity costs Local Muon 7.4 points,
+# more than any other method, and FedMuon nothing. The second claim holds on
+# heterogeneous clients. On homogeneous clients, five methods are within half a point of
+# each other, which three seeds cannot tell apart. No best learning rate is at the edge
+# of its grid.
 
 # %%
 # JAX and its CUDA libraries stay as they are
@@ -117,11 +123,3 @@ for name in "local_muon_persistent", "fedmuon_correct":
 for alpha, words in ALPHAS.items():
     ranked = sorted(RATES, key=lambda name: -found[alpha, name][:, -1].mean())
     print(f"{words}: {', '.join(ALL[name].label for name in ranked)}")
-
-# %% [markdown]
-# ## Conclusion
-#
-# The first claim is seen: heterogeneity costs Local Muon more than any other method and
-# FedMuon nothing. The second is seen on heterogeneous clients only. On homogeneous
-# clients, five methods are within half a point of each other, which three seeds cannot
-# tell apart. No best learning rate is at the edge of its grid.

@@ -5,6 +5,12 @@
 # messages with its neighbors on a graph, and the messages are differentially private.
 # An audit then tests the guarantee: an adversary plants a record that is easy to
 # detect, and computes a *lower* bound of epsilon.
+#
+# **Result.** The test AUC falls from 0.992 without privacy to 0.965 at epsilon 0.25.
+# All lower bounds for the correct mechanism are below its guarantee. All bounds for a
+# mechanism with too little noise are above: the audit finds the mistake from messages
+# only. A lower bound above the guarantee refutes it, but a bound below it proves
+# nothing.
 
 # %%
 # JAX and its CUDA libraries stay as they are
@@ -202,12 +208,3 @@ right.set(xlabel="guaranteed epsilon", ylabel="lower bound of epsilon")
 right.set_title("audit")
 right.legend()
 plt.show()
-
-# %% [markdown]
-# ## Conclusion
-#
-# A smaller epsilon costs some utility: the test AUC falls as epsilon does. A lower
-# bound above the guarantee refutes it, and one below proves nothing. All bounds of the
-# correct mechanism are below its guarantee. All bounds of the mistaken one are above:
-# the audit finds the error from messages alone. The bound of the correct mechanism is
-# closest to its guarantee, in proportion, for the largest epsilon.

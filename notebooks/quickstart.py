@@ -4,6 +4,11 @@
 # 16 clients have handwritten digits, and most of them have only a few of the ten
 # classes. A server trains one model with FedAvg, Local Muon and FedMuon. It never
 # receives an image.
+#
+# **Result.** FedMuon ends with the highest accuracy, 97.8%. FedAvg reaches the target
+# with the fewest bytes. Local Muon, whose clients do not share momenta, needs the most
+# bytes. Two seeds of one partition are an example, not a comparison: for comparisons,
+# see [sweeps](sweeps.ipynb) and `fedjax-muon compare`.
 
 # %%
 # JAX and its CUDA libraries stay as they are
@@ -83,11 +88,6 @@ plots.curves(runs, Path("runs/curves.png"), title="digits, 16 clients", target=t
 Image("runs/curves.png", width=1000)
 
 # %% [markdown]
-# ## Conclusion
+# ## Next
 #
-# FedMuon has the highest final accuracy, and FedAvg reaches the target with the fewest
-# bytes. Local Muon, whose clients do not share momenta, needs the most. Two seeds of
-# one partition are an example, not a comparison. For comparisons, see
-# [sweeps](sweeps.ipynb) and `fedjax-muon compare`.
-#
-# Next: [custom rules and algorithms](own_transformation.ipynb).
+# [Custom rules and algorithms](own_transformation.ipynb).

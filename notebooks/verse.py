@@ -5,6 +5,10 @@
 # language model, which predicts the next character. The workers take 30 local steps
 # between two messages. You see a verse before and after. All of it took 4.9 minutes of
 # CPU time on an Intel Xeon (model 167).
+#
+# **Result.** After 1.8 million characters, FedMuon and MuLoCo both reach about 2.5 bits
+# per byte, from 6.3 before training. MuLoCo sends half as much, since its momenta stay
+# at the workers. The verse then has words and lines, but hardly any meaning.
 
 # %%
 # JAX and its CUDA libraries stay as they are

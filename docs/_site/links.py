@@ -44,8 +44,9 @@ def place_of(path: Path) -> str | None:
         return inside.as_posix()
     if inside.as_posix() in ROOT_PAGES:
         return ROOT_PAGES[inside.as_posix()]
-    if inside.suffix == ".ipynb":
-        return inside.with_suffix(".md").as_posix()  # docs/_site/notebooks.py
+    if path.parent == ROOT / "notebooks" and path.suffix in (".ipynb", ".png"):
+        page = path.suffix.replace("ipynb", "md")
+        return inside.with_suffix(page).as_posix()  # docs/_site/notebooks.py
     return f"source/{inside.as_posix()}.md" if path.is_file() else None
 
 

@@ -45,13 +45,14 @@ def page(path: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def on_files(files, config):
-    """Adds the pages, their images, and the notebooks themselves."""
+    """Adds the pages, their images, the notebooks themselves, and last figures."""
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         text, images = page(path)
         uri = f"notebooks/{path.stem}.md"
         files.append(File.generated(config, uri, content=text))
         for name, content in images.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
-        inside = f"notebooks/{path.name}"
-        files.append(File.generated(config, inside, abs_src_path=str(path)))
+        for kept in (path, path.with_suffix(".png")):
+            inside = f"notebooks/{kept.name}"
+            files.append(File.generated(config, inside, abs_src_path=str(kept)))
     return files

@@ -73,7 +73,7 @@ def test_all_notebooks_and_their_extras_are_known():
     assert {path.stem for path in build.HERE.glob("*.ipynb")} == set(NAMES)
     assert {path.stem for path in build.HERE.glob("*.py")} == {*NAMES, "build", "check"}
     page = (build.HERE / "README.md").read_text()
-    assert re.findall(r"^\| \[(\w+)\]\(\1\.ipynb\)", page, re.MULTILINE) == list(NAMES)
+    assert re.findall(r"^\| \[(\w+)\]\(\1\.ipynb\).*\(\1\.png\) \|$", page, re.MULTILINE) == list(NAMES)
     needing = {name for name in NAMES if "AgentPrivacy" in script(name)}
     assert needing == set(build.EXTRAS)  # a statement is by dp-accounting
     assert {name for name in NAMES if '"plays"' in script(name)} == set(build.TEXTS)
@@ -150,6 +150,10 @@ def test_stored_outputs_are_whole(name):
     assert "Device(id=0)" in cells[1].outputs[0].text
     assert any(map(pictures, cells[-2:]))  # what came out, and what it says
     assert all(map(shows_something, (p for cell in cells for p in pictures(cell))))
+    drawn = plt.imread(io.BytesIO(build.last_figure(stored(name))))
+    thumbnail = plt.imread(build.HERE / f"{name}.png")
+    assert abs(thumbnail - drawn).mean() < 0.02  # versions of Pillow may round
+    assert "**Result.**" in stored(name).cells[0].source
 
 
 @pytest.mark.parametrize("name", SHORT)
