@@ -57,3 +57,17 @@ def test_the_tables_of_the_board_sort_by_a_column(address, tmp_path):
     assert rounds == sorted(rounds)
     assert [float(cell) for cell in rising[: len(rounds)]] == rounds  # texts are last
     assert [float(cell) for cell in falling[-len(rounds) :]] == rounds[::-1]
+
+
+def test_pages_fit_a_phone_and_wide_tables_are_lists_there(address, tmp_path):
+    phone = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    shown = 'getComputedStyle(document.querySelector("table.wide tr")).display'
+    width = "document.documentElement.scrollWidth"
+    with chromium.browser(tmp_path) as tab:
+        tab.open(f"{address}algorithms/muon/")
+        assert tab.evaluate(shown) == "table-row"
+        tab.call("Emulation.setDeviceMetricsOverride", **phone)
+        assert tab.evaluate(shown) == "block"
+        for page in ("", "algorithms/muon/", "board/", "choose/", "speed/"):
+            tab.open(address + page)
+            assert tab.evaluate(width) == phone["width"], page

@@ -26,3 +26,14 @@ function compare(a, b) {
   if (isNaN(x) || isNaN(y)) return isNaN(x) - isNaN(y) || a.localeCompare(b)
   return x - y
 }
+
+// Wide tables are lists on phones (site.css): each cell then shows the head of its column.
+document$.subscribe(({ body }) => {
+  for (const table of body.querySelectorAll("article table")) {
+    const heads = [...table.querySelectorAll("thead th")].map((th) => th.textContent)
+    if (heads.length <= 5) continue
+    table.classList.add("wide")
+    for (const row of table.tBodies[0].rows)
+      [...row.cells].forEach((cell, column) => (cell.dataset.head = heads[column]))
+  }
+})
