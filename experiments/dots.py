@@ -17,13 +17,14 @@ from fedjax_muon.reporting.style import (
     styles,
 )
 
-NAMES = {  # of data sets and models
+NAMES = {  # of datasets, models and rules
     "fashion_mnist": "Fashion-MNIST",
     "cifar10_subset": "a part of CIFAR-10",
     "mnist": "MNIST",
     "lenet": "LeNet",
     "sst2": "SST-2",
     "rnn": "recurrent network",
+    "Muon2": "Muon²",
 }
 
 
@@ -39,7 +40,7 @@ class Dot(NamedTuple):
 
 
 def in_words(text: str) -> str:
-    """Replaces the names of data sets and models.
+    """Replaces the names of datasets, models and rules.
 
     Example:
       >>> in_words("fashion_mnist, lenet")
@@ -68,6 +69,7 @@ def draw(
     """Draws dots in panels, with the names of rows in the colors of methods.
 
     Every panel shows where its means differ. Dots outside are numbers at the edge.
+    Every line of panels has the rows in the order of its own dots.
     """
     panels = list(dict.fromkeys((dot.panel, dot.unit) for dot in dots))
     rows = list(dict.fromkeys(dot.row for dot in dots))
@@ -77,24 +79,31 @@ def draw(
     deep = 0.1 + 0.05 * len(series)
     height = 0.75 + (0.85 + (0.12 + deep) * len(rows)) * lines
     with drawing(path, (1.7 + 7.3 * columns / max(3, columns), height)) as figure:
-        axes = figure.subplots(lines, columns, sharey=True, squeeze=False)
+        axes = figure.subplots(lines, columns, sharey="row", squeeze=False)
         colors = {row: how["color"] for row, how in styles(rows).items()}
-        for axis, panel in zip(axes.flat, panels, strict=False):
-            shown = [dot for dot in dots if (dot.panel, dot.unit) == panel]
-            axis.set_xlim(*closest([d.mean for d in shown], [d.half for d in shown]))
-            if axis.get_xlim()[0] < 0:
-                axis.axvline(0, color=NOTE, lw=0.8)
-            for each in shown:
-                _one(axis, each, rows.index(each.row), series, colors[each.row])
-            axis.set_title(textwrap.fill(in_words(panel[0]), 34))
-            axis.set_xlabel(panel[1])
-        axis.set_yticks(range(len(rows)), rows)
-        axis.set_ylim(len(rows) - 0.5, -0.5)
+        for line, axis in enumerate(axes[:, 0]):
+            here = panels[line * columns :][:columns]
+            inside = [dot.row for dot in dots if (dot.panel, dot.unit) in here]
+            rows = list(dict.fromkeys(inside))
+            axis.set_yticks(range(len(rows)), map(in_words, rows))
+            axis.set_ylim(len(rows) - 0.5, -0.5)
+            color_names(axis, [colors[row] for row in rows])
+            for axis, panel in zip(axes[line], here, strict=False):
+                shown = [dot for dot in dots if (dot.panel, dot.unit) == panel]
+                means = [dot.mean for dot in shown]
+                low, high = closest(means, [dot.half for dot in shown])
+                if min(means) >= 0:
+                    low = max(low, 0.0)
+                axis.set_xlim(low, high)
+                if low < 0:
+                    axis.axvline(0, color=NOTE, lw=0.8)
+                for each in shown:
+                    _one(axis, each, rows.index(each.row), series, colors[each.row])
+                axis.set_title(textwrap.fill(in_words(panel[0]), 34))
+                axis.set_xlabel(panel[1])
         for axis in axes.flat:
             axis.tick_params(axis="y", length=0)
             axis.set_visible(axis in axes.flat[: len(panels)])
-        for axis in axes[:, 0]:
-            color_names(axis, colors.values())
         figure.suptitle(title, x=0.01, ha="left")
         if len(series) > 1:
             note = f"hollow: {', '.join(series[:-1])}; filled: {series[-1]}; {note}"

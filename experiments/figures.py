@@ -3,8 +3,7 @@
     python -m experiments.figures
 
 Every figure is written as .png, for pages with a white background, and as .svg, which
-has none. Nothing is trained. Two figures are not drawn, since their images are not
-kept: the reconstructions of MNIST and Fashion-MNIST. Where the curves of a paper's item
+has none. Nothing is trained. The reconstructed images are not drawn. Where the curves of a paper's item
 are not kept, its figure shows scores and losses after the last round.
 """
 
@@ -25,12 +24,14 @@ from benchmarks import figure, table
 from experiments import diagrams, dots, kept
 from experiments.arguments import call
 from experiments.board import page as board, standings
-from experiments.dots import Dot
 from experiments.papers import paper_report
 from experiments.studies import (
     client_privacy,
     drift,
+    minimax_tails,
     newton_schulz_steps,
+    robust_aggregation,
+    rules,
     stragglers,
     tuned,
 )
@@ -55,14 +56,14 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def kept_point(line: dict[str, str]) -> Point:
-    """Returns two runs with the mean and the deviation of a line of points.csv."""
+    """Returns five runs with the mean and the deviation of a line of points.csv."""
     words = [word.split("=") for word in line["hyper"].split() if "=" in word]
     numbers = {name: float(value) for name, value in words}
     diverged = int(line["diverged_seeds"])
     if diverged:
         return Point(numbers, [], diverged)
     mean, spread = (float(line[f"test_accuracy_{of}"]) for of in ("mean", "std"))
-    ends = mean + np.array([-1, 1]) * spread / np.sqrt(2)
+    ends = mean + spread * np.array([-1, -1, 0, 1, 1])
     return Point(numbers, [{"test_accuracy": np.array([end])} for end in ends], 0)
 
 
@@ -82,27 +83,21 @@ def kept_summary(cells: list[str]) -> Summary:
 
 
 def sweeps(results: Path) -> Iterator[Figure]:
-    """The ranking, the grids and the best curves of the sweep."""
+    """The best points of the sweep, and four of its grids."""
     place = results / "sweeps"
     text = (place / "summary.md").read_text()
-    title = text.splitlines()[0].removeprefix("# ")
     lines = [line[2:-2].split(" | ") for line in re.findall(r"^\| .*\|$", text, re.M)]
-    rows = [cells for cells in lines if " ± " in cells[3]]
-    ranked = list(map(kept_summary, rows))
-    [seeds] = re.findall(r"of (\d+) seeds", text)
-    rank = functools.partial(plots.ranking, ranked, title=title, seeds=int(seeds))
-    yield place / "ranking", rank
-    grids: dict[str, list[Point]] = {}
+    rows = [kept_summary(cells) for cells in lines if " ± " in cells[3]]
+    rows.sort(key=lambda row: style.line_of(row.method).color in style.GREYS)
+    title = "FedMuon scores highest on digits; methods are not equally tuned"
+    yield place / "ranking", functools.partial(plots.ranking, rows, title=title, seeds=5)
+    points: dict[str, list[Point]] = {}
     for line in read(place / "points.csv"):
-        grids.setdefault(line["method"], []).append(kept_point(line))
+        points.setdefault(line["method"], []).append(kept_point(line))
+    shown = ("FedAvg", "FedMuon", "SCAFFOLD(Adam)", "Local Muon")
+    grids = {method: points[method] for method in shown}
+    title = "FedMuon works at learning rates that differ by a factor of 50"
     yield place / "grids", functools.partial(plots.grids, grids, title=title)
-    best = kept.read(place / "curves.json")
-    runs = {
-        name: [{c: np.array(v) for c, v in run.items()} for run in seeds]
-        for name, seeds in best["methods"].items()
-    }
-    how = {"title": best["title"], "target": best["target"]}
-    yield place / "curves", functools.partial(plots.curves, runs, **how)
 
 
 def speed(results: Path) -> Iterator[Figure]:
@@ -115,25 +110,38 @@ def speed(results: Path) -> Iterator[Figure]:
 def privacy(results: Path) -> Iterator[Figure]:
     """Private methods and private clients."""
     place = results / "privacy"
-    yield place / "utility", functools.partial(draw_utility, results.parent)
+    yield place / "audit", functools.partial(draw_audit, read(place / "audit.csv"))
     chosen = client_privacy.best(client_privacy.read(place / "clients.csv"))
     yield place / "clients", functools.partial(client_privacy.draw, chosen)
 
 
-def draw_utility(root: Path, path: Path) -> None:
-    """Draws the table of docs/studies/privacy.md: means and deviations."""
-    text = (root / "docs" / "studies" / "privacy.md").read_text()
-    [table] = re.findall(r"^\| method \| epsilon = .*\n(?:\|.*\n)+", text, re.M)
-    head, _, *lines = [line[2:-2].split(" | ") for line in table.splitlines()]
-    epsilons = [float(cell.removeprefix("epsilon = ")) for cell in head[1:]]
-    scores: dict[str, dict[float, list[float]]] = {}
-    for name, *cells in lines:
-        for epsilon, cell in zip(epsilons, cells, strict=True):
-            mean, spread = (float(number) / 100 for number in cell.split(" ± "))
-            seeds = [mean - spread, mean, mean + spread]
-            scores.setdefault(name, {})[epsilon] = seeds
-    title = "a9a, 10 agents on random graphs"
-    plots.utility(scores, path, title=title)
+def draw_audit(rows: list[dict[str, str]], path: Path) -> None:
+    """Draws lower bounds of epsilon for two of the mechanisms."""
+    names = ("DPMixSGD (clipped), cyclic", "DPMixSGD (noise inside), Poisson 1/5")
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    with style.drawing(path, (8.5, 3.2)) as drawing:
+        panels = drawing.subplots(1, 2, sharex=True, sharey=True)
+        for axis, name in zip(panels, names, strict=True):
+            found = [row for row in rows if row["mechanism"] == name]
+            places = [variants.index(row["variant"]) for row in found]
+            for column, words, mark in (
+                ("many", "many runs", "o"),
+                ("one", "one run", "s"),
+            ):
+                bounds = np.maximum(0.1, [float(row[column]) for row in found])
+                color = "C0" if column == "many" else "C1"
+                axis.plot(bounds, places, mark, ms=5, color=color, label=words)
+            axis.axvline(3, color=style.NOTE, lw=1)
+            axis.text(3.2, -0.55, "claim", fontsize=7.5, color=style.NOTE)
+            axis.set_title(name)
+            axis.set_xlabel("lower bound of epsilon")
+        style.logarithmic(panels[0], [0.1, 100])
+        panels[0].set_yticks(range(len(variants)), variants)
+        panels[0].set_ylim(len(variants) - 0.5, -0.9)
+        panels[1].legend(loc="lower right")
+        drawing.suptitle(
+            "Audits find mistakes, but not all of them under sampling", x=0.01, ha="left"
+        )
 
 
 def newton_schulz(results: Path) -> Iterator[Figure]:
@@ -148,21 +156,16 @@ def newton_schulz(results: Path) -> Iterator[Figure]:
         lr: {name: np.array(list(seeds.values())) for name, seeds in variants.items()}
         for lr, variants in scores.items()
     }
-    yield place, functools.partial(newton_schulz_steps.draw, found)
+    title = "In the last round, no variant differs significantly from five steps"
+    yield place, functools.partial(newton_schulz_steps.draw, found, title=title)
 
 
 def tails(results: Path) -> Iterator[Figure]:
-    """Norms of minimax methods under heavy tails, from the table in tails.md."""
+    """Norms of minimax methods under heavy tails."""
     place = results / "minimax" / "tails"
-    text = place.with_suffix(".md").read_text()
-    lines = [line[2:-2].split(" | ") for line in re.findall(r"^\| .*\|$", text, re.M)]
-    shown = [
-        Dot(noise, method, float(value), series=series, unit="norm of the gradient")
-        for noise, method, _, *values in lines[1:]
-        for series, value in zip(("worst seed", "median"), values[:0:-1], strict=True)
-    ]
-    title = "Minimax methods under heavy tails: norm of the primal gradient at the end"
-    yield place, functools.partial(dots.draw, shown, title=title, note="of 10 seeds")
+    title = "Heavy tails: Fed-NSGDA-M and FedMuon-DA end at less than half the others' norm"
+    draw = functools.partial(minimax_tails.draw, place.with_suffix(".md"), title=title)
+    yield place, draw
 
 
 def theory(results: Path) -> Iterator[Figure]:
@@ -181,6 +184,8 @@ def papers(results: Path) -> Iterator[Figure]:
             words = PAPERS[path.parent.name], item.replace("_", " "), "scaled to a CPU"
             title = ", ".join(words)
             shown = paper_report.last(read(path), path.with_suffix(".md").read_text())
+            if path.parent.name == "minimax_000":  # losses of a saddle say little
+                shown = [one for one in shown if one.unit != "training loss"]
             columns = 2 if any(one.unit for one in shown) else 3
             draw = functools.partial(dots.draw, shown, title=title, columns=columns)
         yield path.with_suffix(""), draw
@@ -197,11 +202,26 @@ def front(results: Path) -> Iterator[Figure]:
 
 def slow_clients(results: Path) -> Iterator[Figure]:
     """Times to the target of synchronous and asynchronous rounds."""
+    title = "Deadlines and asynchronous rounds save time where speeds differ much"
     for name, scale in stragglers.SCALES.items():
         path = results / "stragglers" / f"{name}.jsonl"
         runs = stragglers.best(tuned.read(path), name)
-        draw = functools.partial(stragglers.draw, runs, target=scale.target)
+        how = {"target": scale.target, "title": title}
+        draw = functools.partial(stragglers.draw, runs, **how)
         yield path.with_suffix(""), draw
+
+
+def tuned_rules(results: Path) -> Iterator[Figure]:
+    """Local rules, and rules of aggregation under attack."""
+    for name in rules.SCALES:
+        place = results / "rules" / name
+        title = "No variant of Muon is significantly ahead of it"
+        source = place.with_suffix(".jsonl")
+        yield place, functools.partial(rules.draw, source, title=title)
+    place = results / "robust" / "digits"
+    runs = tuned.read(place.with_suffix(".jsonl"))
+    title = "Multi-Krum, or mixing and a median, keep FedMuon near 98% under each attack"
+    yield place, functools.partial(robust_aggregation.draw, runs, title=title)
 
 
 def tutorial(results: Path) -> Iterator[Figure]:
@@ -235,7 +255,7 @@ def concepts(results: Path) -> Iterator[Figure]:
     yield results / "drift" / "fashion", drift.draw
 
 
-ALL = (front, concepts, slow_clients, tutorial, sweeps, speed, privacy)
+ALL = (front, concepts, slow_clients, tuned_rules, tutorial, sweeps, speed, privacy)
 ALL += newton_schulz, tails, theory, papers
 
 

@@ -1,27 +1,18 @@
 """Numbers that figures are drawn from, kept next to the figures.
 
-    result = fm.compare(methods, problem)
-    kept.write(Path("curves.json"), kept.curves(result.runs, result.title))
-
 Experiments and studies keep theirs themselves. `python -m experiments.figures` draws
 the figures again. A file is JSON: nested names and lists of numbers, with six digits.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedjax_muon.files import write as write_text
-from fedjax_muon.reporting import comparison
-from fedjax_muon.reporting.comparison import History
-
-Runs = Mapping[str, Sequence[History]]
-Curves = Mapping[str, Sequence[Mapping[str, Sequence[float]]]]  # runs as they are kept
-DRAWN = ("round", "bytes_down", "bytes_up", "train_loss")  # and a score
 
 
 def write(path: Path, numbers: Mapping[str, Any]) -> None:
@@ -49,24 +40,3 @@ def _plain(value: Any) -> Any:
         whole = math.isfinite(rounded) and rounded.is_integer()
         return int(rounded) if whole else rounded
     return value.item() if hasattr(value, "item") else value
-
-
-def curves(runs: Runs, title: str, target: float | None = None) -> dict[str, Any]:
-    """Returns the numbers of a figure of `plots.curves`.
-
-    Args:
-      runs: Runs of every method by name.
-      title: Title of the figure.
-      target: Score that is marked.
-    """
-    return {
-        "title": title,
-        "target": target,
-        "methods": {
-            name: [
-                {c: run[c] for c in (*DRAWN, comparison.score_column(run))}
-                for run in seeds
-            ]
-            for name, seeds in runs.items()
-        },
-    }

@@ -1,4 +1,4 @@
-"""The claims on the page about reproducibility: a line each, of results/claims.md."""
+"""The claims on the page of studies: a line each, of results/claims.md."""
 
 import re
 from itertools import groupby
@@ -21,7 +21,7 @@ def lines() -> list[str]:
     papers = groupby(rows[2:], key=lambda row: row[0])
     written = [re.search(r"^Of \d+ claims: .*", table, re.MULTILINE)[0]]
     for paper, claims in papers:
-        written += ["", f"## {paper}", ""]
+        written += ["", f"### {paper}", ""]
         for _, claim, *_, verdict, run in claims:
             named = LABEL.sub(lambda m: m[0].replace("_", " "), run)
             links = named.replace("](", "](../results/")

@@ -1,8 +1,8 @@
-"""The numbers of all presets, each with its source, as a page of the documentation.
+"""The numbers of all presets, each with its source, as a page of the results.
 
     python -m experiments.papers.presets
 
-Writes docs/algorithms/presets.md from the functions' defaults, the registries' grids
+Writes results/presets.md from the functions' defaults, the registries' grids
 and presets.toml, which has the source of every number. presets_runs.toml has those of
 the papers' experiments that belong to no preset.
 """
@@ -23,7 +23,7 @@ from fedjax_muon.transforms import hidden_matrices
 
 SOURCES = Path(__file__).with_name("presets.toml")
 RUNS = Path(__file__).with_name("presets_runs.toml")
-PAGE = Path(__file__).parents[2] / "docs" / "algorithms" / "presets.md"
+PAGE = Path(__file__).parents[2] / "results" / "presets.md"
 REGISTRIES = {
     "With a server": algorithms.ALL,
     "Minimax": minimax.ALL,
@@ -41,12 +41,12 @@ of their own; their noise follows from the privacy that is asked for.
 
 Takezawa et al. is arXiv:2509.26337, Liu et al. is arXiv:2510.27403, and "Zhang and Gao,
 Muon" and "Zhang and Gao, minimax" are arXiv:2510.03866 and arXiv:2511.04456. Other
-papers are listed in [all methods](methods.md).
+papers are listed in [all methods](../docs/algorithms/methods.md).
 """
 EXPERIMENTS = """
 ## Settings of the papers' experiments
 
-Numbers that belong to a run and not to a preset. [The papers' tables](../papers.md)
+Numbers that belong to a run and not to a preset. [The papers' tables](papers/README.md)
 list the numbers of `--scale full` as printed, and say what is smaller on a CPU.
 
 | paper | setting | there | here |
@@ -118,7 +118,7 @@ def row(method: Method, origin: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def page() -> str:
-    """Returns the text of docs/algorithms/presets.md.
+    """Returns the text of results/presets.md.
 
     Raises:
       ValueError: If a number has no source, or a source no number.

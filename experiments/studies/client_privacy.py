@@ -35,7 +35,7 @@ from fedjax_muon.privacy import FullBatch, Poisson, report
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import client_spec
 from fedjax_muon.reporting import intervals
-from fedjax_muon.reporting.style import drawing, styles
+from fedjax_muon.reporting.style import drawing, logarithmic, styles
 from fedjax_muon.simulation.cohorts import PoissonDraw, fixed_cohort, sampled
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.sweeps import Cell, run_cells
@@ -43,7 +43,7 @@ from fedjax_muon.tasks.classification import classification
 from fedjax_muon.transforms import muon
 
 CLIENTS, EXPECTED, ROOM = 100, 20, 40
-STEPS, BATCH, DELTA = 4, 8, 1e-3
+ROUNDS, STEPS, BATCH, DELTA = 30, 4, 8, 1e-3
 NOISES = (0.0, 0.3, 1.0, 3.0)
 SHORT = 1e-3  # far below any update, so that all are clipped to it
 MUON = muon(0.9)
@@ -223,12 +223,6 @@ def results(entry: Entry, cohorts: Cohorts, rounds: int, seeds: int) -> list[Res
     ]
 
 
-SHOWN = {  # in figures
-    "FedAvg, of one length": "FedAvg, messages of one norm",
-    "Local Muon, at its bound": "Local Muon, not clipped",
-}
-
-
 class Best(NamedTuple):
     """The best point of a grid."""
 
@@ -292,30 +286,29 @@ def marked(chosen: Best) -> list[str]:
     ]
 
 
-def draw(chosen: list[Best], path: Path) -> None:
-    """Draws accuracy against z, one panel for each kind of cohort."""
-    positions = np.arange(len(NOISES))
+def draw(chosen: list[Best], path: Path, rounds: int = ROUNDS) -> None:
+    """Draws accuracy against epsilon, one panel for each kind of cohort."""
     with drawing(path, (9.5, 3.8)) as figure:
-        panels = figure.subplots(1, len(COHORTS), sharey=True)
+        panels = figure.subplots(1, len(COHORTS), sharex=True, sharey=True)
         lines = styles(entry.label for entry in METHODS)
         for axis, cohorts in zip(panels, COHORTS, strict=True):
-            for i, entry in enumerate(METHODS):
+            spent = epsilons(cohorts, rounds)
+            for entry in METHODS:
                 here = (entry.label, cohorts.label)
-                row = [b for b in chosen if (b.method, b.cohort) == here]
+                row = [b for b in chosen if (b.method, b.cohort) == here and b.noise]
                 runs = 100 * np.array([b.accuracy for b in row])
-                x, how = positions + 0.05 * (i - 2), lines[entry.label]
-                half = intervals.half_width(runs.T)
-                name = SHOWN.get(entry.label, entry.label)
-                axis.errorbar(
-                    x, runs.mean(1), half, marker="o", ms=4, label=name, **how
-                )
-            axis.set_xticks(positions, [f"{z:g}" for z in NOISES])
+                x = [spent[b.noise] for b in row]
+                half, how = intervals.half_width(runs.T), lines[entry.label]
+                how |= {"marker": "o", "ms": 4, "label": entry.label}
+                axis.errorbar(x, runs.mean(1), half, **how)
             axis.set_title(f"{cohorts.label} in every round")
-            axis.set_xlabel("noise multiplier z")
-        panels[0].set_ylabel(f"test accuracy, %; {intervals.WORDS}")
-        figure.legend(
-            *panels[0].get_legend_handles_labels(), loc="outside right center"
-        )
+            axis.set_xlabel("epsilon of a client")
+        logarithmic(panels[0], list(spent.values())[1:])
+        panels[0].set_ylabel("test accuracy, %")
+        title = "Without a clip below its bound, Local Muon loses most to the noise"
+        figure.suptitle(title, x=0.01, ha="left")
+        legend = panels[0].get_legend_handles_labels()
+        figure.legend(*legend, loc="outside right center")
 
 
 def read(path: Path) -> list[Result]:
@@ -344,7 +337,7 @@ def write(found: list[Result], path: Path) -> None:
 
 
 def main(
-    rounds: int = 30, seeds: int = 5, output: Path = Path("results/privacy")
+    rounds: int = ROUNDS, seeds: int = 5, output: Path = Path("results/privacy")
 ) -> None:
     """Runs the study; writes clients.csv, clients.md and clients.png.
 
@@ -383,13 +376,13 @@ def main(
         f"`{about['command']}`, {time.perf_counter() - began:.0f} seconds, "
         f"{about['cores']} cores of {about['cpu']}, jax {about['jax']}.",
         "",
-        "![test accuracy against the noise multiplier](clients.png)",
+        "![test accuracy against epsilon](clients.png)",
         "",
     ]
     output.mkdir(parents=True, exist_ok=True)
     write(found, output / "clients.csv")
     (output / "clients.md").write_text("\n".join(lines))
-    draw(chosen, output / "clients.png")
+    draw(chosen, output / "clients.png", rounds)
     print("\n".join(lines))
 
 

@@ -12,23 +12,23 @@ is the best of one grid by the norm of the primal gradient, averaged over seeds 
 the last tenth of the rounds. Every seed has its own problem.
 """
 
+import re
 import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.machine import machine
+from experiments import dots
 from experiments.arguments import call
+from experiments.dots import Dot
 from fedjax_muon import engine
 from fedjax_muon.algorithms.minimax import ALL
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.engine import plans
-from fedjax_muon.reporting.style import STYLE, save, styles
 from fedjax_muon.tasks import quadratic
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy, pareto
 
@@ -112,27 +112,15 @@ def rows(noise: str, results) -> list[str]:
     return lines
 
 
-def draw(results, path: Path) -> None:
-    """Draws means over seeds against rounds at the best rate."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(10, 4), layout="constrained")
-        panels = figure.subplots(1, len(results), sharey=True)
-        lines = styles(ALL[name].label for name in METHODS)
-        for axis, (noise, methods) in zip(panels, results.items(), strict=True):
-            for name, found in methods.items():
-                mean = found[best(found)].mean(0)
-                window = max(1, len(mean) // 200)  # rounds that a point averages
-                smooth = mean[: len(mean) // window * window].reshape(-1, window)
-                x = window * np.arange(1, len(smooth) + 1)
-                label = ALL[name].label
-                axis.plot(x, smooth.mean(1), label=label, **lines[label])
-            axis.set_title(noise)
-            axis.set_yscale("log")
-            axis.set_xlabel("round")
-        panels[0].set_ylabel("norm of the primal gradient, mean over seeds")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
-        save(figure, path)
+def draw(page: Path, path: Path, title: str = "") -> None:
+    """Draws the means and the worst seeds of the table in tails.md."""
+    lines = re.findall(r"^\| .*\|$", page.read_text(), re.M)
+    shown = []
+    for noise, method, _, mean, _, worst in (line[2:-2].split(" | ") for line in lines[1:]):
+        for series, norm in (("worst seed", worst), ("mean", mean)):
+            unit = "norm of the primal gradient"
+            shown.append(Dot(noise, method, float(norm), series=series, unit=unit))
+    dots.draw(shown, path, title=title, note="of all seeds")
 
 
 def main(
@@ -171,12 +159,12 @@ def main(
         f"`{about['command']}`, {time.perf_counter() - began:.0f} seconds, "
         f"{about['cores']} cores of {about['cpu']}, jax {about['jax']}.",
         "",
-        "![norm of the primal gradient against rounds](tails.png)",
+        "![norm of the primal gradient at the end, by method](tails.png)",
         "",
     ]
     output.mkdir(parents=True, exist_ok=True)
     (output / "tails.md").write_text("\n".join(lines))
-    draw(results, output / "tails.png")
+    draw(output / "tails.md", output / "tails.png")
     print("\n".join(lines))
 
 

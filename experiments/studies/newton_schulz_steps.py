@@ -126,25 +126,20 @@ def row(first: np.ndarray, own: np.ndarray) -> list[str]:
     return [f"{100 * v.mean():.1f} ± {100 * v.std(ddof=1):.1f}" for v in cells]
 
 
-def draw(found: Mapping[float, Mapping[str, np.ndarray]], path: Path) -> None:
-    """Draws differences from the first variant, by learning rate and variant.
+def draw(
+    found: Mapping[float, Mapping[str, np.ndarray]], path: Path, title: str = ""
+) -> None:
+    """Draws last differences from the first variant, by learning rate and variant.
 
     Scores are [seeds, evaluations]; differences are taken seed by seed.
     """
     shown = []
     for lr, scores in found.items():
         first, *others = scores
+        unit = f"accuracy minus {first.partition(', ')[2]}, points"
         for name in others:
-            lead = 100 * (scores[name] - scores[first])
-            leads = {
-                "after the last round": lead[:, -1],
-                "mean of rounds": lead.mean(1),
-            }
-            shown += [
-                dots.dot(f"learning rate {lr:g}", name, values, when, "points")
-                for when, values in leads.items()
-            ]
-    title = f"Test accuracy, difference from {first} in percentage points"
+            lead = 100 * (scores[name] - scores[first])[:, -1]
+            shown.append(dots.dot(f"learning rate {lr:g}", name, lead, unit=unit))
     dots.draw(shown, path, title=title)
 
 

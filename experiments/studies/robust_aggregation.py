@@ -117,7 +117,6 @@ def table(source: Path) -> None:
         f"`python -m experiments.studies.robust_aggregation` on {about['cpu']}, jax "
         f"{about['jax']}.",
     ]
-    shown: dict[str, list[Dot]] = {}
     for attack, attackers in dict.fromkeys((s.attack, s.attackers) for s in settings()):
         title = (
             f"{attack}, {attackers} of {CLIENTS} clients" if attackers else "no attack"
@@ -137,46 +136,39 @@ def table(source: Path) -> None:
                     continue
                 own = known[1]
                 cells.append(f"{own.mean():.1f} ± {half_width(own):.1f}")
-                if attackers != 2:
-                    panel = shown.setdefault(attack if attackers else "no attack", [])
-                    panel.append(Dot(method, aggregator, own.mean(), half_width(own)))
             lines.append(f"| {method} | {' | '.join(cells)} |")
     source.with_suffix(".md").write_text("\n".join([*lines, ""]))
-    draw(shown, source.with_suffix(".png"))
+    draw(rows, source.with_suffix(".png"))
 
 
-class Dot(NamedTuple):
-    method: str
-    aggregator: str
-    mean: float
-    half: float  # width of its interval
-
-
-def draw(panels: dict[str, list[Dot]], path: Path) -> None:
-    """Draws a panel for every attack, a row for every aggregator."""
+def draw(rows: list[Row], path: Path, title: str = "") -> None:
+    """Draws a panel for no attack and each of four clients, a row per aggregator."""
+    known = {s: tuned.chosen(rows, s) for s in settings() if s.attackers != 2}
+    found = {setting: one[1] for setting, one in known.items() if one}
+    attacks = list(dict.fromkeys(setting.attack for setting in found))
     colors = {name: how["color"] for name, how in styles(METHODS).items()}
     with drawing(path, (11, 4)) as figure:
-        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axis, (attack, shown) in zip(axes, panels.items(), strict=True):
-            axis.set_xlim(*closest([d.mean for d in shown], [d.half for d in shown]))
-            for dot in shown:
-                method = list(METHODS).index(dot.method)
-                row = list(AGGREGATORS).index(dot.aggregator)
-                place, color = row + 0.18 * (method - 1.5), colors[dot.method]
-                label = dot.method if row == 0 else None
-                if outside(axis, dot.mean, place, color):
-                    axis.errorbar([], [], fmt="o", ms=4, color=color, label=label)
-                    continue
-                how = {"fmt": "o", "ms": 4, "lw": 1.3, "color": color, "label": label}
-                axis.errorbar(dot.mean, place, xerr=dot.half, **how)
-            axis.set_title(attack)
-            axis.set_xlabel("accuracy, %")
+        share = {"sharex": True, "sharey": True, "squeeze": False}
+        axes = figure.subplots(1, len(attacks), **share)[0]
+        means = [scores.mean() for scores in found.values()]
+        axes[0].set_xlim(*closest(means, list(map(half_width, found.values()))))
+        for setting, scores in found.items():
+            axis = axes[attacks.index(setting.attack)]
+            place = 0.18 * (list(METHODS).index(setting.method) - 1.5)
+            place += list(AGGREGATORS).index(setting.aggregator)
+            color = colors[setting.method]
+            if not outside(axis, scores.mean(), place, color):
+                how = {"fmt": "o", "ms": 4, "lw": 1.3, "color": color}
+                axis.errorbar(scores.mean(), place, xerr=half_width(scores), **how)
+        for axis, attack in zip(axes, attacks, strict=True):
+            axis.set_title("no attack" if attack == "none" else attack)
+            axis.set_xlabel("test accuracy, %")
             axis.tick_params(axis="y", length=0)
         axes[0].set_yticks(range(len(AGGREGATORS)), AGGREGATORS)
         axes[0].set_ylim(len(AGGREGATORS) - 0.5, -0.5)
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4)
-        figure.suptitle(f"Four of {CLIENTS} clients attack; 95% intervals of the mean")
+        marks = [axes[0].plot([], [], "o", ms=4, color=c)[0] for c in colors.values()]
+        figure.legend(marks, colors, loc="outside lower center", ncols=4)
+        figure.suptitle(title, x=0.01, ha="left")
 
 
 if __name__ == "__main__":

@@ -184,7 +184,6 @@ def table(source: Path) -> None:
         f"`python -m experiments.studies.rules {dataset}` on {about['cpu']}, jax "
         f"{about['jax']}.",
     ]
-    shown = []
     for algorithm in SCALES[dataset].algorithms:
         lines += [
             f"\n## {algorithm}\n",
@@ -202,10 +201,21 @@ def table(source: Path) -> None:
                 f"| {rule} | {lr:.2g}{edge} | {scores.mean():.1f} ± "
                 f"{half_width(scores):.1f} | {mark}{apart:+.1f} ± {width:.1f}{mark} |"
             )
-            title = f"{algorithm}, {name}"
-            shown.append(dots.dot(title, rule, scores, unit="accuracy, %"))
     source.with_suffix(".md").write_text("\n".join([*lines, ""]))
-    dots.draw(shown, source.with_suffix(".png"), title="Local rules at equal tuning")
+    draw(source, source.with_suffix(".png"))
+
+
+def draw(source: Path, path: Path, title: str = "") -> None:
+    """Draws paired differences from Muon of kept runs."""
+    rows, dataset = tuned.read(source), source.stem
+    shown, unit = [], "accuracy minus Muon's, points"
+    for algorithm in SCALES[dataset].algorithms:
+        score = lambda rule, of=algorithm: tuned.chosen(rows, Setting(dataset, of, rule))
+        for rule in RULES:
+            if rule != "Muon":
+                lead = score(rule)[1] - score("Muon")[1]
+                shown.append(dots.dot(f"{algorithm}, {dataset}", rule, lead, unit=unit))
+    dots.draw(shown, path, title=title)
 
 
 if __name__ == "__main__":

@@ -190,7 +190,9 @@ def table(source: Path, messages: int) -> None:
     draw(curves, source.with_suffix(".png"), scale.target)
 
 
-def draw(curves: dict[Setting, list[tuned.Row]], path: Path, target: float) -> None:
+def draw(
+    curves: dict[Setting, list[tuned.Row]], path: Path, target: float, title: str = ""
+) -> None:
     """Draws the time to the target, a panel for each spread and a row for each mode."""
     with drawing(path, (9.5, 2.6)) as figure:
         share = {"sharex": True, "sharey": True, "squeeze": False}
@@ -211,8 +213,11 @@ def draw(curves: dict[Setting, list[tuned.Row]], path: Path, target: float) -> N
                 axis.plot([low, mean + half], [place, place], color=color)
                 axis.plot(mean, place, "o", ms=5, color=color)
                 ends += [low, mean + half]
-            title = f"slowest client {spread} times slower"
-            axis.set_title(title if spread > 1 else "equal speeds")
+                if axis is panels[0] and setting.mode == modes[-1]:
+                    how = {"color": color, "va": "center", "fontsize": 8}
+                    axis.text(1.1 * (mean + half), place, setting.method, **how)
+            words = f"slowest client {spread} times slower"
+            axis.set_title(words if spread > 1 else "equal speeds")
             axis.set_yticks(range(len(modes)), [MODE_NAMES[mode] for mode in modes])
             axis.set_ylim(-0.5, len(modes) - 0.5)
         if ends:
@@ -220,8 +225,7 @@ def draw(curves: dict[Setting, list[tuned.Row]], path: Path, target: float) -> N
         panels[len(panels) // 2].set_xlabel(
             f"virtual seconds to a test accuracy of {target:.0%}"
         )
-        names = [axis.plot([], [], "o", ms=5, color=colors[m])[0] for m in METHODS]
-        figure.legend(names, METHODS, loc="outside right center")
+        figure.suptitle(title, x=0.01, ha="left")
 
 
 if __name__ == "__main__":

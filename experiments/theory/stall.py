@@ -22,7 +22,7 @@ from fedjax_muon.algorithms import diloco, fedmuon_correct, local_muon_persisten
 from fedjax_muon.core import Algorithm
 from fedjax_muon.linalg import lmo
 from fedjax_muon.linalg.newton_schulz import polar
-from fedjax_muon.reporting.style import drawing, line_of
+from fedjax_muon.reporting.style import NOTE, Label, drawing, label_ends, line_of
 from fedjax_muon.transforms import orthogonalize, scale_by_lmo
 
 A = 4.0  # the counterexample's a: a power of two, so that nothing is rounded
@@ -185,22 +185,32 @@ def draw(drawn: Mapping[str, Any], path: Path) -> None:
     """Draws the scalar's path, and the last gradients at every learning rate."""
     size, names = FULL, (LOCAL, "FedMuon(bias correction)")
     colors = [line_of(name).color for name in names]
-    with drawing(path, (9, 3.4)) as figure:
+    with drawing(path, (10.5, 3.4)) as figure:
         left, right = figure.subplots(1, 2)
-        for lines, name, color in zip(drawn["paths"], names, colors, strict=True):
-            left.plot(np.transpose(lines), color=color, alpha=0.6)
-            left.plot([], color=color, label=name)
-        left.axhline(-A / 2, color="0.4", ls=":", label="optimum")
-        left.set(xlim=(0, SHOWN), xlabel="round", ylabel="x, one line for every beta")
-        left.set_title(f"counterexample of Theorem 1, learning rate {size.lrs[-1]:g}")
-        for steps, ends in drawn["last"].items():
-            for name, color, norms in zip(names, colors, ends, strict=True):
+        (still, *_), moved = drawn["paths"]
+        left.plot(still, color=colors[0])
+        ends = [Label(f"{LOCAL}, any β", SHOWN, still[-1], colors[0])]
+        for beta, line in zip(size.betas, moved, strict=True):
+            shade = 0.35 + 0.65 * size.betas.index(beta) / (len(size.betas) - 1)
+            left.plot(line, color=colors[1], alpha=shade)
+            ends.append(Label(f"FedMuon, β = {beta:g}", SHOWN, line[-1], colors[1]))
+        left.axhline(-A / 2, color="0.4", ls=":")
+        left.text(0.5, -2.03, "optimum", va="top", fontsize=7, color=NOTE)
+        left.set(xlim=(0, SHOWN), xlabel="round", ylabel="parameter x")
+        left.set_title(f"counterexample, learning rate {size.lrs[-1]:g}")
+        label_ends(left, ends, 2.6)
+        ends = []
+        for steps, norms in drawn["last"].items():
+            for name, color, norm in zip(names, colors, norms, strict=True):
                 style = {"color": color, "ls": "-" if int(steps) == 1 else "--"}
-                label = f"{name}, K = {steps}"
-                right.loglog(size.long_lrs, norms, marker="o", label=label, **style)
+                right.loglog(size.long_lrs, norm, marker="o", **style)
+                text = f"{name.partition('(')[0]}, K = {steps}"
+                ends.append(Label(text, size.long_lrs[0], norm[0], color))
         right.set(
             xlabel="learning rate", title=f"{size.clients} clients, random targets"
         )
-        right.set_ylabel("norm of the gradient / zeta_*, last tenth")
-        left.legend()
-        right.legend()
+        right.set_ylabel("final norm of the gradient / ζ*")
+        right.autoscale_view()
+        label_ends(right, ends, 2.6)
+        title = "Local Muon stalls; FedMuon with bias correction converges"
+        figure.suptitle(title, x=0.01, ha="left")

@@ -7,10 +7,12 @@ distributed. They are wide for few seeds, for example 2.5 standard deviations fo
 from typing import Any
 
 import numpy as np
+from matplotlib.collections import LineCollection
 from scipy import special
 
 LEVEL = 0.95
 FEW = 5  # with fewer seeds, bands are wide, and lighter so as not to hide the lines
+PAIR = 2  # seeds, whose bands would hide everything
 WORDS = "95% intervals"
 
 
@@ -48,10 +50,17 @@ def band(
     label: str | None = None,
     **style: Any,
 ) -> np.ndarray:
-    """Draws a mean over seeds against x, and its interval as a band."""
+    """Draws a mean over seeds against x, and its interval as a band.
+
+    Two seeds are drawn as thin lines instead.
+    """
     values = np.asarray(values, float)
     mean, half = values.mean(0), half_width(values)
     axis.plot(x, mean, label=label, **style)
+    if len(values) == PAIR:
+        seeds = [np.column_stack([x, one]) for one in values]
+        axis.add_collection(LineCollection(seeds, colors=style["color"], lw=0.6))
+        return mean
     ends = np.clip([mean - half, mean + half], lowest, highest)
     alpha = 0.13 if len(values) >= FEW else 0.05
     axis.fill_between(x, *ends, color=style["color"], alpha=alpha, lw=0)
@@ -81,4 +90,6 @@ def note(seeds: int) -> str:
       >>> note(3)
       'lines: means of 3 seeds; bands: 95% intervals'
     """
+    if seeds == PAIR:
+        return "thick lines: means of two seeds; thin lines: the seeds"
     return f"lines: means of {seeds} seeds; bands: {WORDS}" if seeds > 1 else ""

@@ -244,12 +244,17 @@ def outside(axis: Any, value: float, y: float, color: str) -> bool:
 
 def logarithmic(axis: Any, values: Any) -> None:
     """Makes the x axis logarithmic, with labels that do not overlap."""
+    axis.set_xscale("log")
+    _plain_ticks(axis.xaxis, values)
+
+
+def _plain_ticks(axis: Any, values: Any) -> None:
+    """Labels a logarithmic axis with plain numbers."""
     decades = np.log10(max(values) / min(values))
     steps = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
-    axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(subs=steps))
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def logarithmic_loss(axis: Any) -> None:
@@ -259,6 +264,7 @@ def logarithmic_loss(axis: Any) -> None:
     if len(shown):
         axis.set_yscale("log")
         axis.set_ylim(bottom=shown.min() / (shown.max() / shown.min()) ** 0.04 / 1.05)
+        _plain_ticks(axis.yaxis, shown)
 
 
 def target_line(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from error_lines import one_line
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from scipy import stats
 
 from fedjax_muon.reporting import comparison, intervals, metrics_csv, plots
@@ -174,10 +175,11 @@ def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
     bands = []
     fill = lambda axis, x, low, high, **style: bands.append((x, low, high))
     monkeypatch.setattr(Axes, "fill_between", fill)
-    plots.curves({"fast": FAST}, tmp_path / "curves.png")
+    three = [*FAST, FAST[0]]
+    plots.curves({"fast": three}, tmp_path / "curves.png")
     accuracy, traffic, loss = bands
-    both = np.array([run["test_accuracy"] for run in FAST])
-    mean, half = both.mean(0), stats.t.ppf(0.975, 1) * stats.sem(both)
+    each = np.array([run["test_accuracy"] for run in three])
+    mean, half = each.mean(0), stats.t.ppf(0.975, 2) * stats.sem(each)
     low, high = np.maximum(mean - half, 0), np.minimum(mean + half, 1)
     np.testing.assert_allclose(accuracy, [FAST[0]["round"], low, high])
     # nothing was sent before round 0, which a logarithmic axis cannot show
@@ -185,6 +187,16 @@ def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
     losses = 2 - mean  # the loss of a run is 2 less its accuracy
     lowest = np.maximum(losses - half, 0)
     np.testing.assert_allclose(loss[1:], [lowest, losses + half])
+
+
+def test_two_seeds_are_thin_lines():
+    axis, two = Figure().subplots(), [[1.0, 2.0], [3.0, 5.0]]
+    mean = intervals.band(axis, [0, 1], two, color="k")
+    np.testing.assert_allclose(mean, [2.0, 3.5])
+    (seeds,) = axis.collections
+    for segment, seed in zip(seeds.get_segments(), two, strict=True):
+        np.testing.assert_allclose(segment, [[0, seed[0]], [1, seed[1]]])
+    assert "thin lines: the seeds" in intervals.note(2)
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 10])
