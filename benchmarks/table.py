@@ -19,8 +19,8 @@ OURS = "fedjax_muon"
 FEDAVG = (OURS, *(peer.label for peer in PEERS.values()))
 IDLE = 0.5  # cores that other processes may keep busy on a machine that counts as idle
 BASE = "PyTorch loop"  # that the library is compared with, round by round
-OTHERS = {"fedmuon": "FedMuon", "fedmuon_blocks": "FedMuon, blocks"}
-OTHERS |= {"local_adamw": "Local AdamW"}
+ALGORITHMS = {"fedavg": "FedAvg", "fedmuon": "FedMuon"}
+ALGORITHMS |= {"fedmuon_blocks": "FedMuon, blocks", "local_adamw": "Local AdamW"}
 
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
@@ -40,9 +40,9 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns tables of those workloads that have run."""
     finished = [row for row in rows if "wall_seconds" in row]
+    races = [row for row in finished if row["workload"] in WORKLOADS]
     tables = (
-        rounds([row for row in finished if row["workload"] in WORKLOADS]),
-        ratios([row for row in finished if row["workload"] in WORKLOADS]),
+        *(make(races) for make in (rounds, costs, ratios)),
         kernels([row for row in finished if row["workload"] == "newton_schulz"]),
         forms([row for row in finished if row["workload"] == "convolutions"]),
         tokens([row for row in finished if row["workload"] == "gpt_step"]),
@@ -54,35 +54,45 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def rounds(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a table of median wall seconds.
+    """Returns a table of median wall seconds of FedAvg, the least in bold.
 
-    It has FedAvg by all contenders with a time, the least in bold, and then the
-    library's other algorithms. A workload says so if other processes used the machine.
+    A workload says so if other processes used the machine.
     """
-    if not rows:
-        return []
-    seconds = {
-        (row["workload"], row["contender"], row["algorithm"]): row["wall_seconds"]
-        for row in rows
-    }
-    workloads = [name for name in WORKLOADS if any(key[0] == name for key in seconds)]
-    peers = [c for c in FEDAVG if any(key[1:] == (c, "fedavg") for key in seconds)]
-    others = [a for a in OTHERS if any(key[1:] == (OURS, a) for key in seconds)]
-    heads = [*peers, *(OTHERS[algorithm] for algorithm in others)]
-    lines = [
-        f"| workload | {' | '.join(heads)} |",
-        "|---|" + "---:|" * len(heads),
-    ]
-    for name in workloads:
-        fedavg = [seconds.get((name, peer, "fedavg")) for peer in peers]
-        least = min(value for value in fedavg if value is not None)
-        cells = [number(v, bold=v == least) for v in fedavg]
-        cells += [number(seconds.get((name, OURS, a)), bold=False) for a in others]
-        (first, *_) = (row for row in rows if row["workload"] == name)
-        here = [row.get("load", 0.0) for row in rows if row["workload"] == name]
-        busy = f" (not idle: load {max(here):.1f})" if max(here) > IDLE else ""
-        lines.append(f"| {about(first)}{busy} | {' | '.join(cells)} |")
-    return lines
+    own = [row for row in rows if row["algorithm"] == "fedavg"]
+    seconds = {(row["workload"], row["contender"]): row["wall_seconds"] for row in own}
+    peers = [c for c in FEDAVG if any(key[1] == c for key in seconds)]
+    lines = headed("FedAvg, seconds per round", peers)
+    for name, first in first_of(own).items():
+        values = [seconds.get((name, peer)) for peer in peers]
+        least = min(value for value in values if value is not None)
+        cells = [number(value, bold=value == least) for value in values]
+        busy = max(row.get("load", 0.0) for row in rows if row["workload"] == name)
+        note = f" (not idle: load {busy:.1f})" if busy > IDLE else ""
+        lines.append(f"| {about(first)}{note} | {' | '.join(cells)} |")
+    return lines if own else []
+
+
+def costs(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a table of the library's median wall seconds, by algorithm."""
+    own = [row for row in rows if row["contender"] == OURS]
+    seconds = {(row["workload"], row["algorithm"]): row["wall_seconds"] for row in own}
+    known = [a for a in ALGORITHMS if any(key[1] == a for key in seconds)]
+    lines = headed("fedjax_muon, seconds per round", [ALGORITHMS[a] for a in known])
+    for name, first in first_of(own).items():
+        cells = [number(seconds.get((name, a)), bold=False) for a in known]
+        lines.append(f"| {about(first)} | {' | '.join(cells)} |")
+    return lines if len(known) > 1 else []
+
+
+def headed(first: str, others: Sequence[str]) -> list[str]:
+    """The first two lines of a table whose columns but one are numbers."""
+    return [f"| {first} | {' | '.join(others)} |", "|---|" + "---:|" * len(others)]
+
+
+def first_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The first row of every workload, in the order of `WORKLOADS`."""
+    found = {row["workload"]: row for row in reversed(rows)}
+    return {name: found[name] for name in WORKLOADS if name in found}
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -100,10 +110,7 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     own = dict.fromkeys(name for _, name in compared if name.split(",")[0] == OURS)
     if not own:
         return []
-    lines = [
-        f"| time divided by the {BASE}'s | {' | '.join(own)} |",
-        "|---|" + "---:|" * len(own),
-    ]
+    lines = headed(f"time divided by the {BASE}'s", list(own))
     for name in dict.fromkeys(workload for workload, _ in compared):
         cells = []
         for contender in own:
@@ -127,11 +134,8 @@ def kernels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     cases: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         cases.setdefault(row["case"], {})[row["contender"]] = row
-    lines = [
-        "| five Newton-Schulz steps, ms | fedjax_muon | bfloat16 | optax | "
-        "ratio to products |",
-        "|---|---:|---:|---:|---:|",
-    ]
+    heads = (OURS, "bfloat16", "optax", "ratio to products")
+    lines = headed("five Newton-Schulz steps, ms", heads)
     for case, found in cases.items():
         every = [found.get(name) for name in (OURS, f"{OURS}, bfloat16", "optax")]
         cells = [f"{1e3 * r['wall_seconds']:.3g}" if r else "-" for r in every]
@@ -154,10 +158,7 @@ def forms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         column = f"{row['form']}, jax {row['jax']}"
         cells.setdefault(row["case"], {})[column] = text
     heads = dict.fromkeys(column for found in cells.values() for column in found)
-    lines = [
-        f"| convolution and gradients, ms | {' | '.join(heads)} |",
-        "|---|" + "---:|" * len(heads),
-    ]
+    lines = headed("convolution and gradients, ms", list(heads))
     for case, found in cells.items():
         values = " | ".join(found.get(head, "-") for head in heads)
         lines.append(f"| {case} | {values} |")
@@ -170,8 +171,7 @@ def tokens(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     rates = [f"{row['tokens_per_second']:,}" for row in rows]
     return [
-        f"| tokens per second | {' | '.join(row['contender'] for row in rows)} |",
-        "|---|" + "---:|" * len(rows),
+        *headed("tokens per second", [row["contender"] for row in rows]),
         f"| GPT of {rows[0]['parameters']:,} parameters | {' | '.join(rates)} |",
     ]
 

@@ -222,21 +222,22 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven")
 
 
 def test_numbers_of_speed_are_those_of_the_results():
-    """On its page as tables, in the README as ratios of their cells, or seconds."""
-    speed, kept = (DOCS / "speed.md").read_text(), ROOT / "results" / "benchmarks"
-    names = "newton_schulz_xeon", "convolutions_cpu", "workloads_cpu"
-    for name in names:
+    """On their pages as tables, in the README as ratios of their cells, or seconds."""
+    kept = ROOT / "results" / "benchmarks"
+    speed, every = (DOCS / "speed.md").read_text(), (kept / "README.md").read_text()
+    for name in "newton_schulz_xeon", "convolutions_cpu", "workloads_cpu":
         tables = "\n".join(table.markdown(table.read([kept / f"{name}.jsonl"])))
-        assert tables in speed
+        assert tables in every
+    contenders, algorithms, paired = tables.split("\n\n")[:3]
+    assert contenders in speed
+    assert algorithms in speed
     cells = lambda line: line.strip("| ").split(" | ")[1:]
-    rows = [
-        [float(x.strip("*-") or "nan") for x in cells(line)]
-        for line in tables.splitlines()[2:9]
-    ]
-    paired = tables.partition("time divided by the PyTorch loop's")[2].splitlines()
-    loops = [float(cells(line)[0].split()[0]) for line in paired[2:9]]
-    found = [row[i] / row[j] for row in rows for i, j in ((0, 1), (5, 0))]
-    found += [*loops, *(1 / x for x in loops)]
+    loops = [float(cells(line)[0].split()[0]) for line in paired.splitlines()[2:]]
+    found = [*loops, *(1 / x for x in loops)]
+    for one, (i, j) in (contenders, (0, 1)), (algorithms, (1, 0)):
+        for line in one.splitlines()[2:]:
+            row = [float(x.strip("*-") or "nan") for x in cells(line)]
+            found.append(row[i] / row[j])
     seconds = []
     for file, key in (
         ("workloads_xeon", "wall_seconds_min"),
@@ -253,7 +254,10 @@ def test_numbers_of_speed_are_those_of_the_results():
                 found.append(wall / walls[name, "fedjax_muon"])
         seconds += walls.values()
         if file != "workloads_xeon":
-            assert all(f"{wall:.3g}" in speed for wall in walls.values())
+            assert all(f"{wall:.3g}" in every for wall in walls.values())
+            shown = re.findall(rf"^\| {file.upper()} \|.*", speed, re.MULTILINE)
+            assert shown
+            assert all(line in every for line in shown)
     section = README[README.index("## Speed") : README.index("## Documentation")]
     known = {f"{x:.1f}" for x in found + [1 / x for x in found]}
     known |= {f"{x:.2f}" for x in seconds}
