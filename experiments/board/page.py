@@ -52,20 +52,24 @@ def difference(table: Table, each: Standing) -> str:
 
 
 def summary(found: Sequence[Table]) -> list[str]:
-    """Differences from the baseline, of methods on several tracks with a server."""
+    """Differences from the baseline, with a server.
+
+    Of methods on several tracks, and of the best row of every track.
+    """
     served = [table for table in found if table.name != "ring"]
     labels = dict.fromkeys(x.label for table in served for x in table.rows)
+    best = {table.rows[0].label for table in served}
     several = [
         label
         for label in labels
-        if sum(table.find(label) is not None for table in served) > 1
+        if sum(table.like(label) is not None for table in served) > 1 or label in best
     ]
     heads = [table.name.replace("_", " ") for table in served]
     lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     for label in sorted(several, key=lambda label: -_wins(served, label)):
         cells = []
         for table in served:
-            each = table.find(label)
+            each = table.like(label)
             if each is None:
                 cells.append("")
             elif each is table.baseline:
@@ -80,7 +84,7 @@ def summary(found: Sequence[Table]) -> list[str]:
 
 def _wins(found: Sequence[Table], label: str) -> int:
     """The number of tracks on which a method beats the baseline."""
-    return sum(each.wins for table in found if (each := table.find(label)))
+    return sum(each.wins for table in found if (each := table.like(label)))
 
 
 def facts(table: Table) -> str:
@@ -164,7 +168,7 @@ def draw_summary(found: Sequence[Table], path: Path) -> None:
         axis.axvline(0, color="0.3", lw=1)
         side = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 7}
         for place, table in zip(places, found, strict=True):
-            muon = table.find(FEDMUON) or table.find(OF_AGENTS)
+            muon = table.like(FEDMUON) or table.find(OF_AGENTS)
             other = next(x for x in table.rows if "FedMuon" not in x.label)
             for each, up, color in ((muon, 0.17, MUON), (other, -0.17, NO_WIN)):
                 if each is None:
@@ -251,7 +255,8 @@ between others. [Submit your own method](#your-own-method) with one file.
 Differences from the baseline's test score in points, and in bits per byte on `tokens`;
 positive is better. **Bold**: better than the baseline by a one-sided paired test over
 ten seeds (five on `tokens`), corrected for all methods of the track (Holm, level 0.05).
-Other differences may be chance.
+Other differences may be chance. On `attackers`, a method uses the trimmed mean unless
+its name says otherwise.
 """
 AFTER_SUMMARY = """\
 In the tables below, scores are means over seeds with 95% intervals (Student's t), then

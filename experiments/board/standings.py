@@ -47,6 +47,11 @@ class Table(NamedTuple):
     def find(self, label: str) -> Standing | None:
         return next((each for each in self.rows if each.label == label), None)
 
+    def like(self, label: str) -> Standing | None:
+        """The row of a label, with the baseline's aggregation if it exists."""
+        _, comma, aggregation = self.baseline.label.partition(", ")
+        return self.find(label + comma + aggregation) or self.find(label)
+
     @property
     def baseline(self) -> Standing:
         return next(each for each in self.rows if each.row == self.track.baseline)

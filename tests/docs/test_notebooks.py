@@ -73,7 +73,9 @@ def test_all_notebooks_and_their_extras_are_known():
     assert {path.stem for path in build.HERE.glob("*.ipynb")} == set(NAMES)
     assert {path.stem for path in build.HERE.glob("*.py")} == {*NAMES, "build", "check"}
     page = (build.HERE / "README.md").read_text()
-    assert re.findall(r"^\| \[(\w+)\]\(\1\.ipynb\).*\(\1\.png\) \|$", page, re.MULTILINE) == list(NAMES)
+    assert re.findall(
+        r"^\| \[(\w+)\]\(\1\.ipynb\).*\(\1\.png\) \|$", page, re.MULTILINE
+    ) == list(NAMES)
     needing = {name for name in NAMES if "AgentPrivacy" in script(name)}
     assert needing == set(build.EXTRAS)  # a statement is by dp-accounting
     assert {name for name in NAMES if '"plays"' in script(name)} == set(build.TEXTS)

@@ -539,6 +539,14 @@ def test_the_page_has_the_tables_of_the_kept_runs():
         assert "\n".join(lines) in text
 
 
+def test_under_attack_methods_compare_with_the_same_aggregation():
+    (attacked,) = [table for table in tables(KEPT) if table.name == "attackers"]
+    assert attacked.like("FedAvg") is attacked.baseline
+    assert attacked.like("FedMuon").label == "FedMuon, trimmed mean"
+    assert attacked.like("FedMuon, multi-Krum").label == "FedMuon, multi-Krum"
+    assert attacked.like("FedDyn") is None
+
+
 def test_kept_rows_follow_the_rules():
     digest = kept.rules()
     for name, track in TRACKS.items():
