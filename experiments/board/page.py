@@ -99,7 +99,9 @@ def facts(table: Table) -> str:
     reach = [each for each in table.rows if np.isfinite(each.megabytes).all()]
     if reach:
         cheap = min(reach, key=lambda each: each.megabytes.mean())
-        sent = f"{cheap.megabytes.mean():.3g} MB"
+        sent = f"{1000 * cheap.megabytes.mean():,.3g} kB"
+        if cheap.megabytes.mean() >= 1:
+            sent = f"{cheap.megabytes.mean():.3g} MB"
         words.append(f"{cheap.label} reaches the target with the fewest bytes, {sent}.")
     if bad := [f"{x.label} ({x.diverged})" for x in table.rows if x.diverged]:
         words.append(f"Seeds that diverge: {', '.join(bad)}.")

@@ -172,10 +172,9 @@ def test_every_algorithm_is_in_the_table():
     assert linked == [name for name, m in methods if m.source is Source.DEPARTS]
     unverified = [name for name, m in methods if m.source is Source.UNVERIFIED]
     for front in README, (DOCS / "index.md").read_text():
-        assert f"except [{len(unverified)} of {len(methods)}]" in front
-    own = sum(m.source is Source.OURS for _, m in methods)
-    assert f"and {own} defined here" in " ".join(README.split())
-    assert f"and {NUMBERS[own]} that this library" in " ".join(front.split())
+        assert f"except for [{len(unverified)} of {len(methods)}]" in front
+        own = sum(m.source is Source.OURS for _, m in methods)
+        assert f"and {own} of our own" in " ".join(front.split())
 
 
 # ------------------------------------ numbers of choose.md, and of the speed
@@ -216,9 +215,6 @@ def unfounded(block: str, tables: list[str]) -> list[str]:
 def test_numbers_are_those_of_the_linked_tables(block):
     tables = [(CHOOSE.parent / link).read_text() for link in LINK.findall(block)]
     assert unfounded(LINK.sub("", block), tables) == []
-
-
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven")
 
 
 def test_numbers_of_speed_are_those_of_the_results():
@@ -405,7 +401,8 @@ def test_a_transformation_of_ones_own_is_federated_in_less_than_20_lines(page):
         output = printing.getvalue()
     else:
         _, output = executed("how_to/rule.md")
-    found = re.compile(r"^test accuracy after \d+ rounds: (\d\.\d+)$", re.M).findall
+    words = r"test accuracy after \d+ rounds: (?:\{.*# )?(\d\.\d+)$"
+    found = re.compile(words, re.M).findall
     shown, printed = found((ROOT / page).read_text()), found(output)
     # equal to the digit on one kind of processor; others round differently
     assert [*map(float, printed)] == pytest.approx([*map(float, shown)], abs=0.03)
@@ -422,7 +419,7 @@ def test_the_readme_has_the_verdicts_of_the_claims():
 
 
 def test_the_readme_and_the_new_algorithm_shown_are_short():
-    assert len(README.splitlines()) <= 129
+    assert len(README.splitlines()) <= 120
     new = blocks(DOCS / "how_to" / "algorithm.md")[1].split("\n\n\n")[1:3]
     assert len(new) == 2  # its state, and the function
     assert len("\n\n\n".join(new).splitlines()) <= 45
