@@ -3,8 +3,8 @@
     python -m experiments.figures
 
 Every figure is written as .png, for pages with a white background, and as .svg, which
-has none. Nothing is trained. The reconstructed images are not drawn. Where the curves of a paper's item
-are not kept, its figure shows scores and losses after the last round.
+has none. Nothing is trained. Reconstructed images are not drawn. Where the curves of a
+paper's item are not kept, its figure shows scores and losses after the last round.
 """
 
 import contextlib
@@ -90,7 +90,8 @@ def sweeps(results: Path) -> Iterator[Figure]:
     rows = [kept_summary(cells) for cells in lines if " ± " in cells[3]]
     rows.sort(key=lambda row: style.line_of(row.method).color in style.GREYS)
     title = "FedMuon scores highest on digits; methods are not equally tuned"
-    yield place / "ranking", functools.partial(plots.ranking, rows, title=title, seeds=5)
+    how = {"title": title, "seeds": 5}
+    yield place / "ranking", functools.partial(plots.ranking, rows, **how)
     points: dict[str, list[Point]] = {}
     for line in read(place / "points.csv"):
         points.setdefault(line["method"], []).append(kept_point(line))
@@ -139,9 +140,8 @@ def draw_audit(rows: list[dict[str, str]], path: Path) -> None:
         panels[0].set_yticks(range(len(variants)), variants)
         panels[0].set_ylim(len(variants) - 0.5, -0.9)
         panels[1].legend(loc="lower right")
-        drawing.suptitle(
-            "Audits find mistakes, but not all of them under sampling", x=0.01, ha="left"
-        )
+        title = "Audits find mistakes, but not all of them under sampling"
+        drawing.suptitle(title, x=0.01, ha="left")
 
 
 def newton_schulz(results: Path) -> Iterator[Figure]:
@@ -163,7 +163,7 @@ def newton_schulz(results: Path) -> Iterator[Figure]:
 def tails(results: Path) -> Iterator[Figure]:
     """Norms of minimax methods under heavy tails."""
     place = results / "minimax" / "tails"
-    title = "Heavy tails: Fed-NSGDA-M and FedMuon-DA end at less than half the others' norm"
+    title = "Heavy tails: two methods end at less than half of the others' norm"
     draw = functools.partial(minimax_tails.draw, place.with_suffix(".md"), title=title)
     yield place, draw
 
@@ -220,7 +220,7 @@ def tuned_rules(results: Path) -> Iterator[Figure]:
         yield place, functools.partial(rules.draw, source, title=title)
     place = results / "robust" / "digits"
     runs = tuned.read(place.with_suffix(".jsonl"))
-    title = "Multi-Krum, or mixing and a median, keep FedMuon near 98% under each attack"
+    title = "Multi-Krum, or mixing and a median, keep FedMuon near 98% under attack"
     yield place, functools.partial(robust_aggregation.draw, runs, title=title)
 
 

@@ -114,9 +114,10 @@ def rows(noise: str, results) -> list[str]:
 
 def draw(page: Path, path: Path, title: str = "") -> None:
     """Draws the means and the worst seeds of the table in tails.md."""
-    lines = re.findall(r"^\| .*\|$", page.read_text(), re.M)
+    lines = re.findall(r"^\| (.*) \|$", page.read_text(), re.M)
     shown = []
-    for noise, method, _, mean, _, worst in (line[2:-2].split(" | ") for line in lines[1:]):
+    for line in lines[1:]:
+        noise, method, _, mean, _, worst = line.split(" | ")
         for series, norm in (("worst seed", worst), ("mean", mean)):
             unit = "norm of the primal gradient"
             shown.append(Dot(noise, method, float(norm), series=series, unit=unit))

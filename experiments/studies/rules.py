@@ -210,11 +210,11 @@ def draw(source: Path, path: Path, title: str = "") -> None:
     rows, dataset = tuned.read(source), source.stem
     shown, unit = [], "accuracy minus Muon's, points"
     for algorithm in SCALES[dataset].algorithms:
-        score = lambda rule, of=algorithm: tuned.chosen(rows, Setting(dataset, of, rule))
-        for rule in RULES:
-            if rule != "Muon":
-                lead = score(rule)[1] - score("Muon")[1]
-                shown.append(dots.dot(f"{algorithm}, {dataset}", rule, lead, unit=unit))
+        every = {rule: Setting(dataset, algorithm, rule) for rule in RULES}
+        scores = {rule: tuned.chosen(rows, one)[1] for rule, one in every.items()}
+        muon, panel = scores.pop("Muon"), f"{algorithm}, {dataset}"
+        for rule, own in scores.items():
+            shown.append(dots.dot(panel, rule, own - muon, unit=unit))
     dots.draw(shown, path, title=title)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import figures
 from experiments.papers import results
 from experiments.papers.claims import (
     NO,
@@ -202,3 +203,27 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         results.main(tmp_path / "runs", place)
     assert "are both of table_1" in capsys.readouterr().err
+
+
+NOT_DRAWN = {  # whose studies are finished, or draw their figures themselves
+    "dpmixsgd/equal",
+    "language_models/plays",
+    *(f"privacy/images_clients_{name}" for name in ("digits", "fashion_mnist")),
+    *(f"privacy/images_examples_{name}" for name in ("mnist", "fashion_mnist")),
+    *(f"privacy/reconstruction_{n}" for n in ("mnist", "fashion_mnist", "digits")),
+}
+
+
+def test_kept_figures_are_those_that_are_drawn():
+    drawn = {place for found in figures.ALL for place, _ in found(RESULTS)}
+    kept = {path.with_suffix("") for path in RESULTS.rglob("*.png")}
+    left = {place.relative_to(RESULTS).as_posix() for place in kept - drawn}
+    assert left == NOT_DRAWN
+
+
+def test_a_kept_point_has_the_spread_of_its_line():
+    line = figures.read(RESULTS / "sweeps" / "points.csv")[0]
+    point = figures.kept_point(line)
+    assert len(point.runs) == 5
+    expected = [float(line[f"test_accuracy_{of}"]) for of in ("mean", "std")]
+    assert point.last("test_accuracy") == pytest.approx(expected)
