@@ -25,7 +25,8 @@ BOOSTS = {
 
 SYNONYMS = {  # what people search for, and pages call otherwise
     "concepts/privacy.md": "differential privacy DP DP-SGD user-level",
-    "concepts/randomness.md": "seed determinism deterministic reproducible",
+    "concepts/randomness.md": "seed determinism reproducible checkpoint resume "
+    "preemption SLURM save load reliability",
     "concepts/round.md": "client sampling aggregation federated averaging",
     "data.md": "non-iid heterogeneity label skew Dirichlet LEAF split",
     "devices.md": "GPU TPU CUDA multi-GPU memory sharding Windows macOS",
@@ -34,7 +35,6 @@ SYNONYMS = {  # what people search for, and pages call otherwise
     "how_to/asynchronous.md": "stragglers FedBuff FedAsync client availability",
     "how_to/clients.md": "personalized personalization FedProx epochs",
     "index.md": "cite citation BibTeX license",
-    "reliability.md": "checkpoint resume preemption SLURM save load",
 }
 
 
