@@ -32,7 +32,7 @@ document$.subscribe(({ body }) => {
   for (const table of body.querySelectorAll("article table")) {
     const heads = [...table.querySelectorAll("thead th")].map((th) => th.textContent)
     if (heads.length <= 5) continue
-    table.classList.add("wide")
+    table.dataset.wide = ""
     for (const row of table.tBodies[0].rows)
       [...row.cells].forEach((cell, column) => (cell.dataset.head = heads[column]))
   }

@@ -61,7 +61,7 @@ def test_the_tables_of_the_board_sort_by_a_column(address, tmp_path):
 
 def test_pages_fit_a_phone_and_wide_tables_are_lists_there(address, tmp_path):
     phone = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    shown = 'getComputedStyle(document.querySelector("table.wide tr")).display'
+    shown = 'getComputedStyle(document.querySelector("table[data-wide] tr")).display'
     width = "document.documentElement.scrollWidth"
     with chromium.browser(tmp_path) as tab:
         tab.open(f"{address}algorithms/muon/")
