@@ -107,11 +107,12 @@ PAGES = {
 
 INTRODUCTION = """# API
 
-All names that are for users, by purpose, with `import fedjax_muon as fm`.
+All public names by purpose, with `import fedjax_muon as fm`.
 
-| |
-|---|
+| page | names |
+|---|---|
 """
+FIRST = 6  # names of a page that the table of all pages shows, functions first
 
 
 def target(found: griffe.Object | griffe.Alias) -> griffe.Object | None:
@@ -187,32 +188,39 @@ def block(shown: str, path: str) -> str:
     return f"::: {path}\n{options}"
 
 
-def pages() -> dict[str, str]:
-    """The pages, by their names."""
+def pages() -> dict[str, tuple[str, list[str]]]:
+    """The pages and links to the names on them, by the names of the pages."""
     how = {"search_paths": [str(ROOT)], "allow_inspection": False}
     fields = griffe.load_extensions(str(ROOT / "docs" / "_site" / "fields.py"))
     package = griffe.load(PACKAGE, extensions=fields, **how)
     seen, made = set(), {}
     for page, (title, *entries) in PAGES.items():
-        rows, blocks = ["| name | |", "|---|---|"], []
+        rows, blocks, links = ["| name | |", "|---|---|"], [], []
         for entry in entries:
             for shown, found in named(entry, package):
                 if found.path in seen:
                     continue
                 seen.add(found.path)
                 short = shortest(shown, package)
-                rows.append(f"| [`{short}`][{found.path}] | {summary_of(found)} |")
+                links.append(f"[`{short}`][{found.path}]")
+                rows.append(f"| {links[-1]} | {summary_of(found)} |")
                 blocks.append(block(short, found.path))
-        made[page] = "\n\n".join([f"# {title}", "\n".join(rows), *blocks]) + "\n"
+        text = "\n\n".join([f"# {title}", "\n".join(rows), *blocks]) + "\n"
+        made[page] = text, links
     return made
 
 
 def on_files(files, config):
     """Adds the pages, and one that lists them."""
     index = INTRODUCTION
-    for page, text in pages().items():
+    for page, (text, links) in pages().items():
         files.append(File.generated(config, f"reference/{page}.md", content=text))
-        index += f"| [{PAGES[page][0]}]({page}.md) |\n"
-    index += "| [Command-line options](options.md) |\n"
+        more = f", and {len(links) - FIRST} more" if len(links) > FIRST else ""
+        functions = sorted(
+            links, key=lambda link: not link.partition("`]")[0].islower()
+        )
+        names = ", ".join(functions[:FIRST]) + more
+        index += f"| [{PAGES[page][0]}]({page}.md) | {names} |\n"
+    index += "| [Command-line options](options.md) | of each command |\n"
     files.append(File.generated(config, "reference/index.md", content=index))
     return files

@@ -224,7 +224,8 @@ def write(output: Path, page: Path = PAGE) -> None:
     lines = [START, *summary(found), "", AFTER_SUMMARY, ""]
     lines += [f"![{ABOUT}](../results/board/summary.png)", ""]
     for table in found:
-        draw(table, output / f"{table.name}.png")
+        for suffix in (".png", ".svg"):
+            draw(table, output / f"{table.name}{suffix}")
         about = f"Differences from {table.baseline.label}: {table.track.title}"
         lines += [f"## {table.track.title}", "", facts(table), ""]
         lines += [f"![{about}](../results/board/{table.name}.png)", ""]
