@@ -35,6 +35,7 @@ PAGES = {
     "problems": ("Problems", "problems"),
     "algorithms": (
         "Algorithms",
+        ":fedmuon fedmuon_align fedmuon_correct fedavg scaffold fedprox",
         "algorithms:*",
         "algorithms:ALL",
         "algorithms.registry:Method preset",

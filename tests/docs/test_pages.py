@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import csv
 import functools
 import importlib
 import io
@@ -406,6 +407,20 @@ def test_a_transformation_of_ones_own_is_federated_in_less_than_20_lines(page):
     shown, printed = found((ROOT / page).read_text()), found(output)
     # equal to the digit on one kind of processor; others round differently
     assert [*map(float, printed)] == pytest.approx([*map(float, shown)], abs=0.03)
+
+
+def test_the_readme_has_the_table_that_compare_prints(tmp_path):
+    main(["compare", "--directory", str(tmp_path / "runs")])
+    with (tmp_path / "runs" / "summary.csv").open() as file:
+        found = {row["method"]: row for row in csv.DictReader(file)}
+    shown = re.findall(r"^\| (\S.*?) \| ([\d.]+.*?) \| ([\d.]+) ± .* \|$", README, re.M)
+    assert [(name, lr) for name, lr, _ in shown] == [
+        (name, row["lr"]) for name, row in found.items()
+    ]
+    for name, _, mean in shown:  # other processors round differently
+        assert 100 * float(found[name]["score_mean"]) == pytest.approx(
+            float(mean), abs=2
+        )
 
 
 def test_the_readme_has_the_verdicts_of_the_claims():
