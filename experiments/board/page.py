@@ -222,13 +222,14 @@ def write(output: Path, page: Path = PAGE) -> None:
     for suffix in (".png", ".svg"):
         draw_summary(found, (output / "summary").with_suffix(suffix))
     lines = [START, *summary(found), "", AFTER_SUMMARY, ""]
-    lines += [f"![{ABOUT}](../results/board/summary.png)", ""]
+    lines += [f"![{ABOUT}](../results/board/summary.png)", "", SUMMARY_CAPTION, ""]
     for table in found:
         for suffix in (".png", ".svg"):
             draw(table, output / f"{table.name}{suffix}")
         about = f"Differences from {table.baseline.label}: {table.track.title}"
         lines += [f"## {table.track.title}", "", facts(table), ""]
         lines += [f"![{about}](../results/board/{table.name}.png)", ""]
+        lines += [CAPTION.format(table.baseline.label, table.track.seeds), ""]
         lines += [*table_of(table), ""]
     if missing := [name for name in TRACKS if name not in {t.name for t in found}]:
         lines += [UNFINISHED.format(", ".join(missing)), ""]
@@ -244,6 +245,12 @@ def write(output: Path, page: Path = PAGE) -> None:
 
 
 ABOUT = "FedMuon and the best other method minus the baseline, on every track"
+SUMMARY_CAPTION = """\
+*Differences from the baseline, paired by seed, with 95% intervals. Red: FedMuon, or
+DeMuon on the graph. Gray: the best method that is not a FedMuon.*"""
+CAPTION = """\
+*Differences from {}, paired by seed, with 95% intervals over {} seeds. Blue: a win by
+the test above. Red names: methods that use Muon.*"""
 START = """\
 # The board: methods under one protocol
 
