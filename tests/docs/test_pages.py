@@ -218,6 +218,17 @@ def test_numbers_are_those_of_the_linked_tables(block):
     assert unfounded(LINK.sub("", block), tables) == []
 
 
+def test_differences_of_choose_are_those_of_the_board():
+    section = CHOOSE.read_text().partition("## With a server")[2].partition("\n## ")[0]
+    board, _, _ = section.partition("These are studies")
+    pairs = re.findall(r"\d+\.\d ± \d+\.\d", board)
+    page = (DOCS / "board.md").read_text()
+    assert len(pairs) > 15
+    assert [
+        pair for pair in pairs if f"+{pair}" not in page and f"-{pair}" not in page
+    ] == []
+
+
 def test_numbers_of_speed_are_those_of_the_results():
     """On their pages as tables, in the README as ratios of their cells, or seconds."""
     kept = ROOT / "results" / "benchmarks"
