@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "results"
 FIGURE = re.compile(r'(<img [^>]*src="([^"]+\.(?:png|svg))"[^>]*>)(?!\s*</a>)')
+INTERVAL = re.compile(r"(?<=\d) ± (?=\d)")
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 ROOT_PAGES = {
     "CHANGELOG.md": "changelog.md",
@@ -111,5 +112,6 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Makes a figure a link to its file."""
+    """Makes a figure a link to its file; keeps a number and its interval together."""
+    html = INTERVAL.sub("&nbsp;±&nbsp;", html)
     return FIGURE.sub(r'<a href="\2">\1</a>', html)
