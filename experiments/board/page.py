@@ -175,7 +175,7 @@ def draw_summary(found: Sequence[Table], path: Path) -> None:
             for each, up, color in ((muon, 0.17, MUON), (other, -0.17, NO_WIN)):
                 if each is None:
                     continue
-                factor = table.factor if table.factor > 1 else 10.0
+                factor = table.factor if table.factor > 1 else 10.0  # tenths of bits
                 mean = factor * float(each.apart.mean())
                 half = factor * float(half_width(each.apart))
                 how = {"fmt": "o", "ms": 4, "color": color, "lw": 1.3}
@@ -184,7 +184,8 @@ def draw_summary(found: Sequence[Table], path: Path) -> None:
         axis.set_yticks(places, names)
         axis.set_ylim(0.4, len(found) + 0.6)
         axis.set_xlabel(
-            "better than the baseline, points of the test score; 95% intervals"
+            "better than the baseline, with 95% intervals: points of the test score;\n"
+            "for the language model, tenths of a bit per byte"
         )
 
 
