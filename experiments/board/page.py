@@ -272,8 +272,9 @@ its name says otherwise.
 AFTER_SUMMARY = """\
 In the tables below, scores are means over seeds with 95% intervals (Student's t), then
 in parentheses the difference from the baseline, paired by seed. Rounds, MB and seconds
-are measured up to the target: 95% of the baseline's score, or 105% of its bits. Click a
-column to sort by it.
+are measured up to the target: 95% of the baseline's score, or 105% of its bits. Seconds
+are those of one core of an AMD EPYC, without evaluations, and virtual ones for slow
+clients. Click a column to sort by it.
 """
 SECOND = """\
 This is the second board: the first one had shorter searches, so that most of its best

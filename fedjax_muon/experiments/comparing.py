@@ -93,7 +93,8 @@ def compare(
         `{"FedAvg": {"lr": (0.1, 0.3)}}` or `{"FedAvg": around(fm.fedavg())}`. `sweep`
         chooses the best by validation first, on two more seeds, and goes on while the
         best rate is at the edge of its grid.
-      directory: Where runs, tables and figures are kept; by default nowhere.
+      directory: Where runs, tables and figures are kept; by default nowhere,
+        and by the command in a new directory in `runs/`.
       ledger: File that records what private runs on the data cost together. By default,
         one file for all datasets in your user data directory.
       budget: Largest total epsilon of all runs in the ledger.

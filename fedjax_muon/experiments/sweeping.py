@@ -181,7 +181,8 @@ def sweep(
       part: Which part of the cells to train, as "3/8" in the third of eight jobs with
         one directory. When all are finished, the same call without it merges them.
       devices: Devices that divide the cells of every group.
-      directory: Where finished cells, tables and figures are kept; by default nowhere.
+      directory: Where finished cells, tables and figures are kept; by default nowhere,
+        and by the command in a new directory in `runs/`.
       progress: Whether the rounds are shown on standard error; or what counts them.
       begun: Called before the first round.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes.

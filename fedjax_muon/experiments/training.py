@@ -271,7 +271,8 @@ def train(
       evaluate_every: Rounds between evaluations. Each evaluation is a record.
       drop_nonfinite: Whether messages with NaN or infinity are left out of the mean,
         instead of raising an error.
-      directory: Where records and checkpoints are kept; by default nowhere.
+      directory: Where records and checkpoints are kept; by default nowhere,
+        and by the command in a new directory in `runs/`.
       ledger: File that records what private runs on the data cost together. By default,
         one file for all datasets in your user data directory.
       budget: Largest total epsilon of all runs in the ledger.
