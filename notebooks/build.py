@@ -22,7 +22,6 @@ from pathlib import Path
 import jupytext
 import nbformat
 from nbclient import NotebookClient
-from PIL import Image
 
 NAMES = (
     "quickstart",
@@ -165,6 +164,8 @@ def without_progress(output: nbformat.NotebookNode) -> nbformat.NotebookNode | N
 
 def last_figure(notebook: nbformat.NotebookNode) -> bytes:
     """The PNG of the last figure in the outputs, at most `WIDTH` pixels wide."""
+    from PIL import Image  # comes with the package, which `notebooks.check` installs
+
     outputs = [o for cell in notebook.cells for o in cell.get("outputs", ())]
     figures = [o.data["image/png"] for o in outputs if "image/png" in o.get("data", {})]
     image = Image.open(io.BytesIO(base64.b64decode(figures[-1]))).convert("RGB")
