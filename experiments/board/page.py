@@ -137,6 +137,11 @@ def changes(found: Sequence[Table], output: Path) -> list[str]:
     return lines
 
 
+def uses_muon(each: Standing) -> bool:
+    """Whether a method orthogonalizes, by its name."""
+    return "Muon" in each.label or "MuLoCo" in each.label
+
+
 def draw(table: Table, path: Path) -> None:
     """Draws the differences of all rows of a track from the baseline."""
     rows = [each for each in table.rows if each is not table.baseline]
@@ -154,8 +159,7 @@ def draw(table: Table, path: Path) -> None:
                 how = {"fmt": "o", "ms": 4, "color": color, "lw": 1.2}
                 axis.errorbar(mean, place, xerr=half, **how)
         axis.set_yticks(places, [each.label for each in rows], fontsize=8)
-        named = [MUON if "Muon" in each.label else "0.1" for each in rows]
-        color_names(axis, named)
+        color_names(axis, [MUON if uses_muon(each) else "0.1" for each in rows])
         axis.set_ylim(0.3, len(rows) + 0.7)
         unit = "points of the test score" if table.factor > 1 else "fewer bits per byte"
         axis.set_xlabel(f"better than {table.baseline.label}, {unit}; 95% intervals")
