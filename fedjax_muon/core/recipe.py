@@ -206,46 +206,56 @@ def short(value: Any) -> str:
     return text if len(text) < 40 else f"{text[:36]}..."
 
 
-def described(algorithm: Any) -> dict[str, str]:
+# (value, words of its parts) -> words for it, or None where it has none of its own
+Say = Callable[[Any, Callable[[Any], str]], str | None]
+
+
+def described(algorithm: Any, say: Say | None = None) -> dict[str, str]:
     """The function and the arguments that made an algorithm, and those inside it.
 
     The text is the same in all processes, so that two of them can compare theirs.
+
+    Args:
+      say: As in `in_words`.
 
     Example:
       >>> described(fedprox(lr=0.1, mu=0.01))["lr"]
       '0.1'
     """
-    return _described("", algorithm)
+    return _described("", algorithm, say)
 
 
-def _described(prefix: str, algorithm: Any) -> dict[str, str]:
+def _described(prefix: str, algorithm: Any, say: Say | None) -> dict[str, str]:
     recipe = recipe_of(algorithm)
     if recipe is None:
         return {f"{prefix}algorithm": "one without a recipe"}
     words = {f"{prefix}algorithm": in_words(recipe.function)}
     for name, value in recipe.arguments.items():
         if "recipe" in getattr(value, "_fields", ()):
-            words |= _described(f"{prefix}{name}.", value)
+            words |= _described(f"{prefix}{name}.", value, say)
         else:
-            words[f"{prefix}{name}"] = in_words(value)
+            words[f"{prefix}{name}"] = in_words(value, say=say)
     return words
 
 
-def in_words(value: Any, inside: tuple[Any, ...] = ()) -> str:
+def in_words(value: Any, inside: tuple[Any, ...] = (), say: Say | None = None) -> str:
     """Text of an argument that is the same in all processes; it never raises.
 
     Args:
       inside: What the value is a part of, which may refer to itself.
+      say: What is asked first for the words of every part.
     """
     if any(value is outer for outer in inside):
-        return _name(value)
+        return type_name(value)
     try:
-        return _in_words(value, functools.partial(in_words, inside=(*inside, value)))
+        words = functools.partial(in_words, inside=(*inside, value), say=say)
+        said = None if say is None else say(value, words)
+        return _in_words(value, words) if said is None else said
     except Exception:  # objects do what they like, also in `__repr__`
-        return _name(value)
+        return type_name(value)
 
 
-def _name(value: Any) -> str:
+def type_name(value: Any) -> str:
     """The name of a function, or of an object's type."""
     with contextlib.suppress(Exception):  # of a `__getattr__`
         if callable(value) and isinstance(value.__qualname__, str):
@@ -264,13 +274,13 @@ def _in_words(value: Any, words: Callable[[Any], str]) -> str:
     if is_object:  # such as a Flax module, or a cohort
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         given = [f"{k}={words(v)}" for k, v in fields.items() if v is not None]
-        return f"{_name(value)}({', '.join(given)})"
+        return f"{type_name(value)}({', '.join(given)})"
     if callable(getattr(value, "fun", None)):  # in a `jax.tree_util.Partial`
         return words(value.fun)
     if callable(value):
         cells = getattr(value, "__closure__", None)
         inner = [_of_cell(cell, words) for cell in cells or ()]
-        return f"{_name(value)}[{', '.join(inner)}]" if inner else _name(value)
+        return f"{type_name(value)}[{', '.join(inner)}]" if inner else type_name(value)
     if isinstance(value, Mapping):
         pairs = [f"{words(k)}: {words(v)}" for k, v in value.items()]
         return f"{{{', '.join(pairs)}}}"

@@ -40,7 +40,8 @@ def simulate(method: Method, problem: Problem, seed: int = 0, **how: Any) -> Sim
       >>> simulation = simulate(fm.fedavg(lr=0.1), problem, batch_size=16)
     """
     settings = settings_of(method, problem, how)
-    parts = problem.parts(seed)
+    division = division_seed(seed, how)
+    parts = problem.parts(division)
     if (clock := _clock_of(settings)) is not None and needs_key(clock):
         clock = clock(key=key_of(seed, streams.CLOCK))
         settings["cohort"] = dataclasses.replace(settings["cohort"], clock=clock)
@@ -51,12 +52,20 @@ def simulate(method: Method, problem: Problem, seed: int = 0, **how: Any) -> Sim
     if served:
         if needs_all(method, problem, how):
             settings["cohort"] = len(parts)
-        settings["test_parts"] = problem.tests(seed, parts)
+        settings["test_parts"] = problem.tests(division, parts)
     else:
         settings["weights"] = problem.mixing(seed, len(parts))
     if isinstance(method, PrivateAgents):
         method = _with_noise(method, settings, min(map(len, parts)))
     return made_by(method)(method, task, problem.dataset, parts, **settings)
+
+
+def division_seed(seed: int, how: Mapping[str, Any]) -> int:
+    """The seed that divides the examples: private clients are the same in all runs.
+
+    Their guarantees compose only over runs with the same clients.
+    """
+    return 0 if isinstance(how.get("privacy"), ClientPrivacy) else seed
 
 
 def _with_noise(

@@ -30,7 +30,14 @@ import platformdirs
 from fedjax_muon.data import Dataset
 from fedjax_muon.files import claim, write
 from fedjax_muon.privacy.guarantees import Guarantee
-from fedjax_muon.privacy.ledger import Entry, Ledger, cost_of, fingerprint
+from fedjax_muon.privacy.ledger import (
+    Entry,
+    Ledger,
+    composed_epsilon,
+    cost_of,
+    divisions_of,
+    fingerprint,
+)
 from fedjax_muon.simulation.checkpoint import check_path
 
 STATEMENT, CHARGED, SECRET = "privacy.txt", "ledger.json", ".secret"
@@ -53,6 +60,7 @@ class Private(NamedTuple):
     label: str  # the method at this epsilon, in statements
     about: str  # what runs, in the ledger
     seed: int
+    clients: str  # as in `Entry`
 
 
 def ledger_of(dataset: Dataset, unit: str, path: Path | None = None) -> Ledger:
@@ -123,6 +131,17 @@ def charge(
         promise = "NO differential privacy together"
         for reason, count in void.items():
             promise += f"\n  no guarantee: of {count} of them, {reason}"
+    divisions = divisions_of(entries)
+    if len(divisions) > 1 and not void:
+        costs = [[entry.cost for entry in each] for each in divisions]
+        most = max(composed_epsilon(each, delta) for each in costs)
+        promise = (
+            "NO differential privacy together\n"
+            f"  no guarantee: they divide the examples among clients in {len(costs)} "
+            "ways, and\n"
+            "              a client of one is part of several clients of another\n"
+            f"  each way:   by itself, at most ({most:.4g}, {delta:g})"
+        )
     return (
         f"all {len(runs)} runs of this job and {len(entries) - len(runs)} others that "
         f"the ledger has seen, composed: {promise}\n"
@@ -138,6 +157,7 @@ def _entries(runs: Mapping[Path, Private]) -> list[Entry]:
             run.about,
             cost_of(run.guarantee.spec),
             _void(run),
+            run.clients,
         )
         for place, run in runs.items()
     ]

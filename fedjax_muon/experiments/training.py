@@ -6,6 +6,7 @@ The same call with the same directory goes on where it was interrupted.
 """
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from fedjax_muon.experiments.identity import arrays_of, check_same, claimed, ide
 from fedjax_muon.experiments.prepared import Method, name_of, simulate, start_key
 from fedjax_muon.experiments.recording import Course, is_complete, last_state, record
 from fedjax_muon.files import claim
+from fedjax_muon.privacy.guarantees import CLIENT
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.simulation.simulation import Simulation
@@ -51,8 +53,9 @@ class Job(NamedTuple):
     name: str  # of the method, in tables
     seed: int
     simulation: Simulation
-    words: Mapping[str, str]  # its identity, but for arrays
-    arrays: Mapping[str, str]  # their digests
+    public: Mapping[str, str]  # of its identity, what its directory says
+    hidden: Mapping[str, str]  # if it has secrets, what tells of its data; else empty
+    clients: str  # digest of which client has which examples
     directory: Path | None
     rounds: int
     evaluate_every: int
@@ -62,13 +65,7 @@ class Job(NamedTuple):
     @property
     def has_secrets(self) -> bool:
         """Whether its noise is secret, and its data must not be guessed."""
-        guarantee = self.simulation.guarantee
-        return guarantee is not None and not guarantee.fixed_noise
-
-    @property
-    def public(self) -> dict[str, str]:
-        """What its directory says of it, which may be published."""
-        return {**self.words, **({} if self.has_secrets else self.arrays)}
+        return _has_secrets(self.simulation)
 
     @property
     def course(self) -> Course:
@@ -77,10 +74,15 @@ class Job(NamedTuple):
         if self.directory is not None:
             guarantee = self.simulation.guarantee
             secret = privacy.secret_of(guarantee, self.directory)
-        public = self.public
+        public = dict(self.public)
         about = {"method": self.name, "rounds": self.rounds, **public}
         key, numbers = start_key(self.seed), (self.rounds, self.evaluate_every)
         return Course(key, *numbers, self.drop_nonfinite, public, about, secret)
+
+
+def _has_secrets(simulation: Simulation) -> bool:
+    guarantee = simulation.guarantee
+    return guarantee is not None and not guarantee.fixed_noise
 
 
 def job_of(
@@ -114,13 +116,17 @@ def job_of(
             )
     # a private run does not stop for them, since that would tell of its data
     drop = drop_nonfinite or guarantee is not None
-    words, arrays = dict[str, str](), dict[str, str]()
+    public, hidden, arrays = dict[str, str](), dict[str, str](), dict[str, str]()
     if directory is not None:
         others = {"evaluate_every": evaluate_every, "drop_nonfinite": drop}
-        words = identity(method, problem, seed, how, **others)
+        words = functools.partial(identity, method, problem, seed, how, **others)
         arrays = arrays_of(simulation, data)
+        public = words() | arrays
+        if _has_secrets(simulation):
+            public, hidden = words(publishable=True), public
+    known = public, hidden, arrays.get("clients", "")
     numbers = rounds, evaluate_every, drop, problem.name
-    return Job(name, seed, simulation, words, arrays, directory, *numbers)
+    return Job(name, seed, simulation, *known, directory, *numbers)
 
 
 def begin(
@@ -149,7 +155,7 @@ def begin(
     for job in (job for job in jobs if job.has_secrets):
         folder = privacy.secret_in(_place(job)).folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        claimed(folder, job.arrays)
+        claimed(folder, job.hidden)
     return statements
 
 
@@ -157,7 +163,7 @@ def _check_same(jobs: Sequence[Job]) -> None:
     for job in jobs:
         check_same(_place(job), job.public)
         if job.has_secrets and privacy.is_charged(_place(job)):
-            check_same(privacy.secret_in(_place(job)).folder, job.arrays)
+            check_same(privacy.secret_in(_place(job)).folder, job.hidden)
 
 
 def _place(job: Job) -> Path:
@@ -173,7 +179,9 @@ def _private(job: Job) -> privacy.Private:
         epsilon = guarantee.report().epsilon
     method = job.name.partition(", epsilon ")[0]
     about = f"{method} at epsilon {epsilon:g} on {job.title}, seed {job.seed}"
-    return privacy.Private(guarantee, epsilon, method, job.name, about, job.seed)
+    clients = job.clients if guarantee.spec.unit == CLIENT else ""
+    made = guarantee, epsilon, method, job.name, about, job.seed, clients
+    return privacy.Private(*made)
 
 
 @contextlib.contextmanager

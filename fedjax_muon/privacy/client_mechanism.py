@@ -323,6 +323,9 @@ def _private_exchange(
 ) -> Exchange:
     """The exchange with clipped messages and a noisy sum."""
 
+    def prepare(state, round):
+        return wrapped(exchange.prepare(state.inner, phase.public(round)), state.kept)
+
     def broadcast(state, round):
         shared = exchange.broadcast(state.inner, phase.public(round))
         return _WithClip(shared, state.kept.clip)
@@ -345,7 +348,15 @@ def _private_exchange(
         inner = exchange.server(state.inner, mean, phase.public(round))
         return wrapped(inner, MechanismState(bound.following(clip, noisy), past))
 
-    return Exchange(broadcast, client, server, decode, reduce_sum=True)
+    return exchange._replace(
+        broadcast=broadcast,
+        client=client,
+        server=server,
+        decode=decode,
+        reduce_sum=True,
+        local_params=None,  # parameters of their own are kept inside, not around it
+        prepare=prepare,
+    )
 
 
 def _noisy(

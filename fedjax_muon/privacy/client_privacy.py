@@ -31,6 +31,7 @@ from fedjax_muon.privacy.client_mechanism import (
 from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.correlated import Strategy, prefix_errors
 from fedjax_muon.privacy.guarantees import (
+    CLIENT,
     Guarantee,
     PrivacySpec,
     TrustedServer,
@@ -45,7 +46,6 @@ NEGLECTED = 1e-3  # of delta, the probability that a cohort of a run is cut
 # On digits with 30 and 100 rounds, runs learned up to a ratio of 1.7 and did not from
 # 2.5 on.
 HOPELESS = 2.0  # of the norm of all rounds' noise to the largest norm of all messages
-UNIT = "one client with all its examples"
 SUMS = "the noisy sums of clipped messages"
 COUNTS = "the noisy counts of messages that were short enough"
 
@@ -294,7 +294,7 @@ def client_spec(
         rounds + prologue,
         delta,
         threat=TrustedServer(),
-        unit=UNIT,
+        unit=CLIENT,
     )
 
 

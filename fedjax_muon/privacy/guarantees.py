@@ -45,6 +45,7 @@ from fedjax_muon.privacy.sampling import (
     Sampling,
 )
 
+CLIENT = "one client with all its examples"  # what `ClientPrivacy` protects
 # scores that depend on the training data only through what is released
 PUBLIC = ("test_", "consensus")
 FIXED = "the noise and the coins are drawn from the seed: whoever knows it removes them"

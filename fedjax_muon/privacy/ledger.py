@@ -48,6 +48,7 @@ from fedjax_muon.privacy.accounting import (
     turns_of,
 )
 from fedjax_muon.privacy.guarantees import (
+    CLIENT,
     PrivacySpec,
     checked_accountant,
     step_multipliers,
@@ -241,8 +242,9 @@ def pld_accountant(costs: Sequence[Cost], interval: float) -> Any:
 
 
 FORMAT = "fedjax_muon privacy ledger"
-VERSION = 2  # of the format; 1 had no rounds of runs
+VERSION = 3  # of the format; 1 had no rounds of runs, 2 did not say who the clients are
 AGAIN = "start again in another directory, which the ledger charges again"
+UNKNOWN = "unknown, of "  # clients of a run that version 1 or 2 has charged
 PATIENCE = 600  # seconds to wait for another process; an accountant takes a few
 
 
@@ -256,19 +258,28 @@ class Entry:
     time: str  # when it was charged, in UTC, ISO 8601
     void: str = ""  # why the run has no guarantee, if it has none
     round: int = -1  # the last one whose state may have been released; -1: none
+    # digest of which client has which examples, of a run that protects clients
+    clients: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("run", "label", "time", "void"):
+        for name in ("run", "label", "time", "void", "clients"):
             if not isinstance(getattr(self, name), str):
                 raise TypeError(f"{name} must be a string, got {getattr(self, name)!r}")
         if type(self.round) is not int:
             raise TypeError(f"round must be an integer, got {self.round!r}")
+        if (self.cost.unit == CLIENT) != bool(self.clients):
+            raise ValueError(
+                "clients must be a digest of which client has which examples for a "
+                f"run that protects clients, and empty for others, got {self.clients!r}"
+            )
 
     @classmethod
-    def now(cls, run: str, label: str, cost: Cost, void: str = "") -> "Entry":
+    def now(
+        cls, run: str, label: str, cost: Cost, void: str = "", clients: str = ""
+    ) -> "Entry":
         """Makes an entry with the present time."""
-        now = datetime.datetime.now(datetime.UTC)
-        return cls(run, label, cost, now.isoformat(timespec="seconds"), void)
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return cls(run, label, cost, now, void, clients=clients)
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -329,7 +340,8 @@ class Ledger:
             unlimited. Runs that are already in the ledger are never refused.
 
         Returns:
-          Epsilon of all runs in the ledger together, infinite if one has no guarantee.
+          Epsilon of all runs in the ledger together, infinite if one has no guarantee,
+          or if they divide the examples among clients in several ways.
         """
         with self._locked():  # which makes the folders
             new, epsilon = self._added(entries, delta, budget)
@@ -386,8 +398,8 @@ class Ledger:
             if math.isinf(epsilon):
                 raise ValueError(
                     f"{self.path} contains, or would contain, runs without a "
-                    "guarantee, so no budget can hold; leave out the budget, or use "
-                    "another ledger"
+                    "guarantee, or with other clients, so no budget can hold; leave "
+                    "out the budget, or use another ledger"
                 )
             raise ValueError(
                 f"the privacy budget of {self.path} would be exceeded: {len(charged)} "
@@ -411,6 +423,11 @@ class Ledger:
                 raise ValueError(
                     f"{self.path} has the run {entry.run!r} with another cost, "
                     f"{other.cost}, than {entry.cost}; another run needs another name"
+                )
+            elif other.clients not in (entry.clients, UNKNOWN + entry.run):
+                raise ValueError(
+                    f"{self.path} has the run {entry.run!r} with other clients; "
+                    "another run needs another name"
                 )
         return tuple(new.values())
 
@@ -443,7 +460,7 @@ class Ledger:
             raise ValueError(
                 f"{self.path} is not a privacy ledger; choose another path for it"
             )
-        if record.get("version") not in (1, VERSION):
+        if record.get("version") not in range(1, VERSION + 1):
             raise ValueError(
                 f"{self.path} has version {record.get('version')!r} of the ledger's "
                 f"format, and this fedjax_muon reads versions up to {VERSION}; update "
@@ -457,6 +474,9 @@ class Ledger:
                 f"{record['data'][:12]}... and not {self.data[:12]}...; keep one for "
                 "each"
             )
+        for fields in record["entries"] if record["version"] < 3 else ():
+            if fields["cost"]["unit"] == CLIENT:
+                fields["clients"] = UNKNOWN + fields["run"]
         return record
 
     def _entries(self, record: Mapping[str, Any]) -> Iterator[Entry]:
@@ -480,10 +500,21 @@ class Ledger:
         files.write(self.path, text, mode=0o600)
 
 
+def divisions_of(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """The entries of the same clients together; of examples, all of them."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.clients, []).append(entry)
+    return list(found.values())
+
+
 def _composed(entries: Sequence[Entry], delta: float) -> float:
+    costs = [entry.cost for entry in entries]
     if any(entry.void for entry in entries):
         return math.inf
-    return composed_epsilon((entry.cost for entry in entries), delta)
+    if len(divisions_of(entries)) > 1 and _common_adjacency(costs):
+        return math.inf  # a client of one is part of several of another
+    return composed_epsilon(costs, delta)
 
 
 def _digest(record: Mapping[str, Any]) -> str:

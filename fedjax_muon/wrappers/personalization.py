@@ -140,8 +140,8 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
             own = _only(state.params, _paths(state.params, names))
             return after._replace(params=merged(after.params, own))
 
-        return Exchange(
-            send, client, server, attacks=exchange.attacks, stack=exchange.stack
+        return exchange._replace(
+            broadcast=send, client=client, server=server, local_params=None
         )
 
     changed = map_exchanges(change, algorithm)

@@ -12,7 +12,7 @@ import pytest
 import fedjax_muon as fm
 from fedjax_muon import tasks
 from fedjax_muon.core.recipe import in_words
-from fedjax_muon.experiments.identity import code_of
+from fedjax_muon.experiments.identity import PYTHON, claimed, code_of, identity
 from fedjax_muon.tasks import as_partial
 
 TEMPLATE = """
@@ -109,6 +109,109 @@ def test_code_that_decides_numbers_is_known(edit):
     }
     assert found == changed
     assert all(code_of(of(before)) for of in VALUES.values())
+
+
+SETTINGS = {  # how a setting of 0.5 is kept, and how a function reads it
+    "a dictionary": ('KEPT = {"part": 0.5}', 'KEPT["part"]'),
+    "a list": ("KEPT = [[0.5], 1]", "KEPT[0][0]"),
+    "a set": ("KEPT = {0.5, 1}", "min(KEPT)"),
+    "a namespace": ("KEPT = types.SimpleNamespace(part=0.5)", "KEPT.part"),
+    "options": ("KEPT = argparse.Namespace(part=0.5)", "KEPT.part"),
+    "a dataclass": (
+        "@dataclasses.dataclass\nclass Config:\n    part: float = 0.5\nKEPT = Config()",
+        "KEPT.part",
+    ),
+    "a class": ("class Kept:\n    part = 0.5", "Kept.part"),
+    "a base class": (
+        "class Base:\n    part = 0.5\nclass Kept(Base):\n    pass",
+        "Kept.part",
+    ),
+    "an object": (
+        "class Config:\n    def __init__(self, x):\n        self.x = {'part': x}\n"
+        "KEPT = Config(0.5)",
+        "KEPT.x['part']",
+    ),
+    "slots": (
+        "class Config:\n    __slots__ = 'part'\nKEPT = Config()\nKEPT.part = 0.5",
+        "KEPT.part",
+    ),
+    "an object that is called": (
+        "class Part:\n    def __init__(self, x):\n        self.x = x\n"
+        "    def __call__(self):\n        return self.x\nKEPT = Part(0.5)",
+        "KEPT()",
+    ),
+    "a closure": (
+        "def make(part):\n    return lambda: part\nKEPT = make(0.5)",
+        "KEPT()",
+    ),
+    "a list in a closure": (
+        "def make(*part):\n    return lambda: part[0]\nKEPT = make([0.5])",
+        "KEPT()[0]",
+    ),
+    "a decorator": (
+        "def scaled(part):\n    def deco(f):\n        @functools.wraps(f)\n"
+        "        def g():\n            return part * f()\n        return g\n"
+        "    return deco\n@scaled(0.5)\ndef one():\n    return 1",
+        "one()",
+    ),
+    "a jitted function": ("@jax.jit\ndef kept():\n    return 0.5", "kept()"),
+    "a default": ("def kept(part=[0.5]):\n    return part[0]", "kept()"),
+    "a function of a library": ("import math\nKEPT = math.fabs", "KEPT(0.5)"),
+    "a table": (
+        "class Table:\n    def __array__(self, dtype=None, copy=None):\n"
+        "        return np.full(99, 0.5)\nKEPT = Table()",
+        "np.asarray(KEPT)[0]",
+    ),
+}
+HEAD = (
+    "import argparse, dataclasses, functools, types\nimport jax\nimport numpy as np\n"
+)
+
+
+@pytest.mark.parametrize("kept", SETTINGS)
+def test_what_globals_and_closures_hold_is_known(kept):
+    line, read = SETTINGS[kept]
+    text = f"{HEAD}{line}\ndef rate(x):\n    return {read} * x\n"
+    quarter = text.replace("math.fabs", "math.exp").replace("0.5", "0.25")
+    found = [code_of(module(each).rate) for each in (text, text, quarter)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_what_may_be_published_tells_nothing_of_arrays_or_held_values():
+    text = (
+        "import numpy as np\nimport fedjax_muon as fm\nSECRET = np.arange(3.0)\n"
+        "HELD = [7.5, 1.0]\ndef rule(x):\n    return SECRET[0] + HELD[0] + x\n"
+        "@fm.recorded\ndef mine(lr: fm.Hyper = 0.1, table=None, rule=None):\n"
+        "    return fm.fedavg(lr=lr)\n"
+        "def make():\n    inner = SECRET * 2\n"
+        "    return mine(0.25, np.arange(3.0), lambda x: rule(x) + inner[0])\n"
+    )
+    others = text.replace("arange(3.0)", "arange(1.0, 4.0)").replace("7.5", "8.5")
+    problem = fm.problems.classification("digits", clients=2)
+    for publishable in (True, False):
+        words = [
+            identity(module(each).make(), problem, 0, {}, publishable=publishable)
+            for each in (text, others)
+        ]
+        assert (words[0] == words[1]) == publishable
+        assert words[0]["method.lr"] == "0.25"
+    plain = identity(module(text).make(), problem, 0, {}, publishable=True)
+    assert plain["method.table"] == "float64[3]"
+    assert plain["problem.clients"] == "2"
+
+
+def test_code_of_another_python_cannot_be_compared(tmp_path):
+    mine = module(TEMPLATE)
+    words = {"seed": "0", **code_of(mine.plain)}
+    claimed(tmp_path / "run", words)
+    path = tmp_path / "run" / "identity.json"
+    path.write_text(path.read_text().replace(PYTHON, "Python 3.10"))
+    with pytest.warns(
+        UserWarning, match=rf"is of Python 3\.10, and {PYTHON} can't tell"
+    ):
+        claimed(tmp_path / "run", words)
+    with pytest.raises(ValueError, match="its seed is 0, not 1"):
+        claimed(tmp_path / "run", words | {"seed": "1"})
 
 
 def test_installed_code_is_not_the_users():

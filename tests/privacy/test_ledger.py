@@ -83,16 +83,50 @@ def test_what_does_not_fit_is_not_written(ledger):
     other = dataclasses.replace(COST, multiplier=9.0)
     client = dataclasses.replace(COST, unit="one client with all its examples")
     replaced = dataclasses.replace(COST, adjacency="REPLACE_ONE")
+    client_run = Entry.now("b", "", client, clients="these")
     for said, *entries in (
         ("with another cost", entry("a", other)),
         ("with another cost", entry("b"), entry("b", other)),
-        ("the same unit", entry("b", client)),
+        ("the same unit", client_run),
         ("the same adjacency", entry("b", replaced)),
     ):
         refused(said, ledger.charge, entries, DELTA)
     assert ledger.path.read_bytes() == before
     refused("run", Entry.now, 3, "", COST, error=TypeError)
     refused("time", Entry, "a", "", COST, 3.0, error=TypeError)
+    refused("clients must be a digest", entry, "b", client)
+    refused("clients must be a digest", Entry.now, "b", "", COST, clients="these")
+    ledger = Ledger(ledger.path.with_name("other.json"), DATA)
+    ledger.charge([client_run], DELTA)
+    again = dataclasses.replace(client_run, clients="others")
+    refused("has the run 'b' with other clients", ledger.charge, [again], DELTA)
+
+
+CLIENTS = dataclasses.replace(COST, unit="one client with all its examples")
+
+
+def of_clients(run, clients):
+    return Entry.now(run, "FedAvg", CLIENTS, clients=clients)
+
+
+def test_runs_of_other_clients_protect_none_together(ledger):
+    two = gaussian_epsilon(8.0 / np.sqrt(2), DELTA)
+    same = [of_clients("a", "these"), of_clients("b", "these")]
+    assert ledger.charge(same, DELTA, budget=1.001 * two) == pytest.approx(two)
+    other = [of_clients("c", "others")]
+    refused("or with other clients, so no budget", ledger.check, other, DELTA, 1e9)
+    assert ledger.charge(other, DELTA) == np.inf
+    assert [len(each) for each in module.divisions_of(ledger.entries())] == [2, 1]
+    # who the clients of a run in an older ledger are, nobody knows
+    record = json.loads(ledger.path.read_bytes()) | {"version": 2}
+    for fields in record["entries"]:
+        del fields["clients"]
+    for kept, epsilon in ((3, np.inf), (1, ONE)):
+        old = record | {"entries": record["entries"][:kept]}
+        ledger.path.write_text(json.dumps(old | {"sha256": module._digest(old)}))
+        assert ledger.charge([of_clients("a", "these")], DELTA) == epsilon
+    assert ledger.charge([of_clients("b", "these")], DELTA) == np.inf
+    assert ledger.charge([], DELTA) == np.inf  # as it was written in this version
 
 
 def test_the_budget(ledger):
@@ -217,9 +251,9 @@ def test_a_foreign_file_is_not_overwritten(ledger):
     ledger.charge([entry("a")], DELTA)
     all_fail(Ledger(ledger.path, OTHER), "of another dataset.*aaaaaaaaaaaa.*bbbbbbbb")
     record = json.loads(ledger.path.read_bytes())
-    for change in ({"version": 3}, {"version": None}, {"version": 3, "entries": {}}):
+    for change in ({"version": 4}, {"version": None}, {"version": 4, "entries": {}}):
         ledger.path.write_text(json.dumps(record | change))
-        version = f"version {change['version']}.*reads versions up to 2; update"
+        version = f"version {change['version']}.*reads versions up to 3; update"
         all_fail(ledger, version)
 
 
@@ -240,7 +274,7 @@ def test_the_last_round_of_a_run_never_falls(ledger):
 def test_a_ledger_of_the_first_version_is_read(ledger):
     ledger.charge([entry("a")], DELTA)
     record = json.loads(ledger.path.read_bytes()) | {"version": 1}
-    del record["entries"][0]["round"]
+    del record["entries"][0]["round"], record["entries"][0]["clients"]
     record["sha256"] = module._digest(record)
     ledger.path.write_text(json.dumps(record))
     assert ledger.round_of("a") == -1
