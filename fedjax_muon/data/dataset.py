@@ -135,6 +135,8 @@ class Dataset(NamedTuple):
     standardization: Standardization | None = None
     # Of windows of tokens: what encodes and decodes them, a `tokenizers.Tokenizer`.
     tokenizer: Any = None
+    # Whether the test examples are some of those that were given for training.
+    held_out: bool = False
 
     def __repr__(self) -> str:
         return f"Dataset({summary(self)})"

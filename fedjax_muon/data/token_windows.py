@@ -98,6 +98,7 @@ def from_text(
             owners if several else None,
             held_owners if several else None,
             tokenizer=made,
+            held_out=True,
         )
     )
 

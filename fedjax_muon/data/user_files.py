@@ -132,7 +132,8 @@ def _dataset(
         else rows[ids]
         for rows, ids in ((train.x, kept), (x_test, held))
     )
-    return check(Dataset(x, y, x_test, y_test, called, 0, owners, test_owners, scales))
+    made = Dataset(x, y, x_test, y_test, called, 0, owners, test_owners, scales)
+    return check(made._replace(held_out=kept is not None))
 
 
 def _held_out(

@@ -26,6 +26,7 @@ from fedjax_muon.simulation.checkpoint import CheckpointError
 from fedjax_muon.simulation.rounds import init_state
 
 LOCK, NEWEST = "server.lock", "newest"  # files beside the checkpoints
+NONE = -1  # the note of a run that has no checkpoint yet
 
 
 def serve(
@@ -136,6 +137,8 @@ def _begun(server: Rounds, key: jax.Array, stored: Any) -> Progress:
     restored = checkpoint.restore(stored, _values(begun), _mark(server, begun))
     if shared.guarantee is not None:
         _check_newest(stored)
+        if restored is None:  # from now on there is a note
+            _note(stored, NONE)
     if restored is not None:
         values, notes = restored
         accepted, rest = np.asarray(values["accepted"]), notes.get("rest")
@@ -170,21 +173,27 @@ def _save(stored: Any, server: Rounds, progress: Progress) -> None:
     mark = _mark(server, progress)
     checkpoint.save(stored, step, _values(progress), mark, notes)
     if shared.guarantee is not None:
-        files.write(Path(stored.directory) / NEWEST, f"{step}\n", 0o600)
+        _note(stored, step)
     server.saved = progress.accepted
 
 
 def _check_newest(stored: Any) -> None:
     """Refuses to release again what follows an older checkpoint than the newest."""
     path = Path(stored.directory) / NEWEST
-    step = -1 if stored.latest is None else stored.latest.step
+    step = NONE if stored.latest is None else stored.latest.step
     noted = path.read_text().strip() if path.exists() else ""
-    if noted and not (noted.isdecimal() and int(noted) <= step):
+    known = noted.removeprefix("-").isdecimal() and int(noted) <= step
+    if not known and (noted or step != NONE):
+        gone = f"checkpoint {plain(noted)}" if noted else f"the file {NEWEST}"
         raise CheckpointError(
-            f"checkpoint {plain(noted)} of {path.parent} is gone; an older one would "
-            "release noisy sums again. Put it back, or start a new run in another "
-            "directory"
+            f"{gone} of {path.parent} is gone; an older checkpoint would release noisy "
+            "sums again. Put it back, or start a new run in another directory"
         )
+
+
+def _note(stored: Any, step: int) -> None:
+    """Notes the newest checkpoint, which may not be forgotten."""
+    files.write(Path(stored.directory) / NEWEST, f"{step}\n", 0o600)
 
 
 def in_process(nodes: Mapping[int, Node]) -> Send:

@@ -8,6 +8,7 @@ The same call with the same directory goes on where it was interrupted.
 import contextlib
 import functools
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,14 +119,14 @@ def job_of(
     drop = drop_nonfinite or guarantee is not None
     public, hidden, arrays = dict[str, str](), dict[str, str](), dict[str, str]()
     if directory is not None:
-        others = {"evaluate_every": evaluate_every, "drop_nonfinite": drop}
+        others: Any = {"evaluate_every": evaluate_every, "drop_nonfinite": drop}
         words = functools.partial(identity, method, problem, seed, how, **others)
         arrays = arrays_of(simulation, data)
         public = words() | arrays
         if _has_secrets(simulation):
             public, hidden = words(publishable=True), public
     known = public, hidden, arrays.get("clients", "")
-    numbers = rounds, evaluate_every, drop, problem.name
+    numbers: Any = rounds, evaluate_every, drop, problem.name
     return Job(name, seed, simulation, *known, directory, *numbers)
 
 
@@ -145,6 +146,13 @@ def begin(
             "a ledger and a budget are for private runs; leave them out, or add privacy"
         )
     privacy.check_budget(private, dataset, ledger, budget)
+    if private and dataset.held_out:
+        warnings.warn(
+            "test scores are published without noise, and the test examples are some "
+            "of the private ones, since none were given; give test examples that "
+            "belong to nobody whom privacy protects",
+            stacklevel=2,
+        )
     about = json.dumps(versions(), indent=2) + "\n"
     for job in jobs:
         claimed(_place(job), job.public)

@@ -18,12 +18,22 @@ class LastState:
     """Remembers the arrays of a state, and keeps none of them in memory."""
 
     def __init__(self) -> None:
+        self._forget()
+        self._forgets = False
+
+    def _forget(self) -> None:
         self._arrays: list[weakref.ref[Any]] | None = None
         self._process = -1
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # another thread may have held the one before
 
     def keep(self, state: Any) -> None:
         """Remembers a state in place of the one before."""
+        if not self._forgets:
+            # a child may have the number of its process again, in another namespace
+            this = weakref.ref(self)
+            forget = lambda: (one := this()) and one._forget()
+            os.register_at_fork(after_in_child=forget)
+            self._forgets = True
         with self._lock:
             self._arrays = list(map(weakref.ref, jax.tree.leaves(state)))
             self._process = os.getpid()

@@ -331,6 +331,10 @@ def test_an_older_checkpoint_is_refused_and_so_is_a_second_server(tmp_path):
         shutil.rmtree(path)
         with pytest.raises(ValueError, match=r"checkpoint 1 of .* is gone"):
             run(2)
-    shutil.copytree(tmp_path / "copy" / "1", place / "1")
+    (place / "newest").unlink()  # and 0 is all that is left
+    shutil.copytree(tmp_path / "copy" / "0", place / "0")
+    with pytest.raises(ValueError, match=r"the file newest of .* is gone; an older"):
+        run(2)
+    shutil.copytree(tmp_path / "copy", place, dirs_exist_ok=True)
     assert run(2).state.round == 2
     assert "checkpoints are never put back" in shared.guarantee.statement()

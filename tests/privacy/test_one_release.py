@@ -5,6 +5,8 @@ import functools
 import itertools
 import os
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import flax.linen as nn
@@ -162,6 +164,37 @@ def test_a_private_simulation_trains_only_from_its_last_state(kind, monkeypatch)
     begun = one.init(KEY, params=params)
     refused(again, one.train_round, state)
     assert one.train_rounds(begun, 2)[0].round == 2
+
+
+FORKED = """
+import os
+os.getpid = lambda: 1  # as of the first process in a container, and of its child
+from test_one_release import KEY, clients
+
+one = clients()
+state, _ = one.train_round(one.init(KEY))
+read, write = os.pipe()
+if os.fork() == 0:
+    try:
+        one._last_state.take(state)
+        os.write(write, b"released again")
+    except ValueError as error:
+        os.write(write, str(error).encode())
+    os._exit(0)
+print(os.read(read, 1000).decode())
+os.wait()
+one._last_state.take(state)  # the parent still has it
+"""
+
+
+def test_a_child_with_the_same_process_number_is_refused():
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-W", "ignore", "-c", FORKED]
+    ran = subprocess.run(
+        command, env=os.environ | paths, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "trains only from the state that it made" in ran.stdout
 
 
 # ---------------------------------------------------------------------- run directories
