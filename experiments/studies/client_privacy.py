@@ -361,7 +361,9 @@ def main(
         f"{rounds} rounds of {STEPS} local steps. Delta is {DELTA:g}; neighboring data "
         "sets differ by one client with all its examples. z is the noise multiplier of "
         "a round. Every cell is the best of a small grid, chosen on examples that no "
-        "client has; the accounting does not cover this choice.",
+        "client has; the accounting does not cover this choice. Every seed has other "
+        "clients, so epsilon is that of one run: the runs of several seeds do not "
+        "compose.",
         "",
         "Chosen grid points:",
         "",

@@ -142,9 +142,11 @@ def charge(
             "              a client of one is part of several clients of another\n"
             f"  each way:   by itself, at most ({most:.4g}, {delta:g})"
         )
+    others = len(entries) - len(runs)
     return (
-        f"all {len(runs)} runs of this job and {len(entries) - len(runs)} others that "
-        f"the ledger has seen, composed: {promise}\n"
+        f"{'the run' if len(runs) == 1 else f'all {len(runs)} runs'} of this job and "
+        f"{others} {'other' if others == 1 else 'others'} that the ledger has seen, "
+        f"composed: {promise}\n"
         f"  ledger:     {ledger.path}"
     )
 

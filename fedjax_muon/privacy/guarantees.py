@@ -20,9 +20,10 @@ published.
 """
 
 import dataclasses
+import functools
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -146,9 +147,11 @@ class PrivacyReport:
     def statement(self) -> str:
         """Returns the report as lines of text, to print and to store with results."""
         guarantee = f"({self.epsilon:.4g}, {self.delta:g})-differential privacy"
-        if math.isinf(self.epsilon):
+        private = not math.isinf(self.epsilon)
+        if not private:
             guarantee = "NO differential privacy (epsilon = inf)"
         lines = (
+            *(_in_plain_words(self) if private and self.unit == CLIENT else ()),
             f"{guarantee} for {self.unit}",
             f"  released:   {', '.join(self.released)} together, {self.steps} steps",
             f"  adjacency:  {self.adjacency}",
@@ -162,6 +165,34 @@ class PrivacyReport:
         return "\n".join(lines)
 
 
+def _in_plain_words(report: PrivacyReport) -> Iterator[str]:
+    """What a statement promises to clients, for those who never read another one."""
+    odds = math.exp(min(report.epsilon, 700))  # exp(700) is still finite
+    yield "This run protects each client from everybody who sees what is released."
+    yield (
+        "What they conclude about a client is at most "
+        f"{odds:.4g} times as likely with its examples as without them,\n"
+        f"plus a probability of {report.delta:g}."
+    )
+
+
+# what the words for examples are called where clients are protected
+_OF_CLIENTS = {
+    "record": "client",
+    "batch size": "cohort size",
+    "batch": "cohort",
+    "the agent's": "a client's",
+    "several units": "several clients",
+}
+
+
+def _said(text: str, unit: str) -> str:
+    """Words of a statement, for the unit that is protected."""
+    for word, client in _OF_CLIENTS.items() if unit == CLIENT else ():
+        text = text.replace(word, client)
+    return text
+
+
 def report(spec: PrivacySpec) -> PrivacyReport:
     """Computes the epsilon of a run and lists its conditions.
 
@@ -171,24 +202,25 @@ def report(spec: PrivacySpec) -> PrivacyReport:
     reasons = without_guarantee(spec.releases)
     secret = (_SECRET_COINS,) if spec.sampling.amplifies else ()
     steady = (_STEADY,) if _telescopes(spec) else ()
+    said = functools.partial(_said, unit=spec.unit)
     return PrivacyReport(
         epsilon=math.inf if reasons else _epsilon(spec, accountant),
         delta=spec.delta,
         unit=spec.unit,
-        adjacency=spec.adjacency.meaning,
+        adjacency=said(spec.adjacency.meaning),
         threat=str(spec.threat),
-        sampling=str(spec.sampling),
+        sampling=said(str(spec.sampling)),
         accountant=str(accountant),
         released=tuple(spec.releases),
         steps=spec.steps,
         assumptions=(
             *_noise_assumptions(spec.releases),
-            *_ASSUMPTIONS,
+            *map(said, _ASSUMPTIONS),
             *secret,
             *steady,
             *spec.threat.assumptions,
         ),
-        caveats=(*reasons, *_CAVEATS),
+        caveats=tuple(map(said, (*reasons, *_CAVEATS))),
     )
 
 

@@ -30,9 +30,8 @@ class LastState:
         """Remembers a state in place of the one before."""
         if not self._forgets:
             # a child may have the number of its process again, in another namespace
-            this = weakref.ref(self)
-            forget = lambda: (one := this()) and one._forget()
-            os.register_at_fork(after_in_child=forget)
+            forget = weakref.WeakMethod(self._forget)
+            os.register_at_fork(after_in_child=lambda: (forget() or tuple)())
             self._forgets = True
         with self._lock:
             self._arrays = list(map(weakref.ref, jax.tree.leaves(state)))

@@ -363,7 +363,9 @@ def test_private_clients_are_the_same_for_all_seeds(tmp_path):
     orders = [run.simulation.run.partition.order for run in runs]
     np.testing.assert_array_equal(*orders)
     said = (tmp_path / "run4" / "privacy.txt").read_text()
-    assert "1 others that the ledger has seen, composed: (1" in said
+    assert (
+        "the run of this job and 1 other that the ledger has seen, composed: (1" in said
+    )
     fewer = problems.classification(problem.dataset, **{**TINY, "clients": 5})
     place = tmp_path / "fewer"
     refused = pytest.raises(ValueError, match=r"with other clients, so no budget")

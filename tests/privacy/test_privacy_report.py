@@ -246,12 +246,26 @@ def test_the_statement_of_clients():
     for words in (
         "for one client with all its examples",
         "the noisy sums of clipped messages",
-        "one record is added or removed",
+        "one client is added or removed",
+        "sums are divided by the expected cohort size",
         "every model that the server broadcasts is seen; the server and the channels",
         "the server keeps single messages, and who took part, to itself",
         "training loss, is not published",
     ):
         assert words in text
+    for word in ("record", "batch", "agent"):
+        assert word not in text
+    first, second = text.splitlines()[0], " ".join(text.splitlines()[1:3])
+    assert first == (
+        "This run protects each client from everybody who sees what is released."
+    )
+    odds = math.exp(report(client_spec(FullBatch(100), **RUN)).epsilon)
+    assert f"is at most {odds:.4g} times as likely with its examples as" in second
+    assert second.endswith(f"plus a probability of {RUN['delta']:g}.")
+    loud = report(client_spec(FullBatch(100), **RUN | {"noise_multiplier": 0.0}))
+    assert loud.statement().startswith("NO differential privacy")
+    sampled = report(client_spec(Poisson(100, 5), **RUN)).statement()
+    assert "every client joins a cohort independently" in sampled
 
 
 def test_what_cannot_be_accounted_for_is_refused():
