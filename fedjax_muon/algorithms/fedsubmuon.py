@@ -31,6 +31,7 @@ from fedjax_muon.core import (
 )
 from fedjax_muon.transforms import Polar, default_rule, muon
 from fedjax_muon.transforms.lora import (
+    check_adapters,
     check_kernel,
     folded,
     is_adapter,
@@ -110,6 +111,7 @@ def _drawn(state: State, scale: Number, key: jax.Array) -> State:
 
 
 def _check(params: Any) -> None:
+    check_adapters(params)
     for node in _adapters(params):
         (fan_in, rank), fan_out = node["a"].shape, node["b"].shape[1]
         check_kernel(node)

@@ -37,7 +37,12 @@ from fedjax_muon.core import (
     value_at,
 )
 from fedjax_muon.tasks.lora import draw_a
-from fedjax_muon.transforms.lora import check_kernel, folded, map_adapters
+from fedjax_muon.transforms.lora import (
+    check_adapters,
+    check_kernel,
+    folded,
+    map_adapters,
+)
 from fedjax_muon.wrappers.personalization import Personal, merged
 
 Adapter = Mapping[str, Any]  # {"a", "b"}, and with "kernel" if the server moves W
@@ -121,6 +126,7 @@ def _exchange(
     gather = average.merge is not None
 
     def init(params):
+        check_adapters(params)
         if "kernel" in average.down:
             map_adapters(check_kernel, params)
         return State(params)

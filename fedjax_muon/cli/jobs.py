@@ -519,7 +519,8 @@ def _all(words: Words) -> list[str]:
     """The methods of a problem, for the word `all`."""
     if words.options.get("problem") == "auc":
         return [*minimax.ALL]
-    return [name for name in METHODS if name in names.algorithms.ALL]
+    known = names.algorithms.ALL  # no problem of the command has adapters
+    return [name for name in METHODS if name in known and not known[name].adapters]
 
 
 def _usual(calls: Sequence[Call], problem: str | None) -> dict[str, str]:

@@ -59,7 +59,7 @@ from fedjax_muon.simulation.program import (
     numbers,
 )
 from fedjax_muon.simulation.rounds import Metrics
-from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.simulation.simulation import Simulation, checked
 from fedjax_muon.tasks.task import Task, as_argument
 
 
@@ -299,7 +299,7 @@ def decentralize(
     if program.shardings is not None:
         data = jax.device_put(data, program.shardings[0])
     run = program.placed(run)
-    return Simulation(program, compiled(program), data, run, links, guarantee)
+    return checked(Simulation(program, compiled(program), data, run, links, guarantee))
 
 
 def program_of(setup: GossipSetup) -> Program:

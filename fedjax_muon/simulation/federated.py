@@ -80,7 +80,7 @@ from fedjax_muon.simulation.rounds import (
     run_rounds,
     traced,
 )
-from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.simulation.simulation import Simulation, checked
 from fedjax_muon.tasks.task import Task, as_argument
 
 
@@ -188,8 +188,7 @@ def federate(
     program = program_of(setup)
     run = program.placed(run)
     simulation = Simulation(program, compiled(program), data, run, guarantee=guarantee)
-    simulation.timing(jax.random.key(0))  # may raise
-    return simulation
+    return checked(simulation)  # may raise
 
 
 def _check_clock(cohort: Cohort, local_epochs: Epochs | None) -> None:

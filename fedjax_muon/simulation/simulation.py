@@ -487,6 +487,23 @@ class Simulation:
         return dataclasses.replace(self, run=run, links=links)
 
 
+@promoting
+def checked(simulation: Simulation) -> Simulation:
+    """Traces the prologue and a round, so that what can't run raises before training.
+
+    The first call of each uses the trace again.
+    """
+    key, data = jax.random.key(0), simulation.data
+    secret = key if simulation._has_secret_noise else None
+    create = functools.partial(simulation.program.create, params=None)
+    state = jax.eval_shape(create, data, simulation.run, key, secret)
+    state, _ = simulation.compiled.begin.eval_shape(data, simulation.run, state)
+    run = simulation.timed(key, 0, 1)
+    run = run if secret is None else run._replace(key=secret)
+    simulation.compiled.rounds.eval_shape(data, run, state, 1)
+    return simulation
+
+
 def fresh_key(guarantee: Guarantee | None) -> jax.Array | None:
     """A key from the operating system, the same in all processes; None without secret
     noise."""

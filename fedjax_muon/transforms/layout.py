@@ -7,6 +7,7 @@ tree works in both libraries. A leaf of any rank is a stack of matrices of shape
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,7 +37,10 @@ def _name(key: Any) -> str:
 
 
 def muon_dimension_numbers(
-    params: Params, *, exclude: Sequence[str] = ("bias", "scale")
+    params: Params,
+    *,
+    exclude: Sequence[str] = ("bias", "scale"),
+    stacked: Sequence[str] = (),
 ) -> Numbers:
     """Finds the matrices among the parameters of a Flax model.
 
@@ -45,12 +49,13 @@ def muon_dimension_numbers(
     query, key and value kernels of attention (in, heads, width) are summed over the
     first. Leaves with fewer than two axes are not matrices.
 
-    Layers that are stacked by `nn.scan` need their own layout.
-
     Args:
       params: Parameters of one client, never of a stack of clients.
       exclude: Names in the paths of leaves to treat as vectors, not matrices. Add
         "embedding" or the name of the head to exclude these from Muon.
+      stacked: Names in the paths of layers that `nn.scan`, `nn.vmap` or `nnx.vmap` has
+        stacked, whose first axis counts them. A layer that looks stacked and is not
+        named here is warned of.
 
     Returns:
       A tree of `MuonDimensionNumbers`, with None for leaves that are not matrices.
@@ -60,28 +65,91 @@ def muon_dimension_numbers(
       >>> numbers["kernel"].output_axis
       1
     """
-    if isinstance(exclude, str):
-        raise TypeError(f"exclude must be a sequence of names, got {exclude!r}")
+    for argument, value in {"exclude": exclude, "stacked": stacked}.items():
+        if isinstance(value, str):
+            raise TypeError(f"{argument} must be a sequence of names, got {value!r}")
+    _warn_of_stacks(params, {*exclude, *stacked})
 
     def numbers(path: Iterable[Any], leaf: Any) -> MuonDimensionNumbers | None:
         names = [_name(key) for key in path]
-        if leaf.ndim < 2 or any(name in exclude for name in names):
+        first = int(any(name in stacked for name in names))
+        if leaf.ndim < 2 + first or any(name in exclude for name in names):
             return None
         last = leaf.ndim - 1
-        # Any two names in a row, since boxed parameters have another, "value", at the
-        # end.
-        if leaf.ndim == 3 and PROJECTIONS & set(itertools.pairwise(names)):
-            return MuonDimensionNumbers(0, (1, 2))
-        return MuonDimensionNumbers(tuple(range(last)), last)
+        if leaf.ndim == 3 + first and _is_projection(names):
+            return MuonDimensionNumbers(first, (first + 1, first + 2))
+        return MuonDimensionNumbers(tuple(range(first, last)), last)
 
     return jax.tree_util.tree_map_with_path(numbers, params)
 
 
-def hidden_matrices(params: Params) -> Numbers:
+def _is_projection(names: Iterable[str]) -> bool:
+    # Any two names in a row, since boxed parameters have another, "value", at the end.
+    return bool(PROJECTIONS & set(itertools.pairwise(names)))
+
+
+def _shapes(params: Params) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """The shapes of a whole model by paths; none of a part, which `masked` leaves."""
+    masked = lambda node: isinstance(node, optax.MaskedNode)
+    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=masked)
+    if any(masked(leaf) for _, leaf in leaves):
+        return {}
+    return {tuple(map(_name, path)): np.shape(leaf) for path, leaf in leaves}
+
+
+def _warn_of_stacks(params: Params, known: set[str]) -> None:
+    """Warns of leaves that look like matrices of several layers.
+
+    Vectors tell: if all of a module have an axis too many, it is stacked. Where there
+    is none, an axis too many of a kernel may also be that of a convolution.
+    """
+    shapes = _shapes(params)
+    extra: dict[tuple[str, ...], list[int]] = {}  # axes of the vectors of a module
+    for names, shape in shapes.items():
+        if {"bias", "scale"} & {*names}:
+            usual = 2 if {"query", "key", "value"} & {*names[:-1]} else 1
+            for depth in range(len(names)):
+                extra.setdefault(names[:depth], []).append(len(shape) - usual)
+    for names, shape in shapes.items():
+        modules = [names[:depth] for depth in range(1, len(names))]
+        stacked = [m for m in ((), *modules) if min(extra.get(m, [0])) > 0]
+        if not stacked and not any(m in extra for m in modules[-1:]):
+            usual = 3 if _is_projection(names) or "out" in names else 2
+            plain = "kernel" not in names or "conv" in ".".join(names).lower()
+            stacked = [] if plain or len(shape) != usual + 1 else modules[:1]
+        if stacked and len(shape) > 2 and not {*names} & known:
+            name = (stacked[0] or names[:1])[-1]
+            warnings.warn(
+                f"{'.'.join(names)} {[*shape]} may be the layers of an nn.scan or "
+                "nn.vmap, and the layout takes it for one matrix; if they are, use "
+                f"layout=partial(muon_dimension_numbers, stacked=({name!r},)), and if "
+                "it is a convolution, name it conv",
+                stacklevel=3,
+            )
+
+
+def _warn_of_heads(params: Params) -> None:
+    """Warns of a model whose last layer would be taken for a hidden one."""
+    shapes = _shapes(params)
+    tied = any(names[-2:] == ("tokens", "embedding") for names in shapes)
+    if shapes and not tied and not any("head" in names for names in shapes):
+        warnings.warn(
+            "no layer is named head, so the layout takes the last one for a hidden "
+            "matrix; name it head, or use layout=partial(muon_dimension_numbers, "
+            "exclude=(...)) with the names of the first and the last layer",
+            stacklevel=3,
+        )
+
+
+def hidden_matrices(params: Params, *, stacked: Sequence[str] = ()) -> Numbers:
     """Finds the matrices of hidden layers: all but embeddings and the head.
 
     That is the layout of language models in the codes of Muon and of MuLoCo. Layers and
-    leaves that are named "embedding" or "head" are no matrices.
+    leaves that are named "embedding" or "head" are no matrices. A model without a layer
+    named "head" is warned of: its last layer would be taken for a hidden one.
+
+    Args:
+      stacked: As for `muon_dimension_numbers`.
 
     Example:
       >>> params = {"head": {"kernel": jnp.ones((4, 3))}, "up": jnp.ones((4, 4))}
@@ -90,7 +158,8 @@ def hidden_matrices(params: Params) -> Numbers:
       (True, False)
     """
     hidden = ("bias", "scale", "embedding", "head")
-    return muon_dimension_numbers(params, exclude=hidden)
+    _warn_of_heads(params)
+    return muon_dimension_numbers(params, exclude=hidden, stacked=stacked)
 
 
 class Axes(NamedTuple):

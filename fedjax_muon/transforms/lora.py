@@ -39,6 +39,15 @@ def map_adapters(
     return jax.tree.map(one, *trees, is_leaf=is_adapter)
 
 
+def check_adapters(params: Any, what: str = "this method trains") -> None:
+    """Raises `ValueError` for parameters without low-rank adapters."""
+    if not any(map(is_adapter, jax.tree.leaves(params, is_leaf=is_adapter))):
+        raise ValueError(
+            f"{what} low-rank adapters, and the model has none; make the task by "
+            "fm.tasks.lora.lora_classification or fm.tasks.lora.lora_language"
+        )
+
+
 def check_kernel(node: Any) -> None:
     """Raises `ValueError` for an adapter whose kernel the server cannot move."""
     if "kernel" not in node:
@@ -120,6 +129,11 @@ def lora_muon(
         below = lambda node: jax.tree.map(lambda _: mark(node), node)
         return jax.tree.map(below, params, is_leaf=is_pair)
 
+    def init(params: optax.Params) -> Any:
+        check_adapters(params, "LoRA-Muon is for")
+        return rule.init(params)
+
     pairs = optax.chain(optax.trace(momentum), optax.stateless(steps))
     rest = optax.scale_by_adam(0.9, 0.95, 1e-10) if rest is None else rest
-    return optax.partition({"pair": pairs, "rest": rest}, labels)
+    rule = optax.partition({"pair": pairs, "rest": rest}, labels)
+    return optax.GradientTransformationExtraArgs(init, rule.update)

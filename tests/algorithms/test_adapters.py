@@ -1,5 +1,6 @@
 """Averages of low-rank adapters against dense transcriptions, and their laws."""
 
+import importlib
 from functools import partial
 
 import jax
@@ -93,6 +94,27 @@ def assert_same_models(found, want):
             np.testing.assert_allclose(p[name], q[name], rtol=0, atol=1e-12)
         product = p["A"] @ p["B"]
         np.testing.assert_allclose(product, q["A"] @ q["B"], rtol=0, atol=1e-12)
+
+
+ADAPTERS = {name for name, method in fm.algorithms.ALL.items() if method.adapters}
+
+
+@pytest.mark.parametrize("name", sorted(ADAPTERS))
+def test_a_model_without_adapters_is_refused(name):
+    """On it, all of them would be FedAvg with Adam."""
+    algorithm = fm.algorithms.ALL[name].function()
+    said = r"trains low-rank adapters, and the model has none; make .*lora_language$"
+    with pytest.raises(ValueError, match=said):
+        engine.init(algorithm, X, 3)
+    with pytest.raises(ValueError, match=said.replace("trains", "is for")):
+        transforms.lora_muon(2.0).init(X)
+
+
+def test_methods_for_adapters_are_known():
+    parts = ("lora", "fedsubmuon")
+    modules = [importlib.import_module(f"fedjax_muon.algorithms.{n}") for n in parts]
+    defined = {name for each in modules for name in vars(each)} & {*fm.algorithms.ALL}
+    assert defined == ADAPTERS == {*METHODS, "fedsubmuon", "fedsubmuon_gt"}
 
 
 @pytest.mark.parametrize("name", METHODS)

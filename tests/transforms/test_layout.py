@@ -73,6 +73,110 @@ class ConvNet(nn.Module):
         return nn.Dense(10, name="query")(x.reshape(len(x), -1))
 
 
+class Block(nn.Module):
+    bias: bool = True
+    norm: bool = False
+
+    @nn.compact
+    def __call__(self, x, _):
+        x = nn.LayerNorm()(x) if self.norm else x
+        return nn.Dense(4, use_bias=self.bias)(x), None
+
+
+class Scanned(nn.Module):
+    bias: bool = True
+    norm: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        stack = nn.scan(
+            Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=3
+        )
+        x, _ = stack(self.bias, self.norm)(x, None)
+        return nn.Dense(2, name="head")(x)
+
+
+class Together(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        kind = nn.vmap(
+            nn.MultiHeadDotProductAttention,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            axis_size=3,
+            in_axes=None,
+        )
+        return kind(num_heads=2)(x)
+
+
+@nnx.vmap(in_axes=0, out_axes=0)
+def linears(rngs):
+    return nnx.Linear(4, 4, rngs=rngs)
+
+
+STACKED = {  # parameters, and the name of what is stacked
+    "scan": (lambda: params_of(Scanned(), jnp.ones((1, 4))), "ScanBlock_0"),
+    "no bias": (lambda: params_of(Scanned(False), jnp.ones((1, 4))), "ScanBlock_0"),
+    "a norm": (
+        lambda: params_of(Scanned(False, True), jnp.ones((1, 4))),
+        "ScanBlock_0",
+    ),
+    "attention": (
+        lambda: params_of(Together(), jnp.ones((1, 5, 4))),
+        "VmapMultiHeadDotProductAttention_0",
+    ),
+    "nnx": (
+        lambda: {"layers": nnx.state(linears(nnx.Rngs(0).split(3))).to_pure_dict()},
+        "layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STACKED)
+def test_stacked_layers_are_warned_of_or_named(kind):
+    make, name = STACKED[kind]
+    params = make()
+    said = rf"of an nn.scan or nn.vmap.*stacked=\('{name}',\)"
+    for look in (muon_dimension_numbers, layout.hidden_matrices):
+        with pytest.warns(UserWarning, match=said):
+            look({**params, "head": jnp.ones((4, 2))})
+    numbers = numbers_of(params, stacked=(name,))
+    for path, known in numbers.items():
+        if known is not None and name in path:
+            shape = dict(by_path(params, lambda _: False))[path].shape
+            axes = leaf_axes(known, jax.ShapeDtypeStruct(shape, jnp.float32))
+            assert axes.batch == (0,)
+    assert any(known is not None for known in numbers.values())
+
+
+def test_layers_of_one_kind_are_no_stack():
+    """Convolutions, attention, and parts of a tree that `partition` masks."""
+    for params in (
+        params_of(Transformer(), jnp.ones((1, 5), jnp.int32)),
+        params_of(ConvNet(), jnp.ones((1, 8, 8, 3))),
+        params_of(nn.Conv(4, (3,), use_bias=False, name="conv"), jnp.ones((1, 5, 2))),
+    ):
+        muon_dimension_numbers({"conv": params})  # warnings are errors
+        rule = by_rank(orthogonalize(), layout=muon_dimension_numbers)
+        jax.eval_shape(rule.init, {"conv": params})
+
+
+@pytest.mark.parametrize("name", ["lm_head", "Dense_3", "classifier", "logits"])
+def test_a_model_without_a_head_is_warned_of(name):
+    params = {
+        "Embed_0": {"embedding": jnp.ones((5, 4))},
+        name: {"kernel": jnp.ones((4, 5))},
+    }
+    with pytest.warns(UserWarning, match="no layer is named head, so the layout takes"):
+        layout.hidden_matrices(params)
+    tied = {
+        "tokens": {"embedding": jnp.ones((5, 4))},
+        "up": {"kernel": jnp.ones((4, 4))},
+    }
+    layout.hidden_matrices(tied)
+    layout.hidden_matrices({"head": params[name], "Embed_0": params["Embed_0"]})
+
+
 def params_of(model, *inputs):
     """Shapes suffice: nothing here depends on values."""
     return jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
