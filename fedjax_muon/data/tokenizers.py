@@ -8,9 +8,10 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,6 +20,7 @@ from fedjax_muon.files import reading
 from fedjax_muon.versions import optional
 
 SPACE = "\u2581"  # of SentencePiece
+SHOWN = 24  # letters of a text in errors
 
 
 class Tokenizer(NamedTuple):
@@ -27,7 +29,8 @@ class Tokenizer(NamedTuple):
     name: str
     encode: Callable[[str], np.ndarray]  # text -> ids, int32 [n]
     decode: Callable[[ArrayLike], str]  # ids -> text
-    # int32 [V], the UTF-8 bytes of each token; 0 of one that is no text
+    # int32 [V], the UTF-8 bytes of each token; 0 of one that is no text, and of all if
+    # there shall be no bits per byte
     nbytes: np.ndarray
 
     @property
@@ -87,27 +90,43 @@ def characters(text: str) -> Tokenizer:
     return Tokenizer("characters", encode, decode, nbytes)
 
 
-def from_file(path: str | os.PathLike[str]) -> Tokenizer:
-    """Reads tokenizer.json of the library `tokenizers`, which must be installed."""
+def from_file(path: str | os.PathLike[str], *, lossy: bool = False) -> Tokenizer:
+    """Reads tokenizer.json of the library `tokenizers`, which must be installed.
+
+    Truncation, padding and dropout of merges are turned off. A blank that is put in
+    front of a text is no part of it, and special tokens have no bytes.
+
+    Args:
+      lossy: Takes texts that do not come back from their ids, as with lower-case
+        letters, words that are unknown, or dropped blanks. `encode` refuses them
+        otherwise. No token has bytes then, and models no bits per byte.
+    """
     place = Path(path).expanduser()
     library = optional("tokenizers", f"the tokenizer {place}")
     remedy = "save it again, by tokenizer.save(path)"
     # the library raises plain exceptions
     with reading(place, "a tokenizer.json", remedy, errors=(Exception,)):
         made = library.Tokenizer.from_str(place.read_text(encoding="utf-8"))
+        made.no_truncation()
+        made.no_padding()
+        if hasattr(made.model, "dropout"):
+            made.model.dropout = None
         facts = json.loads(made.to_str())
     vocabulary = made.get_vocab(with_added_tokens=True)
-    special = {each["content"] for each in facts["added_tokens"] if each["special"]}
-    by_bytes = '"ByteLevel"' in json.dumps(
-        [facts.get("pre_tokenizer"), facts.get("decoder")]
-    )
-    nbytes = np.zeros(1 + max(vocabulary.values()), np.int32)
+    added = {each["content"]: each["special"] for each in facts["added_tokens"]}
+    size_of = _sizes(facts)
+    sizes = np.zeros(1 + max(vocabulary.values()), np.int32)
+    nbytes = np.zeros_like(sizes)
     for token, i in vocabulary.items():
-        nbytes[i] = 0 if token in special else _bytes_of(token, by_bytes)
+        sizes[i] = len(token.encode()) if token in added else size_of(token)
+        nbytes[i] = 0 if lossy or added.get(token) else sizes[i]
 
     def encode(text: str) -> np.ndarray:
-        ids = made.encode(text, add_special_tokens=False).ids
-        return np.array(ids, np.int32)
+        ids = np.array(made.encode(text, add_special_tokens=False).ids, np.int32)
+        if not lossy:
+            back = made.decode(ids.tolist(), skip_special_tokens=False)
+            _check_kept(place.name, text, back, int(sizes[ids].sum()))
+        return ids
 
     def decode(ids: ArrayLike) -> str:
         return made.decode(np.ravel(np.asarray(ids)).tolist())
@@ -115,12 +134,43 @@ def from_file(path: str | os.PathLike[str]) -> Tokenizer:
     return Tokenizer(place.name, encode, decode, nbytes)
 
 
-def _bytes_of(token: str, by_bytes: bool) -> int:
+def _sizes(facts: Mapping[str, Any]) -> Callable[[str], int]:
     """The bytes of a token of a vocabulary, whose letters may stand for bytes."""
-    is_byte = token.startswith("<0x") and token.endswith(">") and len(token) == 6
-    if by_bytes or is_byte:
-        return 1 if is_byte else len(token)
-    return len(token.removeprefix("##").replace(SPACE, " ").encode())
+    model, steps = facts["model"], ("normalizer", "pre_tokenizer", "decoder")
+    how = json.dumps([facts.get(step) for step in steps], ensure_ascii=False)
+    if '"ByteLevel"' in how:
+        return len
+    begin = model.get("continuing_subword_prefix") or ""
+    end = model.get("end_of_word_suffix") or ""
+
+    def size_of(token: str) -> int:
+        if model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", token):
+            return 1
+        if end and token.endswith(end):
+            token = token.removesuffix(end) + " "
+        token = token.removeprefix(begin)
+        return len((token.replace(SPACE, " ") if SPACE in how else token).encode())
+
+    return size_of
+
+
+def _check_kept(name: str, text: str, back: str, count: int) -> None:
+    """Raises `ValueError` unless a text comes back from its ids, with all bytes."""
+    remedy = (
+        "so bits per byte would be false; use another tokenizer, or "
+        "data.tokenizers.from_file(path, lossy=True), which has none"
+    )
+    size, pair = len(text.encode()), [text.removeprefix(" "), back.removeprefix(" ")]
+    if pair[0] != pair[1]:
+        letters = enumerate(zip(*pair, strict=False))
+        same = next((i for i, (a, b) in letters if a != b), min(map(len, pair)))
+        at = max(0, same - SHOWN // 2)
+        given, found = (each[at : at + SHOWN] for each in pair)
+        raise ValueError(f"{name} loses text: {given!r} becomes {found!r}, {remedy}")
+    if count not in (size, size + 1):
+        raise ValueError(
+            f"{name}: its tokens have {count} bytes, the text {size}, {remedy}"
+        )
 
 
 NAMED: dict[str, Callable[[Iterable[str]], Tokenizer]] = {

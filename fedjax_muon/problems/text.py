@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedjax_muon import tasks
 from fedjax_muon.data import Dataset, from_text, partition
-from fedjax_muon.data.token_windows import Texts
+from fedjax_muon.data.token_windows import Short, Texts
 from fedjax_muon.data.tokenizers import Tokenizer
 from fedjax_muon.decentralized.topology import GraphOf
 from fedjax_muon.problems.division import Divide, division_of
@@ -24,6 +24,7 @@ def text(
     window: int = 128,
     tokenizer: str | os.PathLike[str] | Tokenizer = "bytes",
     test_share: float = 0.1,
+    short: Short = "refuse",
     graph: Graph | GraphOf = "erdos_renyi",
 ) -> Problem:
     """Language modeling: every next token of texts.
@@ -41,6 +42,8 @@ def text(
       window: Number of tokens that are predicted in a window, the model's context.
       tokenizer: bytes, characters, or the path of a tokenizer.json.
       test_share: Share of every document that is held out, at its end.
+      short: What becomes of documents of less than two windows: refuse or drop them, or
+        join all documents to one text.
       graph: Agents without a server: the graph that they exchange messages on.
 
     Example:
@@ -50,7 +53,13 @@ def text(
     data = (
         path
         if isinstance(path, Dataset)
-        else from_text(path, window=window, tokenizer=tokenizer, test_share=test_share)
+        else from_text(
+            path,
+            window=window,
+            tokenizer=tokenizer,
+            test_share=test_share,
+            short=short,
+        )
     )
     module = (model or gpt)(data)
     return problem_of(
