@@ -211,6 +211,11 @@ class GPT(nn.Module):
     def width_of_heads(self) -> int:
         return self.head_width or self.width // self.heads
 
+    @property
+    def width_of_network(self) -> int:
+        usual = -(-8 * self.width // 24) * 8 if self.gated else 4 * self.width
+        return self.hidden or usual
+
     def _norm(self) -> Callable[..., nn.Module]:
         return partial(self.norm, epsilon=self.epsilon, dtype=self.dtype)
 
@@ -231,10 +236,9 @@ class GPT(nn.Module):
         )
 
     def _network(self) -> Callable[..., nn.Module]:
-        usual = -(-8 * self.width // 24) * 8 if self.gated else 4 * self.width
         return partial(
             Network,
-            self.hidden or usual,
+            self.width_of_network,
             self.gated,
             self.activation,
             self.biases,
@@ -317,6 +321,11 @@ def generate(
       The prompt and the drawn tokens, [B, N + length] or [N + length].
     """
     ids = _checked(model, prompt, length)
+    if "adapters" in params:
+        raise ValueError(
+            "these are parameters of adapters; give those of the model, "
+            "fm.tasks.lora.merged(task, params)"
+        )
     check_range("temperature", temperature, open_low=True, schedules=False)
     if top_k is not None:
         limit = "the model's vocabulary"
