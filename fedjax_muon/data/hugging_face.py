@@ -64,23 +64,20 @@ def from_hf(
             f"{', '.join(splits) or 'none'}; rename one"
         )
     if others := splits.keys() - {*parts, UNLABELED}:
-        warnings.warn(
-            f"{root}: the splits {', '.join(sorted(others))} are not read; of "
-            f"{', '.join(OF_TRAIN)} and of {', '.join(OF_TEST)}, the first is",
-            stacklevel=2,
-        )
+        known = f"{', '.join(OF_TRAIN)}, and of {', '.join(OF_TEST)}"
+        not_read = f"{root}: the splits {', '.join(sorted(others))} are not read"
+        warnings.warn(f"{not_read}, but the first of {known}", stacklevel=2)
     parts = [name for name in parts if name]
     rows = [
         _rows(_Split(root, name, splits[name], library), label, owner, exclude, size)
         for name in parts
     ]
-    classes, *of_test = (
-        getattr(splits[name].features[label], "names", None) for name in parts
-    )
-    if of_test and of_test[0] != classes:
+    named_in = [getattr(splits[name].features[label], "names", None) for name in parts]
+    classes = named_in[0]
+    if classes != named_in[-1]:
         raise ValueError(
-            f"{root}: {parts[0]} has the classes {classes}, {parts[1]} {of_test[0]}; "
-            f"cast column {label!r} to the same"
+            f"{root}: {parts[0]} has the classes {classes}, and {parts[-1]} "
+            f"{named_in[-1]}; cast column {label!r} to the same"
         )
     with named(root):
         is_text = isinstance(rows[0].inputs, list)

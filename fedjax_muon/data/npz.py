@@ -83,13 +83,11 @@ def arrays_of(
                 "them under these names with numpy.savez"
             )
         keys = [key for key in (*needed, *others) if f"{key}.npy" in names]
-        unread = {name.removesuffix(".npy") for name in names} - {*keys}
+        unread = sorted({name.removesuffix(".npy") for name in names} - {*keys})
         if unread:
-            warnings.warn(
-                f"{path}: {', '.join(sorted(unread)[:20])} will not be read; the names "
-                f"of arrays are {', '.join((*needed, *others))}",
-                stacklevel=3,
-            )
+            known = ", ".join((*needed, *others))
+            wrong = f"{path}: {', '.join(unread[:20])} will not be read"
+            warnings.warn(f"{wrong}; the names are {known}", stacklevel=3)
         return {key: _array(archive, key) for key in keys}
 
 

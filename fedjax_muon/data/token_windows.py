@@ -29,7 +29,6 @@ from fedjax_muon.versions import optional
 Texts = Mapping[str, str]  # by the names of documents
 PLAYS = "plays"
 Short = Literal["refuse", "drop", "join"]
-MARK = "\ufeff"  # at the start of texts of some editors
 
 
 def from_text(
@@ -48,10 +47,10 @@ def from_text(
     left out.
 
     Args:
-      source: A text file; a directory, each of whose .txt files is a document, also in
-        folders below; what Hugging Face's `save_to_disk` wrote, each of whose rows is
-        one; "plays", those speakers of Shakespeare's plays who fill two windows; or
-        texts by the names of documents.
+      source: A text file; a directory, each .txt file of which or below is a document;
+        what Hugging Face's `save_to_disk` wrote, each of whose rows is one; "plays",
+        those speakers of Shakespeare's plays who fill two windows; or texts by the
+        names of documents.
       window: T, the number of tokens that are predicted in a window.
       tokenizer: "bytes", "characters", the path of a tokenizer.json, or a `Tokenizer`.
       test_share: Share of every document's windows that is held out, at its end.
@@ -63,8 +62,8 @@ def from_text(
       A dataset whose `tokenizer` decodes its windows.
 
     Raises:
-      ValueError: If a document has fewer than two windows, if its tokens lose text or
-        have other bytes than it, and so on.
+      ValueError: If a document has fewer than two windows, if tokens lose text, and so
+        on.
 
     Example:
       >>> letters = {"ann": "to be or not to be", "bob": "that is the question"}
@@ -80,21 +79,17 @@ def from_text(
     if not texts:
         raise ValueError("there is no document; give at least one text")
     if short == "join":
-        lines = (
-            text if text.endswith("\n") else f"{text}\n" for text in texts.values()
-        )
-        texts = {"joined": "".join(lines)}
+        texts = {"joined": "\n".join(t.removesuffix("\n") for t in texts.values())}
     made = _tokenizer(tokenizer, texts)
-    kind = np.uint16 if made.vocabulary <= 2**16 else np.int32
-    tokens = {name: _ids(name, text, made).astype(kind) for name, text in texts.items()}
+    tokens = {name: _ids(name, text, made) for name, text in texts.items()}
     enough = {name: ids for name, ids in tokens.items() if len(ids) > 2 * window}
     # you can't leave out speakers yourself
     if enough and (short == "drop" or source == PLAYS):
         tokens = enough
-    _check_long(tokens, window)
+    _check_long(tokens, 2 * window + 1)
     train, test = list[np.ndarray](), list[np.ndarray]()
     for ids in tokens.values():
-        windows = _windows(ids, window)
+        windows = np.lib.stride_tricks.sliding_window_view(ids, window + 1)[::window]
         # of two windows or more, one is left for each
         held = min(max(1, round(test_share * len(windows))), len(windows) - 1)
         train.append(windows[:-held])
@@ -124,43 +119,27 @@ def _plain(name: str, text: str) -> str:
     if not isinstance(text, str):
         raise TypeError(f"{name} must be a text, got {type(text).__name__}")
     if "\0" in text:
-        raise ValueError(
-            f"{name} has zero bytes, as no text has; if it is UTF-16, convert it to "
-            "UTF-8 first"
-        )
-    return text.removeprefix(MARK)
+        raise ValueError(f"{name} has zero bytes and is no UTF-8; convert it first")
+    return text.removeprefix("\ufeff")
 
 
 def _ids(name: str, text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """The tokens of a document, whose bytes must be those of the text."""
     with named(name):
         ids = tokenizer.encode(text)
-        sizes, size = tokenizer.nbytes[ids], len(text.encode())
-        # a blank may be in front, and tokens without bytes are no text
-        if sizes.all() and sizes.sum() not in (size, size + 1):
-            raise ValueError(
-                f"its tokens have {sizes.sum()} bytes, the text {size}; correct nbytes "
-                f"of {tokenizer}, or set all to 0, for no bits per byte"
-            )
-    return ids
+        tokenizers.check_bytes(tokenizer.name, text, tokenizer.nbytes[ids])
+    return ids.astype(np.uint16 if tokenizer.vocabulary <= 2**16 else np.int32)
 
 
-def _check_long(tokens: Mapping[str, np.ndarray], window: int) -> None:
-    """Raises `ValueError` unless every document has two windows."""
-    short = [name for name, ids in tokens.items() if len(ids) <= 2 * window]
+def _check_long(tokens: Mapping[str, np.ndarray], least: int) -> None:
+    """Raises `ValueError` unless every document has as many tokens as two windows."""
+    short = [name for name, ids in tokens.items() if len(ids) < least]
     if short:
         count = f"{len(short)} of {len(tokens)} documents are too short: "
         raise ValueError(
             f"{count if len(tokens) > 1 else ''}{short[0]} has "
             f"{len(tokens[short[0]])} tokens, and two windows, one of them for "
-            f"testing, need {2 * window + 1}; lower window, or give short='drop' or "
-            "'join'"
+            f"testing, need {least}; lower window, or give short='drop' or 'join'"
         )
-
-
-def _windows(ids: np.ndarray, window: int) -> np.ndarray:
-    """The windows of a document, [n, window + 1]."""
-    return np.lib.stride_tricks.sliding_window_view(ids, window + 1)[::window]
 
 
 def _tokenizer(
@@ -200,17 +179,15 @@ def _texts(source: str | os.PathLike[str], column: str) -> Texts:
     files = [file for file in every if file.suffix.lower() == ".txt"]
     if not files:
         raise ValueError(f"{place} has no .txt file; give a directory that has some")
-    others = [file for file in every if file.suffix.lower() != ".txt"]
-    if others:
+    if others := [file for file in every if file.suffix.lower() != ".txt"]:
         warnings.warn(
             f"{place}: {len(others)} files do not end in .txt and are not read, such "
             f"as {others[0].relative_to(place)}",
             stacklevel=4,
         )
-    places = [file.relative_to(place) for file in files]
-    names = [path.with_suffix("").as_posix() for path in places]
+    names = [file.relative_to(place).with_suffix("").as_posix() for file in files]
     if len({*names}) < len(names):  # as of a.txt and a.TXT
-        names = [path.as_posix() for path in places]
+        names = [file.relative_to(place).as_posix() for file in files]
     return {name: _text(file) for name, file in zip(names, files, strict=True)}
 
 
@@ -231,8 +208,8 @@ def _rows(place: Path, column: str) -> Texts:
     splits = dict(saved) if isinstance(saved, dict) else {"": saved}
     if len(splits) > 1:
         warnings.warn(
-            f"{place}: the rows of {', '.join(splits)} are all documents, and the end "
-            "of each is for testing; save one split for other test texts",
+            f"{place}: the rows of {', '.join(splits)} are all documents, whose ends "
+            "are for testing; save one split to read only that",
             stacklevel=5,
         )
     texts: dict[str, str] = {}
@@ -240,8 +217,8 @@ def _rows(place: Path, column: str) -> Texts:
         if column not in split.column_names:
             known = ", ".join(split.column_names)
             raise ValueError(f"{place} has no column {column!r}; it has {known}")
-        if not getattr(split.features[column], "dtype", "").endswith("string"):
-            kind = split.features[column]
+        kind = split.features[column]
+        if not getattr(kind, "dtype", "").endswith("string"):
             raise ValueError(f"{place}: column {column!r} has no texts, but {kind}")
         # a row without a text is a blank one
         texts |= {f"{name}{i}": text or "" for i, text in enumerate(split[column])}

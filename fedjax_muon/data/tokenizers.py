@@ -9,9 +9,9 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,6 +21,10 @@ from fedjax_muon.versions import optional
 
 SPACE = "\u2581"  # of SentencePiece
 SHOWN = 24  # letters of a text in errors
+REMEDY = (
+    "take another tokenizer, or have no bits per byte: "
+    "data.tokenizers.from_file(path, lossy=True)"
+)
 
 
 class Tokenizer(NamedTuple):
@@ -29,8 +33,7 @@ class Tokenizer(NamedTuple):
     name: str
     encode: Callable[[str], np.ndarray]  # text -> ids, int32 [n]
     decode: Callable[[ArrayLike], str]  # ids -> text
-    # int32 [V], the UTF-8 bytes of each token; 0 of one that is no text, and of all if
-    # there shall be no bits per byte
+    # int32 [V], the UTF-8 bytes of each token; 0 of one that is no text
     nbytes: np.ndarray
 
     @property
@@ -93,13 +96,11 @@ def characters(text: str) -> Tokenizer:
 def from_file(path: str | os.PathLike[str], *, lossy: bool = False) -> Tokenizer:
     """Reads tokenizer.json of the library `tokenizers`, which must be installed.
 
-    Truncation, padding and dropout of merges are turned off. A blank that is put in
-    front of a text is no part of it, and special tokens have no bytes.
+    Truncation, padding and dropout are turned off, and special tokens have no bytes.
 
     Args:
-      lossy: Takes texts that do not come back from their ids, as with lower-case
-        letters, words that are unknown, or dropped blanks. `encode` refuses them
-        otherwise. No token has bytes then, and models no bits per byte.
+      lossy: Takes texts that do not come back from their ids, such as those with
+        unknown words, which `encode` refuses otherwise. No token has bytes then.
     """
     place = Path(path).expanduser()
     library = optional("tokenizers", f"the tokenizer {place}")
@@ -114,18 +115,24 @@ def from_file(path: str | os.PathLike[str], *, lossy: bool = False) -> Tokenizer
         facts = json.loads(made.to_str())
     vocabulary = made.get_vocab(with_added_tokens=True)
     added = {each["content"]: each["special"] for each in facts["added_tokens"]}
-    size_of = _sizes(facts)
-    sizes = np.zeros(1 + max(vocabulary.values()), np.int32)
-    nbytes = np.zeros_like(sizes)
+    steps = ("normalizer", "pre_tokenizer", "decoder")
+    by_bytes = '"ByteLevel"' in json.dumps([facts.get(step) for step in steps])
+    fallback = facts["model"].get("byte_fallback", False)
+    nbytes = np.zeros(1 + max(vocabulary.values()), np.int32)
     for token, i in vocabulary.items():
-        sizes[i] = len(token.encode()) if token in added else size_of(token)
-        nbytes[i] = 0 if lossy or added.get(token) else sizes[i]
+        if token in added:
+            nbytes[i] = 0 if added[token] else len(token.encode())
+        else:
+            nbytes[i] = _bytes_of(token, by_bytes, fallback)
+    if lossy:
+        nbytes[:] = 0
 
     def encode(text: str) -> np.ndarray:
         ids = np.array(made.encode(text, add_special_tokens=False).ids, np.int32)
         if not lossy:
             back = made.decode(ids.tolist(), skip_special_tokens=False)
-            _check_kept(place.name, text, back, int(sizes[ids].sum()))
+            _check_same(place.name, text, back)
+            check_bytes(place.name, text, nbytes[ids])
         return ids
 
     def decode(ids: ArrayLike) -> str:
@@ -134,42 +141,29 @@ def from_file(path: str | os.PathLike[str], *, lossy: bool = False) -> Tokenizer
     return Tokenizer(place.name, encode, decode, nbytes)
 
 
-def _sizes(facts: Mapping[str, Any]) -> Callable[[str], int]:
+def _bytes_of(token: str, by_bytes: bool, fallback: bool) -> int:
     """The bytes of a token of a vocabulary, whose letters may stand for bytes."""
-    model, steps = facts["model"], ("normalizer", "pre_tokenizer", "decoder")
-    how = json.dumps([facts.get(step) for step in steps], ensure_ascii=False)
-    if '"ByteLevel"' in how:
-        return len
-    begin = model.get("continuing_subword_prefix") or ""
-    end = model.get("end_of_word_suffix") or ""
-
-    def size_of(token: str) -> int:
-        if model.get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", token):
-            return 1
-        if end and token.endswith(end):
-            token = token.removesuffix(end) + " "
-        token = token.removeprefix(begin)
-        return len((token.replace(SPACE, " ") if SPACE in how else token).encode())
-
-    return size_of
+    if fallback and re.fullmatch("<0x[0-9A-F]{2}>", token):
+        return 1
+    return len(token) if by_bytes else len(token.replace(SPACE, " ").encode())
 
 
-def _check_kept(name: str, text: str, back: str, count: int) -> None:
-    """Raises `ValueError` unless a text comes back from its ids, with all bytes."""
-    remedy = (
-        "so bits per byte would be false; use another tokenizer, or "
-        "data.tokenizers.from_file(path, lossy=True), which has none"
-    )
-    size, pair = len(text.encode()), [text.removeprefix(" "), back.removeprefix(" ")]
-    if pair[0] != pair[1]:
-        letters = enumerate(zip(*pair, strict=False))
-        same = next((i for i, (a, b) in letters if a != b), min(map(len, pair)))
-        at = max(0, same - SHOWN // 2)
-        given, found = (each[at : at + SHOWN] for each in pair)
-        raise ValueError(f"{name} loses text: {given!r} becomes {found!r}, {remedy}")
-    if count not in (size, size + 1):
+def _check_same(name: str, text: str, back: str) -> None:
+    """Raises `ValueError` unless a text comes back, maybe with a blank in front."""
+    text, back = text.removeprefix(" "), back.removeprefix(" ")
+    if text != back:
+        pairs = enumerate(zip(f"{text}\0", f"{back}\0", strict=False))
+        at = max(0, next(i for i, (a, b) in pairs if a != b) - SHOWN // 2)
+        given, found = (each[at : at + SHOWN] for each in (text, back))
+        raise ValueError(f"{name} loses text: {given!r} becomes {found!r}; {REMEDY}")
+
+
+def check_bytes(name: str, text: str, sizes: np.ndarray) -> None:
+    """Raises `ValueError` unless tokens, if all are text, have the bytes of a text."""
+    size = len(text.encode())
+    if sizes.all() and sizes.sum() not in (size, size + 1):  # with a blank in front
         raise ValueError(
-            f"{name}: its tokens have {count} bytes, the text {size}, {remedy}"
+            f"the tokens of {name} have {sizes.sum()} bytes, the text {size}; {REMEDY}"
         )
 
 

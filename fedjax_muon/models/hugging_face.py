@@ -14,7 +14,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from fedjax_muon.core import Params, check_choice, check_count, check_range
 from fedjax_muon.files import named, read_text, reading, write
 from fedjax_muon.models.gpt import GPT, Rotary, llama
-from fedjax_muon.models.weights import check_target, opened
+from fedjax_muon.models.weights import opened
+from fedjax_muon.versions import check_installed
 
 URL = "https://huggingface.co"
 # values of config.json that this module has, by their names there
@@ -140,14 +141,13 @@ FAMILIES = {
     ),
 }
 HEAD = "lm_head.weight"
-WHOLE = -1  # of a tensor that is no third
-OLDER = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.gguf", "*.onnx")
-ORIGINS = {  # beginnings of the names of tensors, and what these are
-    "_orig_mod.": "of torch.compile; save model._orig_mod",
-    "module.": "of DistributedDataParallel; save model.module",
-    "base_model.": "of PEFT; save model.merge_and_unload()",
-    "score.": "the head of a classifier; use a model for causal language modeling",
-    "classifier.": "the head of a classifier; use a model for causal language modeling",
+OTHERS = (".bin", ".gguf", ".h5", ".msgpack", ".pt", ".pth")  # files of weights
+ORIGINS = {  # beginnings of the names of tensors, and what to do
+    "_orig_mod.": "it is of torch.compile: save model._orig_mod",
+    "module.": "it is of DistributedDataParallel: save model.module",
+    "base_model.": "it is of PEFT: save model.merge_and_unload()",
+    "score.": "it is of a classifier: use a causal language model",
+    "classifier.": "it is of a classifier: use a causal language model",
 }
 
 
@@ -167,11 +167,7 @@ def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
     """
     folder = Path(directory)
     file = folder / "config.json"
-    if not file.is_file() and (folder / "adapter_config.json").exists():
-        raise ValueError(
-            f"{folder} has adapters of PEFT, and no model; merge them into theirs with "
-            "peft, and save that: model.merge_and_unload().save_pretrained(folder)"
-        )
+    _check_files(folder)
     if not file.is_file():
         raise FileNotFoundError(
             f"{file} does not exist; give a directory with config.json and "
@@ -195,13 +191,7 @@ def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
     return model, unflatten_dict(leaves, sep=".")
 
 
-def to_hugging_face(
-    directory: str | Path,
-    model: GPT,
-    params: Params,
-    *,
-    tokenizer: str | Path | None = None,
-) -> Path:
+def to_hugging_face(directory: str | Path, model: GPT, params: Params) -> Path:
     """Writes a model that Hugging Face's transformers and `from_hugging_face` read.
 
     Requires the extra `export`.
@@ -210,68 +200,54 @@ def to_hugging_face(
       directory: A new one, which gets config.json and model.safetensors.
       model: `GPT` or `llama` with any sizes, and with the layers of these.
       params: Its parameters; of adapters, `tasks.lora.merged(task, params)`.
-      tokenizer: A tokenizer.json that is copied there.
-
-    Example:
-      >>> weights = tasks.lora.merged(task, trained.state.params)  # doctest: +SKIP
-      >>> to_hugging_face("tuned/", model, weights)  # doctest: +SKIP
     """
-    folder, kind = Path(directory), "llama" if model.gated else "gpt2"
-    target, family = folder / "model.safetensors", FAMILIES[kind]
-    check_target(target, overwrite=False)
+    check_installed("safetensors", "a file of safetensors")
     from safetensors.numpy import save
 
-    with named("transformers has no such model"):
-        config = _config(kind, model)
-        like = family.constructor(**_fields(config, family))
+    folder, kind = Path(directory), "llama" if model.gated else "gpt2"
+    if folder.exists() and any(folder.glob("*")):
+        raise ValueError(f"{folder} is not empty; choose another directory")
+    family, config = FAMILIES[kind], _config(kind, model)
+    like = family.constructor(**_fields(config, family))
     free = ("hidden", "dropout", "kernel_init", "residual_init", "remat", "dtype")
     if like.clone(**{name: getattr(model, name) for name in free}) != model:
         raise ValueError(f"transformers has no {kind} with the layers of {model!r}")
-    sizes = jax.tree.map(jnp.shape, _shapes(model))
-    if jax.tree.map(jnp.shape, params) != sizes:
+    if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, _shapes(model)):
         raise ValueError(
             "params must be those of the model; for adapters, these are "
             "fm.tasks.lora.merged(task, params)"
         )
-    parts: dict[str, dict[int, np.ndarray]] = {}
-    for place, leaf in flatten_dict(params, sep=".").items():
-        name, turned, third = _stored(place, family)
-        name = name if name == HEAD else family.prefix + name
-        tensor = np.asarray(leaf, np.float32)
-        parts.setdefault(name, {})[third] = tensor.T if turned else tensor
-    tensors = {
-        name: np.ascontiguousarray(
-            np.concatenate([thirds[i] for i in sorted(thirds)], axis=-1)
-        )
-        for name, thirds in parts.items()
-    }
+    flat = flatten_dict(params, sep=".")
+    parts: dict[str, list[np.ndarray]] = {}
+    order = lambda place: [f".{part}." in place for part in family.thirds]
+    for place in sorted(flat, key=order, reverse=True):
+        name, tensor = _name(place, family), np.asarray(flat[place], np.float32)
+        if name == HEAD or (family.transposed and place.endswith(".kernel")):
+            tensor = tensor.T
+        full = name if name == HEAD else family.prefix + name
+        parts.setdefault(full, []).append(tensor)
+    tensors = {k: np.concatenate(v, axis=-1).copy("C") for k, v in parts.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    write(target, save(tensors, {"format": "pt"}))
+    write(folder / "model.safetensors", save(tensors, {"format": "pt"}))
     write(folder / "config.json", json.dumps(config, indent=2))
-    if tokenizer is not None:
-        write(folder / "tokenizer.json", Path(tokenizer).read_bytes())
     return folder
 
 
 def _config(kind: str, model: GPT) -> dict[str, Any]:
-    """What config.json says of a model, for versions 4 and 5 of transformers."""
+    """What config.json says of a model."""
     family = FAMILIES[kind]
     names = family.sizes | {field: name for field, (name, _) in family.others.items()}
     config = {name: getattr(model, field) for field, name in names.items()}
-    words = {function: name for name, function in reversed(ACTIVATIONS.items())}
-    config[names["activation"]] = words.get(model.activation)
+    known = (name for name, f in ACTIVATIONS.items() if f == model.activation)
+    config[names["activation"]] = next(known, "unknown")
     config |= {"model_type": kind, "bos_token_id": None, "eos_token_id": None}
-    config["architectures"] = [
-        {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}[kind]
-    ]
-    if kind == "llama" and model.rotary is not None:
-        rope = {name: getattr(model.rotary, field) for name, field in ROPE.items()}
-        rope["rope_type"] = "llama3"
-        if model.rotary == Rotary(model.rotary.base):
-            rope = {"rope_type": "default", "rope_theta": model.rotary.base}
+    config["architectures"] = ["LlamaForCausalLM" if model.gated else "GPT2LMHeadModel"]
+    if model.gated and model.rotary is not None:
         config["intermediate_size"] = model.width_of_network
-        config |= {"rope_theta": model.rotary.base, "rope_parameters": rope}
-        config["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
+        rope = {name: getattr(model.rotary, field) for name, field in ROPE.items()}
+        config["rope_theta"] = rope.pop("rope_theta")
+        if model.rotary.factor != 1:
+            config["rope_scaling"] = {"rope_type": "llama3", **rope}
     return config
 
 
@@ -322,6 +298,21 @@ def _shapes(model: GPT) -> Any:
     return jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
 
 
+def _check_files(folder: Path) -> None:
+    """Raises `ValueError` if all weights are in other files."""
+    if any(folder.glob("model*.safetensors")):
+        return
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(
+            f"{folder} has adapters of PEFT; save model.merge_and_unload() instead"
+        )
+    if others := sorted(f.name for f in folder.glob("*") if f.suffix in OTHERS):
+        raise ValueError(
+            f"{folder} has {', '.join(others)} and no model.safetensors; save it by "
+            "save_pretrained(folder, safe_serialization=True) of transformers"
+        )
+
+
 def _tensors(folder: Path, prefix: str) -> dict[str, np.ndarray]:
     """All tensors by their names without the prefix."""
     index = folder / "model.safetensors.index.json"
@@ -331,13 +322,6 @@ def _tensors(folder: Path, prefix: str) -> dict[str, np.ndarray]:
             parts = sorted({*json.loads(read_text(index))["weight_map"].values()})
             if any(Path(part).name != part for part in parts):
                 raise ValueError("a file in another directory")
-    older = [path.name for mark in OLDER for path in sorted(folder.glob(mark))]
-    if older and not (folder / parts[0]).exists():
-        raise ValueError(
-            f"{folder} has {older[0]}, and no model.safetensors; read it with "
-            "transformers, and save it: "
-            "model.save_pretrained(folder, safe_serialization=True)"
-        )
     tensors = dict[str, np.ndarray]()
     for part in parts:
         with opened(folder / part, "download it again") as file:
@@ -371,11 +355,11 @@ def _check_names(
     unexpected = sorted(n for n in tensors.keys() - wanted if not n.endswith(ignored))
     if missing or unexpected:
         remedy = "download all files again"
-        if missing == [HEAD]:
-            remedy = "the model has no head; save one for causal language modeling"
+        if missing == [HEAD] and not unexpected:
+            remedy = "it is a model without a head: use a causal language model"
         for begin, what in ORIGINS.items():
             if any(name.startswith(begin) for name in unexpected):
-                remedy = f"{begin} is {what}"
+                remedy = what
         some = lambda names: ", ".join(names[:3]) + ", ..." * (len(names) > 3) or "none"
         raise ValueError(
             f"expected the tensors that config.json describes; missing {some(missing)};"
@@ -389,29 +373,23 @@ def _check_names(
         )
 
 
-def _stored(place: str, family: Family) -> tuple[str, bool, int]:
-    """The tensor of a parameter, whether it is turned, and which third it is."""
-    name = _name(place, family)
-    turned = name == HEAD or (family.transposed and place.endswith(".kernel"))
-    thirds = [i for i, part in enumerate(family.thirds) if f".{part}." in place]
-    return name, turned, thirds[0] if thirds else WHOLE
-
-
 def _leaf(
     place: str,
     shape: tuple[int, ...],
     family: Family,
     tensors: Mapping[str, np.ndarray],
 ) -> jax.Array:
-    name, turned, third = _stored(place, family)
+    name = _name(place, family)
     tensor = tensors[name]
+    turned = name == HEAD or (family.transposed and place.endswith(".kernel"))
     stored = shape[::-1] if turned else shape
-    stored = stored if third == WHOLE else (*stored[:-1], 3 * stored[-1])
+    third = [i for i, part in enumerate(family.thirds) if f".{part}." in place]
+    stored = (*stored[:-1], 3 * stored[-1]) if third else stored
     if tensor.shape != stored or not jnp.issubdtype(tensor.dtype, jnp.floating):
         raise ValueError(
             f"{name} must be floating-point numbers {[*stored]}, got "
             f"{tensor.dtype}{[*tensor.shape]}; download all files again"
         )
-    if third != WHOLE:
-        tensor = np.split(tensor, 3, axis=-1)[third]
+    if third:
+        tensor = np.split(tensor, 3, axis=-1)[third[0]]
     return jnp.asarray(tensor.T if turned else tensor, jnp.float32)

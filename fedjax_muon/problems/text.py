@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from fedjax_muon import tasks
 from fedjax_muon.data import Dataset, from_text, partition
@@ -50,17 +51,9 @@ def text(
       >>> letters = {"ann": 9 * "to be or not to be", "bob": 9 * "that is it"}
       >>> problem = text(letters, window=8, divide=fm.partition.by_owner)
     """
-    data = (
-        path
-        if isinstance(path, Dataset)
-        else from_text(
-            path,
-            window=window,
-            tokenizer=tokenizer,
-            test_share=test_share,
-            short=short,
-        )
-    )
+    how: dict[str, Any] = {"window": window, "tokenizer": tokenizer}
+    how |= {"test_share": test_share, "short": short}
+    data = path if isinstance(path, Dataset) else from_text(path, **how)
     module = (model or gpt)(data)
     return problem_of(
         Path(path).name if isinstance(path, str | os.PathLike) else "your texts",

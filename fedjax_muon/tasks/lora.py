@@ -270,7 +270,7 @@ def _places(
     }
     absent = sorted(set(layers) - {path[-1] for path in kernels})
     if absent:
-        flat = flatten_dict(shapes).items()
+        flat = flatten_dict({k: v for k, v in shapes.items() if k != head}).items()
         known = {p[-2] for p, x in flat if p[-1] == "kernel" and len(x.shape) == 2}
         near = difflib.get_close_matches(absent[0].lower(), known, 1)
         raise ValueError(

@@ -69,7 +69,7 @@ def test_short_documents_are_counted_dropped_or_joined():
     dropped = from_text(rows, window=8, short="drop")
     assert dropped.classes == tuple(f"row{i}" for i in range(2, 30, 3))
     joined = from_text(rows, window=8, short="join")
-    text = 10 * ("\n = Title = \n" + 9 * "word " + "\n")
+    text = "\n".join(10 * ["", " = Title = ", 9 * "word "])
     assert (joined.classes, joined.owners) == (("joined",), None)
     windows = np.concatenate([joined.x_train, joined.x_test])
     ids = [windows[0, 0], *windows[:, 1:].ravel()]
@@ -157,7 +157,9 @@ def test_bytes_of_your_own_tokenizer_are_those_of_the_text():
     encode = lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.int32) // 2
     decode = lambda ids: bytes(2 * np.asarray(ids)).decode(errors="replace")
     made = tokenizers.Tokenizer("halves", encode, decode, np.full(128, 2, np.int32))
-    with pytest.raises(ValueError, match="a: its tokens have 40 bytes, the text 20; c"):
+    with pytest.raises(
+        ValueError, match="a: the tokens of halves have 40 bytes, the text 20"
+    ):
         from_text({"a": 10 * "to"}, tokenizer=made, window=2)
     silent = made._replace(nbytes=0 * made.nbytes)
     assert from_text({"a": 10 * "to"}, tokenizer=silent, window=2).tokens == 128
@@ -187,7 +189,10 @@ def wrong(tmp_path):
         "there is no document; give at least one text": ({}, 4),
         "ann has 18 tokens, and two windows, .* need 33; lower window": (LETTERS, 16),
         "latin.txt is not UTF-8 from byte 3 on; convert": (tmp_path / "latin.txt", 4),
-        "wide.txt has zero bytes, as no text has; if it": (tmp_path / "wide.txt", 4),
+        "wide.txt has zero bytes and is no UTF-8; convert it": (
+            tmp_path / "wide.txt",
+            4,
+        ),
         "ann must be a text, got NoneType": ({"ann": None}, 4),
         "there is no text .*nowhere; give a text file": (tmp_path / "nowhere", 4),
         "has no .txt file; give a directory": (tmp_path / "empty", 4),

@@ -205,7 +205,7 @@ def test_arrays_that_are_not_read_are_named(tmp_path):
     arrays = {"x": x, "y": np.arange(20) % 2, "owners": np.ones(20), "x_val": x}
     np.savez(tmp_path / "some.npz", **arrays)
     with pytest.warns(
-        UserWarning, match=r"owners, x_val will not be .* x, y, owner, x_"
+        UserWarning, match=r"owners, x_val will not be .* are x, y, owner, x_"
     ):
         data.from_npz(tmp_path / "some.npz")
 
