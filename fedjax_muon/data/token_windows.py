@@ -218,7 +218,7 @@ def _rows(place: Path, column: str) -> Texts:
             known = ", ".join(split.column_names)
             raise ValueError(f"{place} has no column {column!r}; it has {known}")
         kind = split.features[column]
-        if not getattr(kind, "dtype", "").endswith("string"):
+        if "string" not in getattr(kind, "dtype", ""):
             raise ValueError(f"{place}: column {column!r} has no texts, but {kind}")
         # a row without a text is a blank one
         texts |= {f"{name}{i}": text or "" for i, text in enumerate(split[column])}

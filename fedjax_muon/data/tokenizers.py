@@ -118,21 +118,19 @@ def from_file(path: str | os.PathLike[str], *, lossy: bool = False) -> Tokenizer
     steps = ("normalizer", "pre_tokenizer", "decoder")
     by_bytes = '"ByteLevel"' in json.dumps([facts.get(step) for step in steps])
     fallback = facts["model"].get("byte_fallback", False)
-    nbytes = np.zeros(1 + max(vocabulary.values()), np.int32)
+    sizes = np.zeros(1 + max(vocabulary.values()), np.int32)
     for token, i in vocabulary.items():
-        if token in added:
-            nbytes[i] = 0 if added[token] else len(token.encode())
-        else:
-            nbytes[i] = _bytes_of(token, by_bytes, fallback)
-    if lossy:
-        nbytes[:] = 0
+        size = _bytes_of(token, by_bytes, fallback)
+        sizes[i] = len(token.encode()) if token in added else size
+    nbytes = sizes.copy()
+    nbytes[[i for token, i in vocabulary.items() if lossy or added.get(token)]] = 0
 
     def encode(text: str) -> np.ndarray:
         ids = np.array(made.encode(text, add_special_tokens=False).ids, np.int32)
         if not lossy:
             back = made.decode(ids.tolist(), skip_special_tokens=False)
             _check_same(place.name, text, back)
-            check_bytes(place.name, text, nbytes[ids])
+            check_bytes(place.name, text, sizes[ids])
         return ids
 
     def decode(ids: ArrayLike) -> str:

@@ -211,11 +211,6 @@ class GPT(nn.Module):
     def width_of_heads(self) -> int:
         return self.head_width or self.width // self.heads
 
-    @property
-    def width_of_network(self) -> int:
-        usual = -(-8 * self.width // 24) * 8 if self.gated else 4 * self.width
-        return self.hidden or usual
-
     def _norm(self) -> Callable[..., nn.Module]:
         return partial(self.norm, epsilon=self.epsilon, dtype=self.dtype)
 
@@ -236,9 +231,10 @@ class GPT(nn.Module):
         )
 
     def _network(self) -> Callable[..., nn.Module]:
+        usual = -(-8 * self.width // 24) * 8 if self.gated else 4 * self.width
         return partial(
             Network,
-            self.width_of_network,
+            self.hidden or usual,
             self.gated,
             self.activation,
             self.biases,

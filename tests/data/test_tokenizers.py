@@ -97,6 +97,12 @@ def fallback(blank=True):
     return made
 
 
+def blank_and_marks():
+    made = fallback(blank=False)
+    made.add_special_tokens([library.AddedToken("<s>", normalized=False)])
+    return made
+
+
 def unigram(**how):
     made = library.Tokenizer(models.Unigram())
     made.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -143,6 +149,7 @@ KEEP = {  # texts whose tokens have all bytes
     "with a blank in front": (lambda: byte_level(add_prefix_space=True), WIDE),
     "added words": (with_added, WIDE),
     "marks": (with_marks, WIDE.replace("question", "answer")),
+    "marks in the text": (with_marks, WIDE.replace(".", "<s> question")),
     "a split first": (split_first, WIDE),
     "truncation, padding, dropout": (cut, WIDE),
     "SentencePiece with bytes": (fallback, WIDE.replace("\u2581", "")),
@@ -155,6 +162,7 @@ KEEP = {  # texts whose tokens have all bytes
 }
 LOSE = {
     "no token for a blank": (lambda: fallback(blank=False), PLAIN),
+    "no token for a blank, and marks": (blank_and_marks, f"{PLAIN} <s>"),
     "SentencePiece of two blanks": (fallback, WIDE),
     "SentencePiece without bytes": (unigram, PLAIN + "ж"),
     "unknown words": (lambda: word_level(["the"], pre_tokenizers.Whitespace()), PLAIN),
@@ -190,9 +198,15 @@ def test_tokens_have_the_bytes_of_the_text(kind, tmp_path):
     made.no_padding()
     ids = read.encode(text)
     found = made.encode(text, add_special_tokens=False)
+    marks = [i for i in range(len(ids)) if read.nbytes[ids[i]] == 0]
+    assert bool(marks) == ("<s>" in text)
     if "dropout" not in kind:
         assert ids.tolist() == found.ids
-        count = np.cumsum(read.nbytes[ids])
+        sizes = read.nbytes[ids]
+        for i in marks:  # which are in the text, and no text
+            start, end = found.offsets[i]
+            sizes[i] = len(text[start:end].encode())
+        count = np.cumsum(sizes)
         ends = [end for _, end in found.offsets]
         starts = [start for start, _ in found.offsets[1:]] + [len(text)]
         whole = [i for i, end in enumerate(ends) if starts[i] >= end]
@@ -200,8 +214,9 @@ def test_tokens_have_the_bytes_of_the_text(kind, tmp_path):
         for i in whole:
             size = len(text[: ends[i]].encode()) - len(text[: ends[whole[0]]].encode())
             assert count[i] - count[whole[0]] == size, found.tokens[: i + 1]
-    assert read.nbytes[ids].sum() - len(text.encode()) in (0, 1)
-    assert read.decode(ids).removeprefix(" ") == text.removeprefix(" ")
+    plain = text.replace("<s>", "").replace("question", "" if marks else "question")
+    assert read.nbytes[ids].sum() - len(plain.encode()) in (0, 1)
+    assert read.decode(ids).removeprefix(" ") == plain.removeprefix(" ")
     data = from_text({"a": text}, tokenizer=path, window=2)
     windows = np.concatenate([data.x_train, data.x_test])
     rest = ids[1 + windows[:, 1:].size :]
