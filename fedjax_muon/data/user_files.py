@@ -358,7 +358,9 @@ def _without_classes(root: Path, classes: Sequence[str]) -> str:
 def _warn_of_others(root: Path, images: Sequence[Path]) -> None:
     known = {*images}
     every = [f for f in visible(root, "**/*") if f.is_file() and f not in known]
-    others = [file for file in every if file.suffix.lower() not in NO_DATA]
+    with_images = {folder for image in images for folder in image.parents}
+    is_data = lambda file: file.suffix.lower() not in NO_DATA
+    others = [f for f in every if is_data(f) or f.parent not in with_images]
     if others:
         warnings.warn(
             f"{root}: {len(others)} files are not read, such as "
