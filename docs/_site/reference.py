@@ -90,7 +90,7 @@ PAGES = {
         "tasks.augmentation:augmented crop_and_flip",
         "tasks.heavy_tails",
         "tasks.quadratic",
-        "tasks.lora:lora_classification lora_language",
+        "tasks.lora:lora_classification lora_language merged",
         "tasks.robust:robust_logistic",
     ),
     "models": ("Models", "models"),

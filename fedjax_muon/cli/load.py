@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import inspect
 import json
 from collections.abc import Collection, Sequence
@@ -241,7 +242,25 @@ def metadata_of(run: LoadedRun) -> dict[str, Any]:
         "classes": dataset.classes,
         "standardization": None if scales is None else scales._asdict(),
     }
+    if dataset.tokenizer is not None:  # whose classes are documents
+        window = dataset.x_train.shape[1] - 1
+        values |= {"tokenizer": _about_tokens(run), "window": window}
+        values |= {"dataset": run.problem.call.get("path"), "input_shape": [window]}
+        del values["classes"]
     return json.loads(json.dumps(values, default=_json_of))
+
+
+def _about_tokens(run: LoadedRun) -> dict[str, Any]:
+    """The name of a tokenizer, with its letters or its file."""
+    tokenizer, place = run.problem.dataset.tokenizer, run.problem.call.get("tokenizer")
+    about: dict[str, Any] = {"name": tokenizer.name}
+    if tokenizer.name == "characters":
+        about["letters"] = [tokenizer.decode([i]) for i in range(tokenizer.vocabulary)]
+    elif isinstance(place, str) and place != "bytes":
+        with commands.at_home(commands.command_of(run._job[1])):
+            content = Path(place).expanduser().read_bytes()
+        about |= {"path": place, "sha256": hashlib.sha256(content).hexdigest()}
+    return about
 
 
 def _json_of(value: Any) -> Any:

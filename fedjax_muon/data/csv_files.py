@@ -41,6 +41,8 @@ OPENED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
 CODECS: dict[type, str] = {gzip.GzipFile: "gzip", bz2.BZ2File: "bz2"}  # of pyarrow
 OTHERS = {b"PK": "a zip archive or an Excel file", b"PAR1": "a Parquet file"}
 DECIMAL = re.compile(r"[+-]?\d*,\d+(e[+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+NO_NAMES = "; if the first line has no names, add one that has"
 ROWS = 16
 MOST_WORDS, MOST_COLUMNS = 1000, 8  # that are counted, and named
 BOOLEANS = {"true": 1.0, "false": 0.0}
@@ -109,6 +111,8 @@ def layout_of(path: Path, wanted: Sequence[str]) -> Layout:
         marks = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
         encoding = marks.get(content[:2], "utf-8-sig")
         text = codecs.getincrementaldecoder(encoding)().decode(content)
+        if "\0" in text.partition("\n")[0]:
+            raise ValueError("zero bytes, as UTF-16 has without its mark")
     first = text.partition("\n")[0].strip()
     named = SEPARATOR_LINE.fullmatch(first)
     width = max(map(len, text.splitlines()), default=0)
@@ -163,6 +167,7 @@ def check_names(layout: Layout) -> None:
         raise ValueError(
             f"{layout.path}: expected different names of columns in line "
             f"{layout.above}, found {', '.join(map(repr, twice))} twice; rename them"
+            f"{NO_NAMES}"
         )
 
 
@@ -197,7 +202,26 @@ def read_table(
             missing,
             lambda row: f"{path}, line {table.line(row)}",
         )
+    _check_no_example(table)
     return table
+
+
+def _check_no_example(table: Table) -> None:
+    """Raises `ValueError` if the line with the names is an example.
+
+    All features are numbers there, which do not rise, as years do, or another name is
+    an entry of its own column; but numbers may count all columns.
+    """
+    names = table.layout.names
+    numbers = [float(name) for name in names if NUMBER.fullmatch(name)]
+    steps = np.diff(numbers)
+    own = any(name in np.unique(v).astype(str) for name, v in table.texts.items())
+    may_be = (steps == 1).all() if len(numbers) == len(names) else not own
+    if all(map(NUMBER.fullmatch, table.features)) and not (may_be and all(steps > 0)):
+        raise ValueError(
+            f"{table.layout.path}, line {table.layout.above}: expected names of "
+            f"columns, found the numbers {', '.join(table.features[:4])}{NO_NAMES}"
+        )
 
 
 def _check_unnamed(layout: Layout, column: int, texts: Any) -> None:
@@ -270,12 +294,12 @@ def _parse(
     import pyarrow
     from pyarrow import csv as arrow
 
+    lines, last = -layout.above, b""  # at most one row more
     with opened(layout.path) as file:
-        parts = iter(lambda: file.read(BLOCK), b"")
-        ends = np.sum(
-            [[part.count(b"\n"), part.count(b"\r")] for part in parts], axis=0
-        )
-    lines = int(ends[0] or ends[1]) - layout.above  # at most one row more
+        for part in iter(lambda: file.read(BLOCK), b""):
+            lines += part.count(b"\n") + part.count(b"\r")
+            lines -= (last + part).count(b"\r\n")
+            last = part[-1:]
     kinds: dict[str, Any] = {str(i): pyarrow.float64() for i in numbers}
     kinds |= {str(i): pyarrow.string() for i in (*texts, *booleans)}
     x, n = np.empty((max(lines, 0) + 1, len(numbers))), 0

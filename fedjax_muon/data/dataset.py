@@ -166,10 +166,11 @@ def summary(
         inputs = f"{_number(shape[0], 'token')} each"
     names = classes if len(classes) <= MOST_CLASSES else classes[:FIRST_CLASSES]
     more = ", ..." if len(names) < len(classes) else ""
+    kind = ("class", "classes") if dataset.tokenizer is None else ("document",)
     words = (
         f"{_number(train + test, 'example')} ({train} to train, {test} to test), "
         f"{inputs or ' x '.join(map(str, shape))}, "
-        f"{_number(len(classes), 'class', 'classes')}: {', '.join(names)}{more}"
+        f"{_number(len(classes), *kind)}: {', '.join(names)}{more}"
     )
     if len(sizes):
         least, most = min(sizes), max(sizes)

@@ -1,6 +1,7 @@
 """Datasets that the library `datasets` of Hugging Face saved in a directory."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +12,11 @@ from fedjax_muon.data.csv_files import LARGEST
 from fedjax_muon.data.dataset import TEST, TRAIN, Dataset, stratified
 from fedjax_muon.data.images import Size, decoded
 from fedjax_muon.data.text import Sentences, tokenized
-from fedjax_muon.data.user_files import features_of, from_arrays
+from fedjax_muon.data.user_files import OF_TEST, OF_TRAIN, features_of, from_arrays
 from fedjax_muon.files import named, reading
 from fedjax_muon.versions import optional
 
+UNLABELED = "unsupervised"  # split of datasets such as IMDb
 MARKS = ("dataset_dict.json", "state.json")  # of a DatasetDict, and of a Dataset
 
 
@@ -36,7 +38,8 @@ def from_hf(
 
     All columns that are not named here are features: numbers and lists of numbers, or
     one column of images, or one column of texts, which become token ids of words. From
-    a `DatasetDict`, the splits "train" and "test" are read. Requires the extra `hf`.
+    a `DatasetDict`, the splits "train" and "test" are read; without a "test" it is
+    "validation". A warning names the others. Requires the extra `hf`.
 
     Args:
       label: Column of the labels: integers, strings, or a `ClassLabel`, whose names
@@ -51,17 +54,31 @@ def from_hf(
     with reading(root, "what save_to_disk of datasets wrote", "save it again"):
         saved = library.load_from_disk(str(root))
     splits = dict(saved) if isinstance(saved, dict) else {TRAIN: saved}
-    if TRAIN not in splits:
+    parts = [
+        next((name for word in words for name in splits if name.lower() == word), "")
+        for words in (OF_TRAIN, OF_TEST)
+    ]
+    if not parts[0]:
         raise ValueError(
             f"{root}: expected a split {TRAIN}, and {TEST} if there is one, found "
             f"{', '.join(splits) or 'none'}; rename one"
         )
+    if others := splits.keys() - {*parts, UNLABELED}:
+        known = f"{', '.join(OF_TRAIN)}, and of {', '.join(OF_TEST)}"
+        not_read = f"{root}: the splits {', '.join(sorted(others))} are not read"
+        warnings.warn(f"{not_read}, but the first of {known}", stacklevel=2)
+    parts = [name for name in parts if name]
     rows = [
         _rows(_Split(root, name, splits[name], library), label, owner, exclude, size)
-        for name in (TRAIN, TEST)
-        if name in splits
+        for name in parts
     ]
-    classes = getattr(splits[TRAIN].features[label], "names", None)
+    named_in = [getattr(splits[name].features[label], "names", None) for name in parts]
+    classes = named_in[0]
+    if classes != named_in[-1]:
+        raise ValueError(
+            f"{root}: {parts[0]} has the classes {classes}, and {parts[-1]} "
+            f"{named_in[-1]}; cast column {label!r} to the same"
+        )
     with named(root):
         is_text = isinstance(rows[0].inputs, list)
         if is_text:

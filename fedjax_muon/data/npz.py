@@ -1,6 +1,7 @@
 """Arrays in a NumPy archive, such as the images of CIFAR-10 and CIFAR-100."""
 
 import math
+import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,6 +83,11 @@ def arrays_of(
                 "them under these names with numpy.savez"
             )
         keys = [key for key in (*needed, *others) if f"{key}.npy" in names]
+        unread = sorted({name.removesuffix(".npy") for name in names} - {*keys})
+        if unread:
+            known = ", ".join((*needed, *others))
+            wrong = f"{path}: {', '.join(unread[:20])} will not be read"
+            warnings.warn(f"{wrong}; the names are {known}", stacklevel=3)
         return {key: _array(archive, key) for key in keys}
 
 

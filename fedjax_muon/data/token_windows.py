@@ -10,22 +10,25 @@ tokens. A window is an example, and its label is the number of its document.
 """
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 
-from fedjax_muon.core import check_count, check_range
+from fedjax_muon.core import check_choice, check_count, check_range
 from fedjax_muon.data import natural, tokenizers
 from fedjax_muon.data.dataset import Dataset, check
 from fedjax_muon.data.hugging_face import is_saved
 from fedjax_muon.data.loading import files_of
 from fedjax_muon.data.tokenizers import Tokenizer
-from fedjax_muon.files import visible
+from fedjax_muon.files import named, visible
 from fedjax_muon.versions import optional
 
 Texts = Mapping[str, str]  # by the names of documents
 PLAYS = "plays"
+Short = Literal["refuse", "drop", "join"]
 
 
 def from_text(
@@ -35,6 +38,7 @@ def from_text(
     tokenizer: str | os.PathLike[str] | Tokenizer = "bytes",
     test_share: float = 0.1,
     column: str = "text",
+    short: Short = "refuse",
 ) -> Dataset:
     """Reads texts as windows of tokens, x [n, window + 1].
 
@@ -43,20 +47,23 @@ def from_text(
     left out.
 
     Args:
-      source: A text file; a directory, each of whose .txt files is a document; what
-        Hugging Face's `save_to_disk` wrote, each of whose rows is one; "plays", those
-        speakers of Shakespeare's plays who fill two windows; or texts by the names of
-        documents.
+      source: A text file; a directory, each .txt file of which or below is a document;
+        what Hugging Face's `save_to_disk` wrote, each of whose rows is one; "plays",
+        those speakers of Shakespeare's plays who fill two windows; or texts by the
+        names of documents.
       window: T, the number of tokens that are predicted in a window.
       tokenizer: "bytes", "characters", the path of a tokenizer.json, or a `Tokenizer`.
       test_share: Share of every document's windows that is held out, at its end.
       column: Column of a Hugging Face dataset.
+      short: What becomes of documents with fewer than two windows: "refuse" or "drop"
+        them; "join" makes one text of all documents, as of the lines of a book.
 
     Returns:
       A dataset whose `tokenizer` decodes its windows.
 
     Raises:
-      ValueError: If a document has fewer than two windows, and so on.
+      ValueError: If a document has fewer than two windows, if tokens lose text, and so
+        on.
 
     Example:
       >>> letters = {"ann": "to be or not to be", "bob": "that is the question"}
@@ -66,18 +73,23 @@ def from_text(
     """
     check_count("window", window, 2)
     check_range("test_share", test_share, 0, 1, open_low=True, open_high=True)
-    texts = source if isinstance(source, Mapping) else _texts(source, column)
+    check_choice("short", short, get_args(Short))
+    found = source if isinstance(source, Mapping) else _texts(source, column)
+    texts = {name: _plain(name, text) for name, text in found.items()}
     if not texts:
         raise ValueError("there is no document; give at least one text")
+    if short == "join":
+        texts = {"joined": "\n".join(t.removesuffix("\n") for t in texts.values())}
     made = _tokenizer(tokenizer, texts)
-    kind = np.uint16 if made.vocabulary <= 2**16 else np.int32
-    tokens = {name: made.encode(text).astype(kind) for name, text in texts.items()}
-    if source == PLAYS:  # whose speakers you can't leave out yourself
-        enough = {name: ids for name, ids in tokens.items() if len(ids) > 2 * window}
-        tokens = enough or tokens
+    tokens = {name: _ids(name, text, made) for name, text in texts.items()}
+    enough = {name: ids for name, ids in tokens.items() if len(ids) > 2 * window}
+    # you can't leave out speakers yourself
+    if enough and (short == "drop" or source == PLAYS):
+        tokens = enough
+    _check_long(tokens, 2 * window + 1)
     train, test = list[np.ndarray](), list[np.ndarray]()
-    for name, ids in tokens.items():
-        windows = _windows(name, ids, window)
+    for ids in tokens.values():
+        windows = np.lib.stride_tricks.sliding_window_view(ids, window + 1)[::window]
         # of two windows or more, one is left for each
         held = min(max(1, round(test_share * len(windows))), len(windows) - 1)
         train.append(windows[:-held])
@@ -103,15 +115,32 @@ def from_text(
     )
 
 
-def _windows(name: str, ids: np.ndarray, window: int) -> np.ndarray:
-    """The windows of a document, [n, window + 1]."""
-    count = (len(ids) - 1) // window
-    if count < 2:
+def _plain(name: str, text: str) -> str:
+    """A text without the mark at its start, which is no letter of it."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a text, got {type(text).__name__}")
+    if "\0" in text:
+        raise ValueError(f"{name} has zero bytes and is no UTF-8; convert it first")
+    return text.removeprefix("\ufeff")
+
+
+def _ids(name: str, text: str, tokenizer: Tokenizer) -> np.ndarray:
+    with named(name):
+        ids = tokenizer.encode(text)
+        tokenizers.check_bytes(tokenizer.name, text, tokenizer.nbytes[ids])
+    return ids.astype(np.uint16 if tokenizer.vocabulary <= 2**16 else np.int32)
+
+
+def _check_long(tokens: Mapping[str, np.ndarray], least: int) -> None:
+    """Raises `ValueError` unless every document has as many tokens as two windows."""
+    short = [name for name, ids in tokens.items() if len(ids) < least]
+    if short:
+        count = f"{len(short)} of {len(tokens)} documents are too short: "
         raise ValueError(
-            f"{name} has {len(ids)} tokens, and two windows, one of them for testing, "
-            f"need {2 * window + 1}; lower window, or leave it out"
+            f"{count if len(tokens) > 1 else ''}{short[0]} has "
+            f"{len(tokens[short[0]])} tokens, and two windows, one of them for "
+            f"testing, need {least}; lower window, or give short='drop' or 'join'"
         )
-    return np.lib.stride_tricks.sliding_window_view(ids, window + 1)[::window][:count]
 
 
 def _tokenizer(
@@ -147,10 +176,20 @@ def _texts(source: str | os.PathLike[str], column: str) -> Texts:
         return {place.name: _text(place)}
     if is_saved(place):
         return _rows(place, column)
-    files = visible(place, "*.txt")
+    every = [file for file in visible(place, "**/*") if file.is_file()]
+    files = [file for file in every if file.suffix.lower() == ".txt"]
     if not files:
         raise ValueError(f"{place} has no .txt file; give a directory that has some")
-    return {file.stem: _text(file) for file in files}
+    if others := [file for file in every if file.suffix.lower() != ".txt"]:
+        warnings.warn(
+            f"{place}: {len(others)} files do not end in .txt and are not read, such "
+            f"as {others[0].relative_to(place)}",
+            stacklevel=4,
+        )
+    names = [file.relative_to(place).with_suffix("").as_posix() for file in files]
+    if len({*names}) < len(names):  # as of a.txt and a.TXT
+        names = [file.relative_to(place).as_posix() for file in files]
+    return {name: _text(file) for name, file in zip(names, files, strict=True)}
 
 
 def _text(file: Path) -> str:
@@ -168,10 +207,20 @@ def _rows(place: Path, column: str) -> Texts:
     library = optional("datasets", "what save_to_disk of Hugging Face wrote")
     saved = library.load_from_disk(str(place))
     splits = dict(saved) if isinstance(saved, dict) else {"": saved}
+    if len(splits) > 1:
+        warnings.warn(
+            f"{place}: the rows of {', '.join(splits)} are all documents, whose ends "
+            "are for testing; save one split to read only that",
+            stacklevel=5,
+        )
     texts: dict[str, str] = {}
     for name, split in splits.items():
         if column not in split.column_names:
             known = ", ".join(split.column_names)
             raise ValueError(f"{place} has no column {column!r}; it has {known}")
-        texts |= {f"{name}{i}": str(text) for i, text in enumerate(split[column])}
+        kind = split.features[column]
+        if "string" not in getattr(kind, "dtype", ""):
+            raise ValueError(f"{place}: column {column!r} has no texts, but {kind}")
+        # a row without a text is a blank one
+        texts |= {f"{name}{i}": text or "" for i, text in enumerate(split[column])}
     return texts

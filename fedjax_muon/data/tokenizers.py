@@ -8,6 +8,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,11 @@ from fedjax_muon.files import reading
 from fedjax_muon.versions import optional
 
 SPACE = "\u2581"  # of SentencePiece
+SHOWN = 24  # letters of a text in errors
+REMEDY = (
+    "take another tokenizer, or have no bits per byte: "
+    "data.tokenizers.from_file(path, lossy=True)"
+)
 
 
 class Tokenizer(NamedTuple):
@@ -87,27 +93,45 @@ def characters(text: str) -> Tokenizer:
     return Tokenizer("characters", encode, decode, nbytes)
 
 
-def from_file(path: str | os.PathLike[str]) -> Tokenizer:
-    """Reads tokenizer.json of the library `tokenizers`, which must be installed."""
+def from_file(path: str | os.PathLike[str], *, lossy: bool = False) -> Tokenizer:
+    """Reads tokenizer.json of the library `tokenizers`, which must be installed.
+
+    Truncation, padding and dropout are turned off, and special tokens have no bytes.
+
+    Args:
+      lossy: Takes texts that do not come back from their ids, such as those with
+        unknown words, which `encode` refuses otherwise. No token has bytes then.
+    """
     place = Path(path).expanduser()
     library = optional("tokenizers", f"the tokenizer {place}")
     remedy = "save it again, by tokenizer.save(path)"
     # the library raises plain exceptions
     with reading(place, "a tokenizer.json", remedy, errors=(Exception,)):
         made = library.Tokenizer.from_str(place.read_text(encoding="utf-8"))
+        made.no_truncation()
+        made.no_padding()
+        if hasattr(made.model, "dropout"):
+            made.model.dropout = None
         facts = json.loads(made.to_str())
     vocabulary = made.get_vocab(with_added_tokens=True)
-    special = {each["content"] for each in facts["added_tokens"] if each["special"]}
-    by_bytes = '"ByteLevel"' in json.dumps(
-        [facts.get("pre_tokenizer"), facts.get("decoder")]
-    )
-    nbytes = np.zeros(1 + max(vocabulary.values()), np.int32)
+    added = {each["content"]: each["special"] for each in facts["added_tokens"]}
+    steps = ("normalizer", "pre_tokenizer", "decoder")
+    by_bytes = '"ByteLevel"' in json.dumps([facts.get(step) for step in steps])
+    fallback = facts["model"].get("byte_fallback", False)
+    sizes = np.zeros(1 + max(vocabulary.values()), np.int32)
     for token, i in vocabulary.items():
-        nbytes[i] = 0 if token in special else _bytes_of(token, by_bytes)
+        size = _bytes_of(token, by_bytes, fallback)
+        sizes[i] = len(token.encode()) if token in added else size
+    nbytes = sizes.copy()
+    nbytes[[i for token, i in vocabulary.items() if lossy or added.get(token)]] = 0
 
     def encode(text: str) -> np.ndarray:
-        ids = made.encode(text, add_special_tokens=False).ids
-        return np.array(ids, np.int32)
+        ids = np.array(made.encode(text, add_special_tokens=False).ids, np.int32)
+        if not lossy:
+            back = made.decode(ids.tolist(), skip_special_tokens=False)
+            _check_same(place.name, text, back)
+            check_bytes(place.name, text, sizes[ids])
+        return ids
 
     def decode(ids: ArrayLike) -> str:
         return made.decode(np.ravel(np.asarray(ids)).tolist())
@@ -115,12 +139,30 @@ def from_file(path: str | os.PathLike[str]) -> Tokenizer:
     return Tokenizer(place.name, encode, decode, nbytes)
 
 
-def _bytes_of(token: str, by_bytes: bool) -> int:
+def _bytes_of(token: str, by_bytes: bool, fallback: bool) -> int:
     """The bytes of a token of a vocabulary, whose letters may stand for bytes."""
-    is_byte = token.startswith("<0x") and token.endswith(">") and len(token) == 6
-    if by_bytes or is_byte:
-        return 1 if is_byte else len(token)
-    return len(token.removeprefix("##").replace(SPACE, " ").encode())
+    if fallback and re.fullmatch("<0x[0-9A-F]{2}>", token):
+        return 1
+    return len(token) if by_bytes else len(token.replace(SPACE, " ").encode())
+
+
+def _check_same(name: str, text: str, back: str) -> None:
+    """Raises `ValueError` unless a text comes back, maybe with a blank in front."""
+    text, back = text.removeprefix(" "), back.removeprefix(" ")
+    if text != back:
+        pairs = enumerate(zip(f"{text}\0", f"{back}\0", strict=False))
+        at = max(0, next(i for i, (a, b) in pairs if a != b) - SHOWN // 2)
+        given, found = (each[at : at + SHOWN] for each in (text, back))
+        raise ValueError(f"{name} loses text: {given!r} becomes {found!r}; {REMEDY}")
+
+
+def check_bytes(name: str, text: str, sizes: np.ndarray) -> None:
+    """Raises `ValueError` unless tokens, if all are text, have the bytes of a text."""
+    size = len(text.encode())
+    if sizes.all() and sizes.sum() not in (size, size + 1):  # with a blank in front
+        raise ValueError(
+            f"the tokens of {name} have {sizes.sum()} bytes, the text {size}; {REMEDY}"
+        )
 
 
 NAMED: dict[str, Callable[[Iterable[str]], Tokenizer]] = {

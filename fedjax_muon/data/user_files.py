@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_muon.data import csv_files
 from fedjax_muon.data.cleaning import MISSING, of_array
 from fedjax_muon.data.csv_files import Table, check_names, layout_of, read_table
 from fedjax_muon.data.dataset import (
@@ -214,7 +215,8 @@ def from_csv(
     left_out = [name.strip() for name in exclude]
     layout = layout_of(path, [*wanted.values(), *left_out])
     check_names(layout)
-    features = features_of(path, layout.names, wanted, left_out)
+    hint = csv_files.NO_NAMES
+    features = features_of(path, layout.names, wanted, left_out, hint)
     others = [*dict.fromkeys(wanted.values())]
     table = read_table(layout, features, others, missing)
     texts = {role: table.texts[name] for role, name in wanted.items()}
@@ -357,7 +359,9 @@ def _without_classes(root: Path, classes: Sequence[str]) -> str:
 def _warn_of_others(root: Path, images: Sequence[Path]) -> None:
     known = {*images}
     every = [f for f in visible(root, "**/*") if f.is_file() and f not in known]
-    others = [file for file in every if file.suffix.lower() not in NO_DATA]
+    with_images = {folder for image in images for folder in image.parents}
+    is_data = lambda file: file.suffix.lower() not in NO_DATA
+    others = [f for f in every if is_data(f) or f.parent not in with_images]
     if others:
         warnings.warn(
             f"{root}: {len(others)} files are not read, such as "
@@ -422,6 +426,7 @@ def features_of(
     columns: Sequence[str],
     roles: Mapping[str, str | None],
     exclude: Sequence[str],
+    hint: str = "",
 ) -> list[str]:
     """The columns of a table that have no role and are not excluded."""
     wanted = [*roles.items(), *(("exclude", name) for name in exclude)]
@@ -429,7 +434,7 @@ def features_of(
         if name is not None and name not in columns:
             raise ValueError(
                 f"{place}: there is no column {name!r} for {role}; its columns are "
-                f"{', '.join(columns)}"
+                f"{', '.join(columns)}{hint}"
             )
     taken = {name for _, name in wanted}
     features = [name for name in columns if name not in taken]

@@ -13,7 +13,8 @@ type `dtype`. Networks with convolutions take `convolution`, a function with the
 arguments of `lax.conv_general_dilated`, such as `models.convolution.by_patches`.
 
 `GPT` and `llama` are language models, which map token ids to logits for every place.
-`from_hugging_face` reads published ones, and `generate` samples tokens.
+`from_hugging_face` reads published ones, `to_hugging_face` writes them, and `generate`
+samples tokens.
 
 `from_nnx` converts a module of flax.nnx.
 
@@ -27,7 +28,7 @@ import flax.linen as nn
 
 from fedjax_muon.models.from_nnx import from_nnx
 from fedjax_muon.models.gpt import GPT, generate, llama
-from fedjax_muon.models.hugging_face import from_hugging_face
+from fedjax_muon.models.hugging_face import from_hugging_face, to_hugging_face
 from fedjax_muon.models.resnet import ResNet18
 from fedjax_muon.models.rnn import RNN, gru, lstm
 from fedjax_muon.models.small import MLP, EmnistCNN, LeNet
@@ -64,5 +65,6 @@ __all__ = [
     "load_params",
     "lstm",
     "save_params",
+    "to_hugging_face",
     "vit_tiny",
 ]

@@ -317,6 +317,11 @@ def generate(
       The prompt and the drawn tokens, [B, N + length] or [N + length].
     """
     ids = _checked(model, prompt, length)
+    if "adapters" in params:
+        raise ValueError(
+            "these are parameters of adapters; give those of the model, "
+            "fm.tasks.lora.merged(task, params)"
+        )
     check_range("temperature", temperature, open_low=True, schedules=False)
     if top_k is not None:
         limit = "the model's vocabulary"

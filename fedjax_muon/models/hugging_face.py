@@ -12,9 +12,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_muon.core import Params, check_choice, check_count, check_range
-from fedjax_muon.files import named, read_text, reading
+from fedjax_muon.files import named, read_text, reading, write
 from fedjax_muon.models.gpt import GPT, Rotary, llama
 from fedjax_muon.models.weights import opened
+from fedjax_muon.versions import check_installed
 
 URL = "https://huggingface.co"
 # values of config.json that this module has, by their names there
@@ -140,6 +141,14 @@ FAMILIES = {
     ),
 }
 HEAD = "lm_head.weight"
+OTHERS = (".bin", ".gguf", ".h5", ".msgpack", ".pt", ".pth")  # files of weights
+ORIGINS = {  # beginnings of the names of tensors, and what to do
+    "_orig_mod.": "it is of torch.compile: save model._orig_mod",
+    "module.": "it is of DistributedDataParallel: save model.module",
+    "base_model.": "it is of PEFT: save model.merge_and_unload()",
+    "score.": "it is of a classifier: use a causal language model",
+    "classifier.": "it is of a classifier: use a causal language model",
+}
 
 
 def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
@@ -158,6 +167,7 @@ def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
     """
     folder = Path(directory)
     file = folder / "config.json"
+    _check_files(folder)
     if not file.is_file():
         raise FileNotFoundError(
             f"{file} does not exist; give a directory with config.json and "
@@ -169,8 +179,7 @@ def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
         kind = check_choice("model_type", str(config["model_type"]), FAMILIES)
         family = FAMILIES[kind]
         model = family.constructor(**_fields(config, family))
-        ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-        shapes = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+        shapes = _shapes(model)
     tensors = _tensors(folder, family.prefix)
     places = flatten_dict(shapes, sep=".")
     with named(folder):
@@ -180,6 +189,68 @@ def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
             for place, leaf in places.items()
         }
     return model, unflatten_dict(leaves, sep=".")
+
+
+def to_hugging_face(directory: str | Path, model: GPT, params: Params) -> Path:
+    """Writes a model that Hugging Face's transformers and `from_hugging_face` read.
+
+    Requires the extra `export`.
+
+    Args:
+      directory: A new one, which gets config.json and model.safetensors.
+      model: `GPT` or `llama` with any sizes, and with the layers of these.
+      params: Its parameters; of adapters, `tasks.lora.merged(task, params)`.
+    """
+    check_installed("safetensors", "a file of safetensors")
+    from safetensors.numpy import save
+
+    folder, kind = Path(directory), "llama" if model.gated else "gpt2"
+    if folder.exists() and any(folder.glob("*")):
+        raise ValueError(f"{folder} is not empty; choose another directory")
+    family, config = FAMILIES[kind], _config(kind, model)
+    like = family.constructor(**_fields(config, family))
+    free = ("hidden", "dropout", "kernel_init", "residual_init", "remat", "dtype")
+    if like.clone(**{name: getattr(model, name) for name in free}) != model:
+        raise ValueError(f"transformers has no {kind} with the layers of {model!r}")
+    if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, _shapes(model)):
+        raise ValueError(
+            "params must be those of the model; for adapters, these are "
+            "fm.tasks.lora.merged(task, params)"
+        )
+    flat = flatten_dict(params, sep=".")
+    parts: dict[str, list[np.ndarray]] = {}
+    order = lambda place: [f".{part}." in place for part in family.thirds]
+    for place in sorted(flat, key=order, reverse=True):
+        name, tensor = _name(place, family), np.asarray(flat[place], np.float32)
+        if name == HEAD or (family.transposed and place.endswith(".kernel")):
+            tensor = tensor.T
+        full = name if name == HEAD else family.prefix + name
+        parts.setdefault(full, []).append(tensor)
+    tensors = {k: np.concatenate(v, axis=-1).copy("C") for k, v in parts.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / "model.safetensors", save(tensors, {"format": "pt"}))
+    write(folder / "config.json", json.dumps(config, indent=2))
+    return folder
+
+
+def _config(kind: str, model: GPT) -> dict[str, Any]:
+    """What config.json says of a model."""
+    family = FAMILIES[kind]
+    names = family.sizes | {field: name for field, (name, _) in family.others.items()}
+    config = {name: getattr(model, field) for field, name in names.items()}
+    known = (name for name, f in ACTIVATIONS.items() if f == model.activation)
+    config[names["activation"]] = next(known, "unknown")
+    config |= {"model_type": kind, "bos_token_id": None, "eos_token_id": None}
+    config["architectures"] = ["LlamaForCausalLM" if model.gated else "GPT2LMHeadModel"]
+    if model.gated and model.rotary is not None:
+        config["intermediate_size"] = _shapes(model)["Block_0"]["network"]["up"][
+            "kernel"
+        ].shape[1]
+        rope = {name: getattr(model.rotary, field) for name, field in ROPE.items()}
+        config["rope_theta"] = rope.pop("rope_theta")
+        if model.rotary.factor != 1:
+            config["rope_scaling"] = {"rope_type": "llama3", **rope}
+    return config
 
 
 def _fields(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
@@ -224,6 +295,26 @@ def _rotary(config: Mapping[str, Any]) -> Rotary:
     return rotary
 
 
+def _shapes(model: GPT) -> Any:
+    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+
+
+def _check_files(folder: Path) -> None:
+    """Raises `ValueError` if all weights are in other files."""
+    if any(folder.glob("model*.safetensors")):
+        return
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(
+            f"{folder} has adapters of PEFT; save model.merge_and_unload() instead"
+        )
+    if others := sorted(f.name for f in folder.glob("*") if f.suffix in OTHERS):
+        raise ValueError(
+            f"{folder} has {', '.join(others)} and no model.safetensors; save it by "
+            "save_pretrained(folder, safe_serialization=True) of transformers"
+        )
+
+
 def _tensors(folder: Path, prefix: str) -> dict[str, np.ndarray]:
     """All tensors by their names without the prefix."""
     index = folder / "model.safetensors.index.json"
@@ -265,10 +356,16 @@ def _check_names(
     ignored = (*family.ignored, HEAD) if model.tied else family.ignored
     unexpected = sorted(n for n in tensors.keys() - wanted if not n.endswith(ignored))
     if missing or unexpected:
+        remedy = "download all files again"
+        if missing == [HEAD] and not unexpected:
+            remedy = "it is a model without a head: use a causal language model"
+        for begin, what in ORIGINS.items():
+            if any(name.startswith(begin) for name in unexpected):
+                remedy = what
         some = lambda names: ", ".join(names[:3]) + ", ..." * (len(names) > 3) or "none"
         raise ValueError(
             f"expected the tensors that config.json describes; missing {some(missing)};"
-            f" unexpected {some(unexpected)}; download all files again"
+            f" unexpected {some(unexpected)}; {remedy}"
         )
     embedding = tensors[_name("tokens.embedding", family)]
     if model.tied and not np.array_equal(tensors.get(HEAD, embedding), embedding):

@@ -2,10 +2,11 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from fedjax_muon import tasks
 from fedjax_muon.data import Dataset, from_text, partition
-from fedjax_muon.data.token_windows import Texts
+from fedjax_muon.data.token_windows import Short, Texts
 from fedjax_muon.data.tokenizers import Tokenizer
 from fedjax_muon.decentralized.topology import GraphOf
 from fedjax_muon.problems.division import Divide, division_of
@@ -24,6 +25,7 @@ def text(
     window: int = 128,
     tokenizer: str | os.PathLike[str] | Tokenizer = "bytes",
     test_share: float = 0.1,
+    short: Short = "refuse",
     graph: Graph | GraphOf = "erdos_renyi",
 ) -> Problem:
     """Language modeling: every next token of texts.
@@ -41,17 +43,17 @@ def text(
       window: Number of tokens that are predicted in a window, the model's context.
       tokenizer: bytes, characters, or the path of a tokenizer.json.
       test_share: Share of every document that is held out, at its end.
+      short: What becomes of documents of less than two windows: refuse or drop them, or
+        join all documents to one text.
       graph: Agents without a server: the graph that they exchange messages on.
 
     Example:
       >>> letters = {"ann": 9 * "to be or not to be", "bob": 9 * "that is it"}
       >>> problem = text(letters, window=8, divide=fm.partition.by_owner)
     """
-    data = (
-        path
-        if isinstance(path, Dataset)
-        else from_text(path, window=window, tokenizer=tokenizer, test_share=test_share)
-    )
+    how: dict[str, Any] = {"window": window, "tokenizer": tokenizer}
+    how |= {"test_share": test_share, "short": short}
+    data = path if isinstance(path, Dataset) else from_text(path, **how)
     module = (model or gpt)(data)
     return problem_of(
         Path(path).name if isinstance(path, str | os.PathLike) else "your texts",

@@ -1,5 +1,6 @@
 """Tasks: initial parameters, a loss with its gradient, and scores."""
 
+from fedjax_muon.tasks import lora
 from fedjax_muon.tasks.adversarial import adversarial
 from fedjax_muon.tasks.agnostic import agnostic
 from fedjax_muon.tasks.auc import auc
@@ -39,6 +40,7 @@ __all__ = [
     "from_logits",
     "language",
     "logits_of",
+    "lora",
     "starting_at",
     "weighted_mean",
 ]

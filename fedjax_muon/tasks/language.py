@@ -30,7 +30,9 @@ def language(model: nn.Module, dataset: Dataset) -> Task:
     in nats. Metrics are the loss in nats per token; the perplexity, which is its
     exponential; and, if the tokens' bytes are known, the bits per byte: the nats of all
     tokens that are text over ln 2 and their UTF-8 bytes. Bits per byte can be compared
-    between tokenizers; the others can't.
+    between tokenizers; the others can't. Special tokens are no text. A tokenizer that
+    loses text has no bytes (`data.tokenizers.from_file`), and its models no bits per
+    byte.
 
     Evaluations score at most 65,536 training tokens.
 
@@ -53,8 +55,9 @@ def parts_of(
     """The model's initial parameters, the tokens' bytes, and the tokens of a window."""
     _check(model, dataset)
     tokenizer = dataset.tokenizer
-    nbytes = None if tokenizer is None else np.zeros(dataset.tokens, np.int32)
-    if nbytes is not None:
+    nbytes = None
+    if tokenizer is not None and tokenizer.nbytes.any():
+        nbytes = np.zeros(dataset.tokens, np.int32)
         nbytes[: tokenizer.vocabulary] = tokenizer.nbytes
 
     def init(key: jax.Array) -> Params:

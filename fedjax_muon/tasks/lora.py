@@ -14,13 +14,16 @@ in this order, since W + (alpha / r) A B would be a matrix as large as W per cli
     simulation = federate(fedmuon_align(), task, ...)
 
 Only A, B and the head are parameters, so only these are sent and are part of optimizer
-states. Compiled programs take the frozen weights as an argument.
+states. Compiled programs take the frozen weights as an argument. After training,
+`merged(task, state.params)` has the weights of the model itself.
 
 Averages of A and of B have a product that is not the average of the products. What
 methods do about it is in `algorithms.lora`. Some move W at the server: `folded` makes
 it a parameter, for which no client has a gradient.
 """
 
+import dataclasses
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -118,6 +121,42 @@ def lora_language(
     return language_of(begin, logits, nbytes, window)
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """What adapters are scaled by, and the layer that is trained fully."""
+
+    scale: float
+    head: str | None
+
+
+def merged(task: Task, params: Mapping[str, Any]) -> Any:
+    """The weights of the model with its adapters, W + (alpha / r) A B, and its head.
+
+    They are those of the model itself, as for `models.generate`, `models.save_params`
+    and `models.to_hugging_face`.
+
+    Args:
+      task: What `lora_language` or `lora_classification` returned.
+      params: Parameters of the task, such as `trained.state.params`.
+    """
+    held = getattr(task.evaluate, "args", None) or [None]
+    frozen, form = (*getattr(held[0], "args", ()), None, None)[:2]
+    if not isinstance(form, _Form) or "adapters" not in params:
+        raise ValueError(
+            "merged takes a task of lora_language or lora_classification, and its "
+            "parameters"
+        )
+    adapters = flatten_dict(params["adapters"])
+    flat = flatten_dict(frozen) | adapters
+    for *place, leaf in adapters:
+        if leaf == "a":
+            product = flat.pop((*place, "a")) @ flat.pop((*place, "b"))
+            flat[*place, "kernel"] = flat[*place, "kernel"] + form.scale * product
+    head = {} if form.head is None else {form.head: params["head"]}
+    return unflatten_dict(flat) | head
+
+
 def _adapted(
     model: nn.Module,
     whole: Callable[[jax.Array], Any],
@@ -169,18 +208,19 @@ def _adapted(
 
     def logits(
         frozen: dict[str, Any],
+        form: _Form,
         params: dict[str, Any],
         x: jax.Array,
         key: jax.Array | None = None,
     ) -> jax.Array:
         weights, pairs = _weights(frozen, params["adapters"], list(places))
-        with nn.intercept_methods(adapt(pairs, alpha / rank)):
+        with nn.intercept_methods(adapt(pairs, form.scale)):
             if head is not None:
                 weights = {**weights, head: params["head"]}
             return logits_of(model, weights, x, key)
 
     begin = Partial(init, start, kernels)
-    return begin, Partial(logits, unflatten_dict(flat))
+    return begin, Partial(logits, unflatten_dict(flat), _Form(alpha / rank, head))
 
 
 def _weights(
@@ -228,12 +268,16 @@ def _places(
         for path, leaf in flatten_dict(shapes).items()
         if path[0] != head and path[-1] == "kernel" and path[-2] in layers
     }
-    absent = set(layers) - {path[-1] for path in kernels}
+    absent = sorted(set(layers) - {path[-1] for path in kernels})
     if absent:
+        flat = flatten_dict({k: v for k, v in shapes.items() if k != head}).items()
+        known = {p[-2] for p, x in flat if p[-1] == "kernel" and len(x.shape) == 2}
+        near = difflib.get_close_matches(absent[0].lower(), known, 1)
         raise ValueError(
-            f"the model has no layers {sorted(absent)} with a kernel"
-            f"{'' if head is None else f' outside its head {head!r}'}; its parameters "
-            f"are in {sorted(shapes)}"
+            f"the model has no layers {absent} with a kernel"
+            f"{'' if head is None else f' outside its head {head!r}'}"
+            f"{f'; did you mean {near[0]!r}?' if near else ';'} layers that can have "
+            f"adapters are {', '.join(sorted(known))}"
         )
     for path, shape in kernels.items():
         if len(shape) != 2:

@@ -1,5 +1,6 @@
 """Run directories that are read: in Python, and to export parameters."""
 
+import hashlib
 import json
 import shutil
 
@@ -96,6 +97,42 @@ def test_exported_weights_and_metadata_are_enough_to_classify(trained, tmp_path)
     assert about["model"] | MODEL == about["model"]
     assert about["input_shape"] == [2]
     assert (about["algorithm"], about["round"]) == ("fedavg", 6)
+
+
+TEXT = ("--problem", "text:letters", "--window", 16, "--rounds", 1, "--clients", 2)
+GPT = ("--model", "gpt:width=16,depth=1,heads=2", "--local-steps", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", ["bytes", "characters", "own.json"])
+def test_exported_language_models_say_what_their_tokens_are(
+    tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "letters").mkdir()
+    for name, text in {"ann": "to be or not, ", "bob": "that is it. "}.items():
+        (tmp_path / "letters" / f"{name}.txt").write_text(60 * text)
+    if tokenizer == "own.json":
+        own = needs("tokenizers")
+        letters = {letter: i for i, letter in enumerate(" ,.abehinorst")}
+        made = own.Tokenizer(own.models.BPE(letters, []))
+        made.decoder = own.decoders.Fuse()
+        made.save(tokenizer)
+    words = (*TEXT, *GPT, "--tokenizer", tokenizer, "--directory", "run")
+    run("train", "fedavg", *words)
+    monkeypatch.chdir("/")
+    run("export", tmp_path / "run", tmp_path / "m.safetensors")
+    about = fm.load_metadata(tmp_path / "m.safetensors")
+    assert about["tokenizer"]["name"] == tokenizer
+    assert (about["window"], about["input_shape"]) == (16, [16])
+    assert about["dataset"] == "letters"
+    assert "classes" not in about
+    if tokenizer == "characters":
+        assert about["tokenizer"]["letters"] == list(" ,.abehinorst")
+    if tokenizer == "own.json":
+        digest = hashlib.sha256((tmp_path / tokenizer).read_bytes()).hexdigest()
+        assert about["tokenizer"]["sha256"] == digest
+        assert about["tokenizer"]["path"] == tokenizer
 
 
 @pytest.mark.slow

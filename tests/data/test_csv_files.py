@@ -311,3 +311,59 @@ def test_models_of_images_with_channels_first_are_refused():
     for shape in ((3, 32, 32), [1, 28, 28]):
         with one_line(r"channels come last: x.transpose\(0, 2, 3, 1\)"):
             tasks.classification(models.MLP(10), shape)
+
+
+IRIS = "5.1,3.5,1.4,0.2,setosa\n6.2,2.2,4.5,1.5,versicolor\n"
+CARS = "vhigh,2,more,2,small,low,acc\nhigh,3,4,more,big,high,unacc\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "label"),
+    [
+        (IRIS, "setosa"),
+        (IRIS, "species"),
+        ("1,14.2,1.7,15.6\n2,13.2,1.8,11.2\n", "1"),
+        ("1,2,spam\n4,1,ham\n", "spam"),
+        ("1.5,2.5,spam\n4,1,ham\n", "spam"),
+        ("7,1,1.5\n4,0,2\n", "1"),
+        (CARS, "acc"),
+        (IRIS.replace(",", ";"), "setosa"),
+        (IRIS.replace(",", " "), "setosa"),
+    ],
+)
+def test_a_line_of_names_that_is_missing_is_asked_for(lines, label, tmp_path):
+    with pytest.raises(ValueError, match="if the first line has no names, add one"):
+        read(tmp_path / "x.data", 9 * lines, label=label, owner=None)
+
+
+@pytest.mark.parametrize(
+    ("names", "label"),
+    [
+        ("0,1,2,label", "label"),  # by pandas
+        ("1,2,3,4", "4"),
+        ("2019,2020,2021,spam", "spam"),  # years
+        ("400.5,401,401.5,kind", "kind"),  # lengths of waves
+        ("a,2,1,label", "label"),
+    ],
+)
+def test_names_may_be_numbers(names, label, tmp_path):
+    rows = [f"{i},{i * i},{-i},{'ab'[i % 2]}\n" for i in range(20)]
+    table = read(
+        tmp_path / "x.csv", "".join([f"{names}\n", *rows]), label=label, owner=None
+    )
+    assert len(table.y_train) + len(table.y_test) == 20
+
+
+def test_lines_may_end_in_several_ways(tmp_path):
+    lines = ["a,b,label", *(f"{i},{i * i},{'xy'[i % 2]}" for i in range(20))]
+    how = {"label": "label", "owner": None}
+    plain = read(tmp_path / "x.csv", "\n".join(lines), **how)
+    for ends in (("\n", "\r"), ("\r\n", "\n", "\r"), ("\n",) * 20 + ("\r",)):
+        mixed = "".join(line + ends[i % len(ends)] for i, line in enumerate(lines))
+        np.testing.assert_equal(read(tmp_path / "y.csv", mixed, **how), plain)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32"])
+def test_wide_letters_without_a_mark_are_refused(encoding, tmp_path):
+    with pytest.raises(ValueError, match=r"zero bytes, as UTF-16 has .* save it as CS"):
+        read(tmp_path / "x.csv", text().encode(encoding))

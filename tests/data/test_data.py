@@ -40,6 +40,8 @@ def test_a_dataset_says_what_it_has(shape, classes, more, said):
     assert summary(dataset, [9], members="agent").endswith("; 1 agent with 9 each")
     texts = dataset._replace(x_train=np.zeros((48, 3), np.int32))
     assert ", 3 tokens each, " in repr(texts)
+    windows = data.from_text({"a": "to be or not"}, window=2)
+    assert ", 3 tokens each, 1 document: a" in repr(windows)
 
 
 def test_every_array_is_in_the_digest():

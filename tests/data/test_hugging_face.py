@@ -2,6 +2,7 @@
 
 import io
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -71,6 +72,43 @@ def test_splits_and_labels_of_a_dict(tmp_path):
     expected = data.from_arrays(x, names, test=(x[:6], names[:6]))
     np.testing.assert_equal(ours, expected)
     assert ours.classes == ("high", "low")
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "unread"),
+    [
+        (("train", "validation"), 6, ""),
+        (("training", "dev"), 6, ""),
+        (("Train", "Test", "validation"), 6, "validation"),
+        (("train", "validation_matched"), 4, "validation_matched"),
+        (("train", "holdout", "extra"), 4, "extra, holdout"),
+    ],
+)
+def test_splits_that_are_not_read_are_named(names, count, unread, tmp_path):
+    rest = {name: column[:6] for name, column in table().items()}
+    splits = dict.fromkeys(names, rest) | {names[0]: table()}
+    made = {name: datasets.Dataset.from_dict(one) for name, one in splits.items()}
+    datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        ours = data.from_hf(tmp_path / "saved", exclude=["clinic"])
+    told = [f"the splits {unread} are not read" in str(each.message) for each in seen]
+    assert told == [True] * bool(unread)
+    assert (len(ours.y_train), len(ours.y_test)) == (20 - 4 * (count == 4), count)
+
+
+def test_classes_of_two_splits_are_the_same(tmp_path):
+    turned = datasets.ClassLabel(names=["high", "low"])
+    both = {"train": RISK, "test": turned}
+    made = {
+        name: datasets.Dataset.from_dict(table()).cast_column("label", kind)
+        for name, kind in both.items()
+    }
+    datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
+    with pytest.raises(
+        ValueError, match=r"train has the classes \['low', .* cast colu"
+    ):
+        data.from_hf(tmp_path / "saved", exclude=["clinic"])
 
 
 def test_images_are_decoded(tmp_path):

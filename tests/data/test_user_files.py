@@ -200,6 +200,16 @@ def test_an_archive_is_its_arrays(tmp_path):
     assert data.from_npz(path).tokens == 40
 
 
+def test_arrays_that_are_not_read_are_named(tmp_path):
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    arrays = {"x": x, "y": np.arange(20) % 2, "owners": np.ones(20), "x_val": x}
+    np.savez(tmp_path / "some.npz", **arrays)
+    with pytest.warns(
+        UserWarning, match=r"owners, x_val will not be .* are x, y, owner, x_"
+    ):
+        data.from_npz(tmp_path / "some.npz")
+
+
 def test_wrong_archives_are_refused(tmp_path):
     path = tmp_path / "a.npz"
     for arrays, said in (

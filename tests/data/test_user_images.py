@@ -60,6 +60,17 @@ def test_test_images_come_before_those_for_validation(tmp_path):
         assert len(data.from_folder(tmp_path).x_test) == 11
 
 
+def test_a_class_without_images_is_named(tmp_path):
+    painted(tmp_path)
+    (tmp_path / "names.txt").touch()
+    (tmp_path / "unknown").mkdir()
+    (tmp_path / "unknown" / "0.txt").touch()
+    with pytest.warns(
+        UserWarning, match=r"1 files are not read, such as unknown/0\.txt"
+    ):
+        assert data.from_folder(tmp_path).classes == ("healthy", "ill")
+
+
 def test_a_class_may_be_called_train(tmp_path):
     dataset = data.from_folder(painted(tmp_path, classes=("bus", "train")))
     assert dataset.classes == ("bus", "train")

@@ -16,7 +16,14 @@ from jaxprs import equations, products
 from packages import needs
 from parity import by_path, drawn, dropouts
 
-from fedjax_muon.models import GPT, from_hugging_face, generate, llama
+from fedjax_muon.models import (
+    GPT,
+    from_hugging_face,
+    generate,
+    llama,
+    to_hugging_face,
+)
+from fedjax_muon.models.gpt import Rotary
 from fedjax_muon.models.vit import Attention
 from fedjax_muon.transforms import hidden_matrices
 
@@ -477,3 +484,130 @@ def test_damaged_files_are_refused(tmp_path):
     shutil.rmtree(folder)
     with pytest.raises(FileNotFoundError, match=r"config\.json does not exist; give"):
         from_hugging_face(folder)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_written_is_what_transformers_wrote(name, tmp_path):
+    """The tensors bit by bit, and all that config.json says of the model."""
+    model, params, expected = loaded(name)
+    folder = to_hugging_face(tmp_path / "new", model, params)
+    ours = safetensors.load_file(folder / "model.safetensors")
+    theirs = stored(name)
+    assert ours.keys() == theirs.keys()
+    for path, tensor in theirs.items():
+        equal(ours[path], tensor, err_msg=path, strict=True)
+    said, known = (
+        json.loads((place / "config.json").read_text())
+        for place in (folder, FOLDER / name)
+    )
+    for key in said.keys() & known.keys() - {"bos_token_id", "eos_token_id"}:
+        assert said[key] == known[key], key
+    assert said.keys() - known.keys() <= {"rope_theta", "rope_scaling"}
+    rope = said.get("rope_scaling", {}) | {"rope_theta": said.get("rope_theta")}
+    for key, value in known.get("rope_parameters", {}).items():
+        assert rope.get(key, "default") == value, key
+    again, read = from_hugging_face(folder)
+    assert again == model
+    logits = again.apply({"params": read}, expected["tokens"])
+    np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        GPT(**SIZES, hidden=20, tied=False, epsilon=1e-3, activation=nn.silu),
+        GPT(**SIZES, dropout=0.1, remat=True, dtype=jnp.bfloat16),
+        llama(**SIZES, rotary=Rotary(5e5), tied=True),
+        llama(**SIZES, key_heads=1, head_width=6, rotary=Rotary(1e4, 8.0, trained=8)),
+    ],
+)
+def test_models_of_all_sizes_are_written_and_read(model, tmp_path):
+    params = jax.tree.map(jnp.float32, drawn(shapes(model)))
+    read, back = from_hugging_face(to_hugging_face(tmp_path / "new", model, params))
+    jax.tree.map(equal, back, params)
+    plain = model.clone(dropout=0.0, remat=False, dtype=None)
+    logits = (m.apply({"params": params}, TOKENS) for m in (read, plain))
+    equal(*logits)
+
+
+def test_what_transformers_does_not_have_is_not_written(tmp_path):
+    params = jax.tree.map(jnp.float32, drawn(shapes(SMALL["gpt2"])))
+    for model, said in {
+        GPT(**SIZES, gated=True): "transformers has no llama with the layers of GPT",
+        GPT(**SIZES, biases=False): "transformers has no gpt2 with the layers of GPT",
+        GPT(**SIZES, head_width=6): "transformers has no gpt2 with the layers of GPT",
+        GPT(**SIZES, activation=nn.relu): "unknown activation_function 'unknown'",
+        GPT(**SIZES, tied=False): "params must be those of the model; for adapters, ",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            to_hugging_face(tmp_path / "new", model, params)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ValueError, match="is not empty; choose another directory"):
+        to_hugging_face(tmp_path, SMALL["gpt2"], params)
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (
+            "_orig_mod.",
+            "unexpected _orig_mod.*it is of torch.compile: save model._orig",
+        ),
+        ("module.", "it is of DistributedDataParallel: save model.module$"),
+        ("module._orig_mod.", "it is of DistributedDataParallel: save model.module$"),
+        ("base_model.model.", "it is of PEFT: save model.merge_and_unload"),
+    ],
+)
+@pytest.mark.parametrize("name", [GPT2, LLAMA])
+def test_wrapped_models_are_named(begin, said, name, tmp_path):
+    tensors = {f"{begin}{path}": x for path, x in stored(name).items()}
+    with pytest.raises(ValueError, match=said):
+        from_hugging_face(copied(tmp_path, name, tensors))
+
+
+@pytest.mark.parametrize("head", ["score.weight", "classifier.bias"])
+def test_classifiers_and_models_without_a_head_are_named(head, tmp_path):
+    tensors = {path: x for path, x in stored(LLAMA).items() if "head" not in path}
+    with pytest.raises(ValueError, match="it is a model without a head: use a causal"):
+        from_hugging_face(copied(tmp_path / "base", LLAMA, tensors))
+    classifier = tensors | {head: np.ones((2, 16), np.float32)}
+    with pytest.raises(
+        ValueError, match="it is of a classifier: use a causal language"
+    ):
+        from_hugging_face(copied(tmp_path / "classifier", LLAMA, classifier))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("pytorch_model.bin", "tf_model.h5"), "pytorch_model.bin, tf_model.h5 and no"),
+        (
+            ("pytorch_model-00001-of-00002.bin",),
+            "00002.bin and no model.safetensors; sa",
+        ),
+        (("small.Q4.gguf",), r"has small.Q4.gguf and no model.safetensors; save it by"),
+        (
+            ("adapter_config.json", "adapter_model.safetensors"),
+            "has adapters of PEFT; ",
+        ),
+        (
+            ("adapter_config.json", "adapter_model.bin"),
+            r"save model.merge_and_unload\(",
+        ),
+    ],
+)
+@pytest.mark.parametrize("config", [True, False])
+def test_weights_of_other_programs_are_named(names, said, config, tmp_path):
+    for name in (*names, *["config.json"] * config):
+        (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(ValueError, match=said) as caught:
+        from_hugging_face(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_parameters_of_adapters_are_not_those_of_the_model():
+    with pytest.raises(
+        ValueError, match=r"those of the model, fm\.tasks\.lora\.merged"
+    ):
+        generate(SMALL["gpt2"], {"adapters": {}}, [1, 2], 5, KEY)

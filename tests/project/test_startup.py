@@ -45,6 +45,12 @@ def test_looking_for_devices_prints_nothing():
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("path", ["tasks.lora.merged", "data.tokenizers.from_file"])
+def test_modules_are_there_after_a_fresh_import(path):
+    code = f"import fedjax_muon as fm; fm.{path}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # -------------------------------------------------------------- programs kept on disk
 
 NAME = "jax_compilation_cache_dir"

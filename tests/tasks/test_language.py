@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 import fedjax_muon as fm
 from fedjax_muon.simulation.evaluation import scores
-from fedjax_muon.tasks.lora import lora_language
+from fedjax_muon.tasks.lora import lora_language, merged
 from fedjax_muon.tasks.task import Batch
 
 TEXTS = {"ann": 9 * "to be or not to be, ", "bob": 20 * "thé is, "}
@@ -115,7 +115,7 @@ SMALL = fm.models.llama(DATA.tokens, 6, 8, 2, 2, key_heads=1)
 FROZEN = fm.tasks.language(SMALL, DATA).init(jax.random.key(3))
 
 
-def merged(params, scale):
+def by_hand(params, scale):
     """The weights of the model with its adapters, W + scale A B."""
     weights = flatten_dict(FROZEN)
     pairs = flatten_dict(params["adapters"])
@@ -137,15 +137,15 @@ def test_adapters_of_a_language_model_are_products_beside_its_weights(layers):
     )
     x, y = jnp.asarray(DATA.x_test), jnp.asarray(DATA.y_test)
     plain = fm.tasks.language(SMALL, DATA)
-    want = scores(plain, merged(params, 1.5), x, y)
+    want = scores(plain, by_hand(params, 1.5), x, y)
     found = scores(task, params, x, y)
     for name in ("loss", "nats", "bytes"):
         np.testing.assert_allclose(found[name], want[name], rtol=2e-5)
     assert np.abs(found["loss"] - scores(plain, FROZEN, x, y)["loss"]).max() > 1e-3
     batch = Batch(x, y, jnp.ones(len(x)))
     grad = task.grad(params, batch, jax.random.key(0))
-    through = lambda p: plain.grad(merged(p, 1.5), batch, jax.random.key(0))
-    _, pull = jax.vjp(lambda p: merged(p, 1.5), params)
+    through = lambda p: plain.grad(by_hand(p, 1.5), batch, jax.random.key(0))
+    _, pull = jax.vjp(lambda p: by_hand(p, 1.5), params)
     for a, b in zip(
         *map(jax.tree.leaves, (grad, pull(through(params))[0])), strict=True
     ):
@@ -163,3 +163,66 @@ def test_the_exact_average_of_adapters_trains_a_language_model():
     first = simulation.evaluate(state)["train_loss"]
     state, _ = simulation.train_rounds(state, 30)
     assert simulation.evaluate(state)["train_loss"] < first - 0.02
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_merged_weights_are_the_model_with_its_adapters(folded, tmp_path):
+    given = {"rank": 2, "alpha": 3.0, "layers": ("query", "up"), "folded": folded}
+    task = lora_language(SMALL, FROZEN, DATA, **given)
+    draw = iter(jax.random.split(jax.random.key(5), 99))
+    params = jax.tree.map(
+        lambda x: 0.3 * jax.random.normal(next(draw), x.shape),
+        task.init(jax.random.key(4)),
+    )
+    weights = merged(task, params)
+    assert jax.tree.map(jnp.shape, weights) == jax.tree.map(jnp.shape, FROZEN)
+    if not folded:
+        expected = by_hand(params, 1.5)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
+            weights,
+            expected,
+        )
+    x, y = jnp.asarray(DATA.x_test), jnp.asarray(DATA.y_test)
+    plain = fm.tasks.language(SMALL, DATA)
+    for name in ("loss", "nats"):
+        ours, theirs = (
+            scores(t, p, x, y)[name] for t, p in ((plain, weights), (task, params))
+        )
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5)
+    ids = fm.models.generate(SMALL, weights, [1, 2], 3, jax.random.key(0))
+    assert ids.shape == (5,)
+    place = fm.models.to_hugging_face(tmp_path / "tuned", SMALL, weights)
+    model, read = fm.models.from_hugging_face(place)
+    np.testing.assert_array_equal(
+        model.apply({"params": read}, x[:, :-1]),
+        SMALL.apply({"params": weights}, x[:, :-1]),
+    )
+
+
+def test_what_is_merged_is_a_task_with_adapters():
+    task = lora_language(SMALL, FROZEN, DATA, rank=2)
+    plain = fm.tasks.language(SMALL, DATA)
+    params = task.init(jax.random.key(4))
+    for source, given in ((plain, params), (task, FROZEN)):
+        with pytest.raises(ValueError, match="merged takes a task of lora_language or"):
+            merged(source, given)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        (
+            ("q_proj", "v_proj"),
+            "'v_proj'.* with a kernel; layers that can have adapters",
+        ),
+        (
+            ("Query",),
+            r"did you mean 'query'\? layers that can have .* are down, gate, he",
+        ),
+        (("tokens",), "adapters are down, gate, head, key, out, query, up, value$"),
+    ],
+)
+def test_layers_that_can_have_adapters_are_named(layers, said):
+    with pytest.raises(ValueError, match=said):
+        lora_language(SMALL, FROZEN, DATA, layers=layers)

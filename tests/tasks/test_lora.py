@@ -14,7 +14,7 @@ from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import simulation as decentralized_simulation
 from fedjax_muon.simulation import groups, rounds
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy
-from fedjax_muon.tasks.lora import lora_classification
+from fedjax_muon.tasks.lora import lora_classification, merged
 from fedjax_muon.transforms import muon_dimension_numbers
 
 KEY = jax.random.key(0)
@@ -268,6 +268,21 @@ def test_the_server_moves_kernels(make):
     for layer, pair in state.params["adapters"].items():
         moved = np.abs(pair["kernel"] - frozen[layer]["kernel"])
         assert 1e-7 < np.max(moved) < 1.0
+
+
+def test_merged_weights_have_the_trained_head(frozen):
+    task = lora_classification(MODEL, frozen, IMAGE, rank=2)
+    leaves, structure = jax.tree.flatten(task.init(KEY))
+    keys = jax.random.split(KEY, len(leaves))
+    drawn = [
+        0.3 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)
+    ]
+    params = structure.unflatten(drawn)
+    x = jax.random.normal(KEY, (5, *IMAGE))
+    scores = task.evaluate(params, x, jnp.zeros(5, int))
+    logits = MODEL.apply({"params": merged(task, params)}, x)
+    losses = -jax.nn.log_softmax(logits)[:, 0]
+    np.testing.assert_allclose(scores["loss"], losses, rtol=1e-4)
 
 
 # ------------------------------------------------------------------- refusals
