@@ -5,6 +5,7 @@ it is the old one or the new one at any moment.
 """
 
 import contextlib
+import csv
 import lzma
 import os
 import pickle
@@ -28,6 +29,7 @@ DAMAGE: tuple[type[Exception], ...] = (
     SyntaxError,
     TypeError,
     ValueError,
+    csv.Error,
     lzma.LZMAError,
     pickle.PickleError,
     struct.error,

@@ -1,7 +1,8 @@
 """The board: which method reaches a target, by rounds, bytes and seconds.
 
     python -m experiments.board check FILE.py            # where your method stands
-    python -m experiments.board accept SUBMISSION.jsonl  # reruns two runs, adds the row
+    python -m experiments.board check FILE.py --against fedmuon
+    python -m experiments.board accept SUBMISSION.jsonl  # runs it again, adds the row
     python -m experiments.board run digits               # all that is missing
     python -m experiments.board run fashion --data-dir DATA --part 0 --parts 2
     python -m experiments.board seconds digits           # of a round, when idle
@@ -34,7 +35,8 @@ def main(
     data_dir: Path | None = None,
     part: int = 0,
     parts: int = 1,
-    output: Path = PLACE,
+    output: Path | None = None,
+    against: str | None = None,
 ) -> None:
     """Runs rows of the board, checks or accepts one, or writes the page.
 
@@ -46,20 +48,25 @@ def main(
       data_dir: Directory of the datasets.
       part: The part of the rows that this process runs.
       parts: The number of processes.
-      output: Directory of the results.
+      output: Directory of the results, by default results/board; of `check` that of
+        the submission, by default the directory of the file.
+      against: A row of the board that `check` compares a file with too.
     """
+    board = output or PLACE
     with refusing():
         if what == "page":
-            page.write(output)
+            page.write(board)
         elif what == "check":
-            submissions.check(Path(of), row, track, data_dir, output)
+            there = (board / f"{track}.jsonl").exists()
+            where = board if there else PLACE, against, output
+            submissions.check(Path(of), row, track, data_dir, *where)
         elif what == "accept":
-            submissions.accept(Path(of), data_dir, output)
+            submissions.accept(Path(of), data_dir, board)
         else:
             check_choice("track", of, TRACKS)
             names = [name for name, each in ROWS.items() if of in each.tracks]
             mine = [check_choice("row", row, names)] if row else names[part::parts]
-            run(of, mine, what, data_dir, output)
+            run(of, mine, what, data_dir, board)
 
 
 def run(

@@ -45,11 +45,25 @@ class Row(NamedTuple):
     fields_apart: bool = False
     # what a client sends in a round, in copies of the parameters, if the file says so
     sends: float | None = None
+    # what one types for options, where it is another name; and options that are fixed
+    typed: Mapping[str, str] = {}
+    fixed: Mapping[str, float] = {}
 
     @property
     def option(self) -> str | None:
         """The name of the other option."""
         return next((name for name in self.space if name != "lr"), None)
+
+    def words(self, hyper: Mapping[str, float]) -> str:
+        """The options of a run as one types them, such as `lr=0.1, mu=0.01`."""
+        rest = (
+            {}
+            if self.option in (None, *hyper)
+            else {self.option: self.space[self.option]}
+        )
+        values = {**hyper, **rest, **self.fixed}
+        typed = {self.typed.get(name, name): value for name, value in values.items()}
+        return ", ".join(f"{name}={value:g}" for name, value in typed.items())
 
 
 def check_name(name: Any) -> str:

@@ -40,14 +40,16 @@ def server(name: str, tracks: tuple[str, ...], lr: float = 0.03) -> Row:
     def make(lr: Any, local_lr: Any) -> Any:
         return method.function(lr=local_lr, server_lr=lr)
 
-    return Row(method.label, make, {"lr": lr, "local_lr": 0.1}, tracks)
+    typed = {"lr": "server_lr", "local_lr": "lr"}
+    return Row(method.label, make, {"lr": lr, "local_lr": 0.1}, tracks, typed=typed)
 
 
 def align(weight: float) -> Row:
     """FedMuon with alignment of a fixed weight."""
     make = functools.partial(fm.fedmuon_align, align=weight)
     label = f"{ALL['fedmuon_align'].label}, weight {weight:g}"
-    return Row(label, lambda lr: make(lr=lr), {"lr": 0.03}, EVERYWHERE)
+    fixed = {"align": weight}
+    return Row(label, lambda lr: make(lr=lr), {"lr": 0.03}, EVERYWHERE, fixed=fixed)
 
 
 def apart(row: Row) -> Row:
@@ -121,7 +123,8 @@ MATRICES: dict[str, Any] = {"layout": hidden_matrices}
 
 
 def _tokens(label: str, method: Method, lr: float, **sizes: Any) -> Row:
-    return Row(label, method, {"lr": lr}, ("tokens",), sizes)
+    typed = {"lr": "server_lr"} if "local_steps" in sizes else {}
+    return Row(label, method, {"lr": lr}, ("tokens",), sizes, typed=typed)
 
 
 def _parallel(rule: optax.GradientTransformation) -> Method:

@@ -8,14 +8,17 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+import fedjax_muon as fm
 from experiments.board import lines as kept, protocol
 from experiments.board.protocol import Line
+from experiments.board.row import Row
 from experiments.board.rows import ROWS
 from experiments.board.search import ends
 from experiments.board.tracks import TRACKS, Track
 from fedjax_muon.reporting.comparison import SCORES, Score
 from fedjax_muon.reporting.intervals import half_width
 
+OTHER = " †"  # of rows that train with other sizes
 LEVEL = 0.05  # of the test for a win
 SHARE = 0.05  # of the baseline's score, by which the target is worse
 
@@ -25,7 +28,8 @@ class Standing(NamedTuple):
 
     row: str
     label: str
-    options: str  # the chosen ones, in words
+    options: str  # the chosen ones, as one types them
+    marked: str  # its label, with a mark if it trains with other sizes than the track's
     scores: np.ndarray
     apart: np.ndarray  # from the baseline, positive if better
     wins: bool
@@ -34,6 +38,7 @@ class Standing(NamedTuple):
     seconds: np.ndarray
     edges: Sequence[str]  # where the search ended without a neighbor
     diverged: int  # seeds
+    twins: Sequence[str] = ()  # labels of rows before it with the same scores
 
 
 class Table(NamedTuple):
@@ -108,6 +113,9 @@ def _table(name: str, path: Path) -> Table | None:
         for row in done
     ]
     ranked = sorted(rows, key=lambda each: -score.sign * each.scores.mean())
+    for place, each in enumerate(ranked):
+        same = [x for x in ranked[:place] if np.array_equal(x.scores, each.scores)]
+        ranked[place] = each._replace(twins=[x.label for x in same])
     return Table(name, track, score, ranked)
 
 
@@ -123,6 +131,9 @@ def _standing(
     target: float,
 ) -> Standing:
     about = lines[0]
+    known = ROWS.get(about["row"], Row(about["label"], fm.fedavg, about["space"]))
+    sizes = {**known.sizes, **about.get("sizes", {})}
+    other = any(not callable(size) for size in sizes.values())  # a cohort is in a label
 
     def reached(column: str) -> np.ndarray:
         values = []
@@ -142,7 +153,8 @@ def _standing(
     return Standing(
         row=about["row"],
         label=about["label"],
-        options=", ".join(f"{k} {v:g}" for k, v in runs[0]["hyper"].items()),
+        options=known.words(runs[0]["hyper"]),
+        marked=about["label"] + OTHER * other,
         scores=np.array([run["score"] for run in runs]),
         apart=np.zeros(len(runs)),
         wins=False,

@@ -37,6 +37,10 @@ from fedjax_muon.simulation.tuning import tune
 from fedjax_muon.terminal import plain_console
 
 COMMAND = "command.json"  # the words that a directory was made by
+# options that only the words of whoever resumes decide: other machines; and what writes
+# outside of the directory, with the word for none
+HOSTS = ("distributed", "coordinator", "num_processes", "process_id")
+ELSEWHERE = {"log": ", or --log none", "ledger": ""}
 CHUNKED = "chunked with chunk_size "  # a plan of `tune`, before a number
 
 
@@ -56,8 +60,12 @@ class Place:
     def resume(self) -> str:
         """The command that goes on."""
         modules = self.job.modules
-        trust = ["--trust", ",".join(modules)] if modules else []
-        return shlex.join(["fedjax-muon", "resume", str(self.directory), *trust])
+        more = ["--trust", ",".join(modules)] if modules else []
+        options = Words(self.argv[1:]).options
+        for name in (*HOSTS, *ELSEWHERE):
+            if name in options:
+                more.append(f"{jobs.dashed(name)}={options[name]}".removesuffix("="))
+        return shlex.join(["fedjax-muon", "resume", str(self.directory), *more])
 
     def begun(self) -> None:
         """Notes the words of the command, unless the directory has some."""
@@ -424,11 +432,31 @@ def resume(argv: Sequence[str]) -> None:
         check_trusted(directory, about, trusted)
         if Path(about["directory"]).is_dir():  # where relative paths are of
             os.chdir(about["directory"])
-        more = [f"{jobs.dashed(k)}={v}" for k, v in words.options.items()]
         if name not in COMMANDS:
             raise ValueError(f"{directory} was made by {name}, which does not resume")
+        begun = Words(given)
+        _drop_reaching(directory, begun, words)
+        begun.options |= words.options | {"directory": str(directory)}
+        begun.wrappers += words.wrappers
     with importing_only(trusted):  # whatever the directory says of its modules
-        COMMANDS[name]([*given, *more, f"--directory={directory}"])
+        COMMANDS[name](begun.texts())
+
+
+def _drop_reaching(directory: Path, begun: Words, given: Words) -> None:
+    """Drops other machines from the words of a directory; raises `ValueError` for
+    trackers and ledgers that the one who resumes has not named too.
+
+    Who reads a directory may not have written it.
+    """
+    for option in HOSTS:
+        begun.options.pop(option, None)
+    for option, none in ELSEWHERE.items():
+        if option in begun.options.keys() - given.options.keys():
+            named = f"{jobs.dashed(option)} {begun.options[option]}"
+            raise ValueError(
+                f"{directory} was begun with {named}, which resume takes from your "
+                f"words alone; say it again, or another one{none}"
+            )
 
 
 def check_trusted(

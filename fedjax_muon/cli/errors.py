@@ -21,6 +21,7 @@ from typing import Any
 from fedjax_muon.terminal import plain_console
 
 LOG = "error.log"
+LONGEST = 2000  # characters of a line
 OWN = ("fedjax_muon", "experiments", "__main__")  # packages whose errors are refusals
 
 
@@ -195,6 +196,8 @@ def show_error(message: str) -> None:
 
 
 def _print(text: str, style: str) -> None:
+    if len(text) > LONGEST:  # it repeats what was given
+        text = f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
     with contextlib.suppress(OSError, ValueError):  # standard error is closed
         console = plain_console(stderr=True, soft_wrap=True, highlight=False)
         console.print(" ".join(text.split()), style=style)

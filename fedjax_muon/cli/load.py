@@ -1,5 +1,6 @@
 """A run directory in Python, and its parameters in a file for other programs."""
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -20,10 +21,11 @@ from fedjax_muon.core.recipe import numbers_of, with_numbers
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.experiments.comparing import folder_of
 from fedjax_muon.experiments.directory import CHECKPOINTS, METRICS
-from fedjax_muon.experiments.identity import check_same, words_of
+from fedjax_muon.experiments.identity import IDENTITY, check_same, words_of
 from fedjax_muon.experiments.prepared import Method, name_of
 from fedjax_muon.experiments.recording import last_state
 from fedjax_muon.experiments.training import Job as Run, job_of
+from fedjax_muon.files import reading
 from fedjax_muon.models.weights import check_target, save_params
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import metrics_csv
@@ -56,7 +58,12 @@ class LoadedRun:
     @property
     def seed(self) -> int:
         """The seed of the run."""
-        return int(self.words["seed"])
+        with self._reading():
+            return int(self.words["seed"])
+
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        path = self.directory / IDENTITY
+        return reading(path, "the words of a run", "start again in another directory")
 
     @functools.cached_property
     def records(self) -> list[Record]:
@@ -64,7 +71,7 @@ class LoadedRun:
         path = self.directory / METRICS
         if not path.exists():
             raise ValueError(f"{path} does not exist yet; train first")
-        return metrics_csv.parsed(path.read_bytes().decode())
+        return metrics_csv.rows_of(path)
 
     @functools.cached_property
     def history(self) -> Any:
@@ -87,6 +94,8 @@ class LoadedRun:
         about = commands.command_of(roots[0])
         commands.check_trusted(roots[0], about, self.trust)
         name, *words = about["argv"]
+        if name not in commands.PARSERS:
+            raise ValueError(f"{roots[0]} was made by {name}, which trains nothing")
         given = Words(words)
         for option in LAUNCH:
             given.options.pop(option, None)
@@ -107,24 +116,25 @@ class LoadedRun:
         if job.compares:
             commands.take_rates(job)
         methods = job.methods()
-        label, method = next(iter(methods.items()))
-        if (place := self.directory.absolute()) != root:
-            first = place.relative_to(root).parts[0]
-            label = next(name for name in methods if str(folder_of(name)) == first)
-            method = methods[label]
-        words, chosen = self.words, {}
-        for name in numbers_of(method):
-            texts = [t for k, t in words.items() if _is_option(k, name)]
-            chosen[name] = float(texts[0])
-        return with_numbers(method, chosen)
+        method = next(iter(methods.values()))
+        with self._reading():
+            if (place := self.directory.absolute()) != root:
+                folders = {str(folder_of(name)): each for name, each in methods.items()}
+                method = folders[place.relative_to(root).parts[0]]
+            words, chosen = self.words, {}
+            for name in numbers_of(method):
+                texts = [t for k, t in words.items() if _is_option(k, name)]
+                chosen[name] = float(texts[0])
+            return with_numbers(method, chosen)
 
     @functools.cached_property
     def _run(self) -> Run:
         job, problem = self._job[0], self.problem
         how = job.settings(problem)
         if isinstance(several := how.get("privacy"), list):
-            epsilon = self.directory.absolute().parent.name.removeprefix("epsilon")
-            how["privacy"] = next(p for p in several if f"{p.epsilon:g}" == epsilon)
+            epsilon = self.directory.absolute().parent.name
+            with self._reading():
+                how["privacy"] = {f"epsilon{p.epsilon:g}": p for p in several}[epsilon]
         rounds = [p.name for p in (self.directory / CHECKPOINTS).glob("[0-9]*")]
         run = job_of(
             name_of(self.method),

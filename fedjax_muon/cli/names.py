@@ -24,6 +24,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -50,6 +51,7 @@ from fedjax_muon.tasks.augmentation import crop_and_flip
 from fedjax_muon.wrappers import aggregators, attacks, compression, personalization
 
 MOST_SHOWN = 30  # names in an error
+DEEPEST = 30  # functions and arguments in one text
 EMPTY = inspect.Parameter.empty
 METHODS: dict[str, Method] = {
     **algorithms.ALL,
@@ -304,6 +306,8 @@ def called(table: str, text: str, what: str) -> Any:
     """
     known = TABLES.get(table) or _anything()
     split(text)  # may raise
+    if len(re.findall(r"[(:]", text)) > DEEPEST:
+        raise ValueError(f"{what} names more than {DEEPEST} functions in one another")
     if match := re.fullmatch(r"([A-Za-z_][\w.]*(?::[A-Za-z_]\w*)?)\((.*)\)", text):
         head, args = match[1], match[2]
     else:
@@ -324,7 +328,9 @@ def called(table: str, text: str, what: str) -> Any:
 
 
 def _anything() -> dict[str, Any]:
-    return {name: each for table in TABLES.values() for name, each in table.items()}
+    """All names but those of schedules, which `lr` alone takes."""
+    tables = [table for name, table in TABLES.items() if name != "lr"]
+    return {name: each for table in tables for name, each in table.items()}
 
 
 def advice(name: str, known: typing.Collection[str]) -> str:
@@ -455,7 +461,7 @@ def kinds_of(parameter: inspect.Parameter) -> list[Any]:
 def _flat(kind: Any) -> list[Any]:
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         return [each for part in typing.get_args(kind) for each in _flat(part)]
-    return [kind]
+    return [] if kind is jax.Array else [kind]  # no text stands for one
 
 
 SEVERAL, FUNCTION = (tuple, list, Sequence), 6

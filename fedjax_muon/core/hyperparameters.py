@@ -18,6 +18,7 @@ Schedule = Callable[[jax.Array], Any]  # round index -> number
 # A hyperparameter may also be a prefix of the parameters' tree, see `tree`.
 Hyper = float | jax.Array | Schedule | tuple["Hyper", ...]
 Number = float | jax.Array  # a hyperparameter that cannot be a schedule
+LARGEST = 2**31 - 1  # whole number that JAX's programs take
 
 
 def value_at(value: Hyper, round: Round) -> Any:
@@ -104,7 +105,7 @@ def check_function(name: str, value: Any, example: str) -> None:
 
 
 def check_count(
-    name: str, value: Any, low: int = 1, high: int | None = None, *, limit: str = ""
+    name: str, value: Any, low: int = 1, high: int = LARGEST, *, limit: str = ""
 ) -> None:
     """Checks that a value is an integer in [low, high].
 
@@ -118,6 +119,6 @@ def check_count(
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if number < low:
         raise ValueError(f"{name} must be at least {low}, got {value}")
-    if high is not None and number > high:
+    if number > high:
         bound = f"{high}, {limit}" if limit else f"{high}"
         raise ValueError(f"{name} must be at most {bound}, got {value}")

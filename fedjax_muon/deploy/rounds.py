@@ -218,7 +218,7 @@ class Rounds:
             raise MessageError("an answer to another request")
         size = about.get("examples")
         if type(size) is not int or not 0 < size <= self.shared.max_client_size:
-            raise MessageError(f"{plain(size)} examples")
+            raise MessageError(f"it counts {plain(size)} examples")
         sent = messages.unpack(answer.arrays, self.messages[number])
         if about.get("finite") is not True:
             raise MessageError("not finite")

@@ -85,7 +85,7 @@ NO_LOG = Log()
 
 def check(names: Sequence[str]) -> None:
     """Raises `ValueError` for trackers that are unknown or not installed."""
-    for name in names:
+    for name in names if tuple(names) != NONE else ():
         if name not in TRACKERS:
             raise ValueError(
                 f"unknown tracker {name!r}; log takes {', '.join(TRACKERS)}"
@@ -106,17 +106,9 @@ def begin(run_dir: Path, names: Sequence[str]) -> Log:
     return log
 
 
-def again(run_dir: Path, names: Sequence[str] | None) -> Log:
-    """The trackers of a run that is resumed: those it had, or those of `names`."""
+def again(run_dir: Path, names: Sequence[str]) -> Log:
+    """The trackers of a run that may be resumed, whose services know it by its id."""
     log = _read(run_dir / FILE)
-    if names is None:
-        try:
-            check(log.names)
-        except (ValueError, ImportError) as error:
-            raise ValueError(
-                f"{error}; or resume without trackers, with --log none"
-            ) from error
-        return log
     names = () if tuple(names) == NONE else tuple(names)
     check(names)
     return log._replace(names=names) if log.run_id else begin(run_dir, names)

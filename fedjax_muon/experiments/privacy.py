@@ -96,6 +96,13 @@ def check_budget(
     if not runs:
         return
     delta, ledger = _ledger_of(runs, dataset, path)
+    for place in runs:
+        known = _record(place).get("ledger", str(ledger.path))
+        if known != str(ledger.path):
+            raise ValueError(
+                f"{place} is charged to {known}, not to {ledger.path}; if it is yours, "
+                f"add --ledger {known}"
+            )
     ledger.check(_entries(runs), delta, budget)
     secret = ledger.path.with_suffix(SECRET)
     check_path(secret)

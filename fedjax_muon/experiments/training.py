@@ -235,8 +235,7 @@ def run(
             progress.skip(job.rounds)
         else:
             record(job.simulation, course, directory, progress, stop, trackers)
-        rows = metrics_csv.parsed((directory / METRICS).read_bytes().decode())
-        return None, rows
+        return None, metrics_csv.rows_of(directory / METRICS)
     drop, rows = job.drop_nonfinite, []
     state = job.simulation.init(course.key, drop_nonfinite=drop)
     for step in steps(

@@ -362,6 +362,7 @@ class Ledger:
           ValueError: If the run has released a later round already. Its state is an old
             one, and its next rounds would be released again with other noise.
         """
+        self._entry(run)  # before a lock is made where there is no ledger
         with self._locked():
             entry = self._entry(run)
             if round < entry.round:

@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,33 @@ import numpy as np
 
 from fedjax_muon.files import reading
 
+FORMULA = r"\s*[=+\-@\t\r\n＝＋－＠]."  # how a cell begins that spreadsheets execute
+
 
 def text_of(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
     """Formats rows with the same columns as lines of a metrics file."""
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
     if header and rows:
-        writer.writerow(rows[0])
-    writer.writerows(row.values() for row in rows)
+        writer.writerow(map(_inert, rows[0]))
+    writer.writerows(map(_inert, row.values()) for row in rows)
     return lines.getvalue()
+
+
+def _inert(cell: Any) -> Any:
+    """A cell that no spreadsheet executes, such as the name of another's client.
+
+    Example:
+      >>> [_inert(cell) for cell in ("=1+1", "-1", "-", "FedAvg", -1)]
+      ["'=1+1", '-1', '-', 'FedAvg', -1]
+    """
+    if not isinstance(cell, str) or not re.match(FORMULA, cell, re.DOTALL):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
@@ -64,6 +83,12 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         name: np.array([_kind(name)(value) for value in column], _kind(name))
         for name, column in zip(header, columns, strict=True)
     }
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file; raises `ValueError` if it is damaged."""
+    with reading(path, "columns of numbers in UTF-8", "repair it or delete it"):
+        return parsed(path.read_bytes().decode())
 
 
 def parsed(text: str) -> list[dict[str, Any]]:

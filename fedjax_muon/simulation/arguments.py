@@ -169,6 +169,15 @@ def check_key(key: Any) -> None:
         )
 
 
+def check_untraced(state: Any) -> None:
+    """Raises `TypeError` within transformations, where private noise is drawn once."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+        raise TypeError(
+            "a simulation is compiled already, and a private one draws new noise in "
+            "every call; call it outside of jax.jit and other transformations"
+        )
+
+
 def check_not_donated(state: Any) -> None:
     """Raises `ValueError` if a state was given to an earlier call."""
     leaves = jax.tree.leaves(state)

@@ -27,6 +27,7 @@ from fedjax_muon.simulation.arguments import (
     check_params,
     check_parts,
     check_state,
+    check_untraced,
 )
 from fedjax_muon.simulation.arrivals import Buffered
 from fedjax_muon.simulation.batching import Clients, partition_of
@@ -131,6 +132,8 @@ class Simulation:
             params = check_params(params, self._params)
         run_key = fresh_key(self.guarantee)
         created = self.program.create(self.data, self.run, key, run_key, params)
+        if run_key is not None:
+            check_untraced(created)
         state, received = self.compiled.begin(self.data, self.run, created)
         if not drop_nonfinite and not np.all(received):
             raise NonFiniteError(0, np.flatnonzero(~np.asarray(received)).tolist())
@@ -308,6 +311,7 @@ class Simulation:
                 "state must come from init or from an earlier round of a simulation, "
                 f"got {type(state).__name__}"
             )
+        check_untraced(state)
         check_not_donated(state)
         check_state(state, self.like)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from command import assert_same_but_for_seconds, refused, run, spawn, wait_for
 
+from fedjax_muon.privacy.ledger import Ledger
 from fedjax_muon.reporting import metrics_csv
 
 SMALL = "--clients 4 --model mlp:hidden=8 --cohort 2 --local-steps 1 "
@@ -148,6 +149,57 @@ def test_a_damaged_command_is_refused(copy, capsys):
     assert "it has no command.json" in refused(capsys, "resume", copy)
 
 
+def reworded(directory, *words):
+    """A directory whose command has further words, as another person wrote them."""
+    path = directory / "command.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({**about, "argv": [*about["argv"], *words]}))
+
+
+def test_a_directory_joins_no_machines(copy, monkeypatch):
+    """Only the words of whoever resumes do."""
+    joined = []
+    initialize = lambda *by_hand, **how: joined.append(by_hand)
+    monkeypatch.setattr("jax.distributed.initialize", initialize)
+    monkeypatch.setattr("jax.config.update", lambda *option: None)
+    reworded(copy, "--coordinator", "10.9.8.7:1", "--num-processes=2", "--process-id=1")
+    run("resume", copy)
+    reworded(copy, "--distributed")
+    run("resume", copy)
+    assert not joined
+    run("resume", copy, "--coordinator", "h:1", "--num-processes=1", "--process-id=0")
+    assert joined == [("h:1", 1, 0)]
+
+
+@pytest.mark.parametrize("given", ["--log wandb", "--log=tensorboard", "--ledger b"])
+def test_what_a_directory_writes_elsewhere_is_said_again(given, copy, capsys):
+    reworded(copy, *given.split())
+    said = refused(capsys, "resume", copy)
+    assert f"with {given.replace('=', ' ')}, which resume takes from your words" in said
+    if "log" in given:
+        run("resume", copy, "--log", "none")
+
+
+def test_a_directory_names_no_ledger_of_others(tmp_path, capsys):
+    private = "train fedavg --epsilon 8 --delta 1e-2 --clients 60 --cohort 10"
+    private += (
+        " --rounds 2 --model mlp:hidden=4 --divide iid --local-steps 1 --batch-size 4"
+    )
+    words = [*private.split(), "--directory", tmp_path / "a"]
+    run(*words, "--ledger", tmp_path / "own.json")
+    capsys.readouterr()
+    said = refused(capsys, "resume", tmp_path / "a")
+    assert "which resume takes from your words alone" in said
+    charged = tmp_path / "a/ledger.json"
+    about = json.loads(charged.read_text())
+    charged.write_text(json.dumps({**about, "ledger": str(tmp_path / "b/other.json")}))
+    said = refused(capsys, "resume", tmp_path / "a", "--ledger", tmp_path / "own.json")
+    assert "other.json, not to" in said
+    with pytest.raises(ValueError, match="has no run"):
+        Ledger(tmp_path / "b/other.json").reach("run", 1)
+    assert not (tmp_path / "b").exists()
+
+
 @pytest.mark.parametrize("hidden", [False, True])
 def test_own_code_of_a_directory_runs_only_if_it_is_trusted(folder, capsys, hidden):
     """Whatever the directory says of it."""
@@ -173,8 +225,8 @@ def test_own_code_of_a_directory_runs_only_if_it_is_trusted(folder, capsys, hidd
 
 def test_an_interrupted_command_names_its_own_code(folder, pressed, capsys):
     words = ("train", "own_half:fedhalf", *SMALL.split(), "--rounds", 6)
-    resume = interrupt(capsys, *words, "--directory", "a")
-    assert resume == ["resume", "a", "--trust", "own_half"]
+    resume = interrupt(capsys, *words, "--log", "tensorboard", "--directory", "a")
+    assert resume == ["resume", "a", "--trust", "own_half", "--log=tensorboard"]
     run(*resume)
 
 

@@ -147,6 +147,38 @@ def test_parameters_of_a_minimax_run_are_a_pair(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
+def damaged(text):
+    """What damage, or somebody, may make of a file."""
+    words = json.loads(text) if text.startswith("{") else {}
+    for name in words:
+        yield json.dumps({k: v for k, v in words.items() if k != name})
+        yield json.dumps({**words, name: []})
+    yield from ("", "[1]", '"a"', text[: len(text) // 2], 10**5 * "[", f"{text}1,2\r\n")
+    yield from (text.replace("0.", "x"), text + 200_000 * "a", text.replace(",", ",,"))
+
+
+@pytest.mark.parametrize("name", ["identity.json", "metrics.csv", "command.json"])
+def test_a_damaged_run_is_a_value_error(name, copied):
+    whole, refusals = (copied / name).read_text(), []
+    for text in damaged(whole):
+        (copied / name).write_text(text)
+        for read in ("seed", "records", "method"):
+            try:
+                getattr(fm.load_run(copied), read)
+            except ValueError as error:
+                refusals.append(str(error))
+    assert len(refusals) >= 5
+    assert not [text for text in refusals if "\n" in text]
+
+
+def test_a_directory_of_another_command_is_not_exported(copied, tmp_path, capsys):
+    path = copied / "command.json"
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({**about, "argv": ["deploy", *about["argv"][1:]]}))
+    said = refused(capsys, "export", copied, tmp_path / "m.safetensors")
+    assert "was made by deploy, which trains nothing" in said
+
+
 def test_what_cannot_be_exported_is_said(capsys, copied, tmp_path):
     path = tmp_path / "m.safetensors"
     for words, said in {

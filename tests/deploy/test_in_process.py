@@ -187,6 +187,7 @@ DAMAGE = {  # what is sent, and the reason that it does not count
     "of no client": (edited(client=np.ones(2)), NONE),
     "of another run": (edited(run="0"), "an answer to another request"),
     "too many examples": (edited(examples=1 << 40), "1099511627776 examples"),
+    "a formula": (edited(examples="=1+1"), "it counts =1+1 examples"),
     "something else": (lambda answer, previous: b"GET / HTTP/1.1", NONE),
     "missing": (None, "no answer"),
 }
@@ -197,7 +198,7 @@ def expected_without_client_2():
     return simulated_without({(2, 2), (3, 2)})  # it is in the cohorts of 1, 2, 3
 
 
-@pytest.mark.parametrize("kind", slow_but(("not finite",), DAMAGE))
+@pytest.mark.parametrize("kind", slow_but(("not finite", "a formula"), DAMAGE))
 def test_an_answer_that_does_not_count_is_as_a_dropped_client(kind):
     shared, previous = described(ALGORITHM), {}
     nodes, (damaged, reason) = in_process(nodes_of(shared)), DAMAGE[kind]

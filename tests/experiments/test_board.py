@@ -400,17 +400,88 @@ def test_a_score_that_is_not_repeated_is_refused(short, tmp_path):
         line | {"processor": "another"} if line["stage"] == "about" else line
         for line in lines
     ]
-    near = [
-        line | {"score": line["score"] + 1e-6} if "score" in line else line
+    forged = [
+        line | {"score": line["score"] + 0.3} if "score" in line else line
         for line in elsewhere
     ]
-    submission.write_text("".join(f"{json.dumps(line)}\n" for line in near))
+    submission.write_text("".join(f"{json.dumps(line)}\n" for line in forged))
     accept(submission, None, tmp_path / "board")
+    board = kept.read(tmp_path / "board/digits.jsonl")
+    assert board == lines[1:]  # what is found here
+
+
+def test_a_submission_brings_its_row_alone(short, tmp_path):
+    file = tmp_path / "normuon.py"
+    file.write_text(NORMUON)
+    check(file, None, "digits", None, tmp_path)
+    submission = tmp_path / SUBMITTED
+    first, about, *runs = kept.read(submission)
+    more = [{"row": "fedavg", "stage": "seconds", "seconds": 99.0}]
+    more += [{"row": "fedavg_normuon", "stage": "seconds", "seconds": 1e-9}]
+    about |= {"label": "<script>", "processor": "another", "note": "mine"}
+    runs = [run | {"note": "mine"} for run in runs]
+    submission.write_text(
+        "".join(f"{json.dumps(line)}\n" for line in (first, about, *more, *runs))
+    )
+    accept(submission, None, tmp_path / "board")
+    text = (tmp_path / "board/digits.jsonl").read_text()
+    assert not re.search(r"script|another|mine|seconds|\"fedavg\"", text)
+    assert len(text.splitlines()) == 1 + len(runs)
+    assert '"label": "FedAvg(NorMuon)"' in text
+
+
+@pytest.mark.parametrize("line", ["1", "[]", '{"stage": "about"}', '{"row": []}'])
+def test_a_submission_with_other_lines_is_refused(line, tmp_path):
+    path = tmp_path / SUBMITTED
+    path.write_text(f"{line}\n{line}\n")
+    with pytest.raises(ValueError, match=SUBMITTED.replace(".", "[.]")):
+        accept(path, None, tmp_path)
+
+
+def test_a_second_file_and_another_directory(short, tmp_path, capsys):
+    file, other = tmp_path / "normuon.py", tmp_path / "other.py"
+    file.write_text("\ufeff" + NORMUON, encoding="utf-8")
+    other.write_text(NORMUON.replace("fedavg_normuon", "another"))
+    board = tmp_path / "board"
+    command.main("run", "digits", row="fedavg", output=board)
+    options = {"output": tmp_path / "new", "against": "fedavg"}
+    with pytest.raises(SystemExit):
+        command.main("check", str(file), **(options | {"against": "fedavgg"}))
+    check(file, None, "digits", None, board, "fedavg", tmp_path / "new")
+    assert "ahead of fedavg by" in capsys.readouterr().out
+    submission = tmp_path / "new" / SUBMITTED
+    before = submission.read_text()
+    assert "ufeff" not in before
+    assert not (tmp_path / SUBMITTED).exists()
+    with pytest.raises(ValueError, match="is of another file or track; move it away"):
+        check(other, None, "digits", None, board, None, tmp_path / "new")
+    with pytest.raises(ValueError, match=r"unknown row .*choose one of fedavg"):
+        check(other, None, "digits", None, board, "fedmuon", tmp_path)
+    assert submission.read_text() == before
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="expected Python in UTF-8"):
+        load(file)
 
 
 START = "import jax, jax.numpy as jnp, numpy as np, optax\nimport fedjax_muon as fm\n"
 START += "from experiments.board.row import Row\n"
 ROW = "\nROWS = {'mine': Row('Mine', method, {'lr': 0.1}, sends=SENDS)}\n"
+# a client that takes gradients of examples that are not its own, under a condition
+LEAK = """\
+def method(lr):
+    inner = fm.fedavg(lr)
+    first, = inner.exchanges
+    def client(objective, broadcast, state, batches, round):
+        far = jnp.where({}, (batches.ids + 700) % 1293, batches.ids)
+        batches = batches._replace(ids=far)
+        return first.client(objective, broadcast, state, batches, round)
+    new = first._replace(client=client)
+    return inner._replace(exchanges=(new,), recipe=None)
+"""
 CHEATS = {
     "reads the data of all clients": (
         "reads .*digits",
@@ -437,6 +508,80 @@ CHEATS = {
         "    new = first._replace(server=server)\n"
         "    return inner._replace(exchanges=(new,), recipe=None)",
     ),
+    "brings pieces in an inner program": (
+        "brings an array of shape .* along, and 6",
+        "x = [jnp.asarray(np.random.randn(200), jnp.float32) for _ in range(3)]\n"
+        "def method(lr):\n"
+        "    inner = jax.jit(lambda p: p + 0 * sum(each.sum() for each in x))\n"
+        "    add = lambda u, s, p=None: (jax.tree.map(inner, u), s)\n"
+        "    return fm.fedavg(lr, server_rule=optax.GradientTransformation(\n"
+        "        lambda p: (), add))",
+    ),
+    "brings pieces in a loop and a branch": (
+        "brings an array of shape .* along, and 8",
+        "a, b = (jnp.asarray(np.random.randn(400), jnp.float32) for _ in range(2))\n"
+        "def method(lr):\n"
+        "    def inner(p):\n"
+        "        step = lambda c, _: (c + a.sum(), None)\n"
+        "        total = jax.lax.scan(step, 0.0, None, length=2)[0]\n"
+        "        other = lambda: b.sum()\n"
+        "        rest = jax.lax.cond(p.mean() > 0, other, lambda: 0.0)\n"
+        "        return p + 0 * (total + rest)\n"
+        "    add = lambda u, s, p=None: (jax.tree.map(inner, u), s)\n"
+        "    return fm.fedavg(lr, server_rule=optax.GradientTransformation(\n"
+        "        lambda p: (), add))",
+    ),
+    "brings literals": (
+        "brings an array of shape .* along, and 6",
+        "x = np.random.randn(600).tolist()\n"
+        "def method(lr):\n"
+        "    def inner(p):\n"
+        "        for each in x:\n"
+        "            p = p + each * 1e-9\n"
+        "        return p\n"
+        "    add = lambda u, s, p=None: (jax.tree.map(inner, u), s)\n"
+        "    return fm.fedavg(lr, server_rule=optax.GradientTransformation(\n"
+        "        lambda p: (), add))",
+    ),
+    "reads a file in bytes": ("reads .*data.bin", 'open(b"data.bin", "rb").close()'),
+    "reads by another name": (
+        "reads .*data.bin",
+        'open("/proc/self/cwd/data.bin").close()',
+    ),
+    "appends and reads": ("reads .*data.bin", 'open("data.bin", "a+b").close()'),
+    "writes and reads": ("reads .*data.bin", 'open("data.bin", "r+b").close()'),
+    "reads a number of a file": (
+        "reads .*data.bin",
+        "import os; os.open('data.bin', os.O_RDONLY)",
+    ),
+    "asks a process": (
+        "reads by subprocess",
+        "import subprocess; subprocess.run(['cat', 'data.bin'])",
+    ),
+    "asks a shell": ("reads by os.system", "import os; os.system('true')"),
+    "asks a child": (
+        "reads by os.fork",
+        "import os, sys; sys.audit('os.fork')  # as os.fork does",
+    ),
+    "asks a library": ("reads by ctypes", "import ctypes; ctypes.CDLL('libc.so.6')"),
+    "asks a host": (
+        "reads by socket",
+        "import socket\n"
+        "with socket.socket() as s:\n"
+        "    s.settimeout(0.1)\n"
+        "    s.connect_ex(('127.0.0.1', 9))",
+    ),
+    "reads late": (
+        "reads .*data.bin",
+        "def method(lr):\n"
+        "    schedule = lambda t: (open('data.bin').close(), lr(t))[1]\n"
+        "    return fm.fedavg(schedule)",
+    ),
+    "looks at others later": ("not its own", LEAK.format("round.index >= 3")),
+    "looks at others of several": (
+        "not its own",
+        LEAK.format("round.clients > 1"),
+    ),
     "returns NaN": (
         "not finite",
         "def method(lr):\n"
@@ -462,8 +607,12 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("name", CHEATS)
-def test_files_that_cheat_are_refused(name, short, tmp_path):
+def test_files_that_cheat_are_refused(name, short, tmp_path, monkeypatch):
     message, code = CHEATS[name]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.bin").write_bytes(b"weights")
+    if "def method" not in code:
+        code += "\ndef method(lr):\n    return fm.fedavg(lr)"
     file = tmp_path / "mine.py"
     sends = "1" if "twice" in name else "None"
     file.write_text(START + code + ROW.replace("SENDS", sends))
@@ -524,7 +673,7 @@ def test_the_page_follows_from_the_kept_runs(name):
         :1
     ]
     _, _, options, score, _, megabytes, *_ = (c.strip(" *") for c in line.split("|"))
-    assert options == f"lr {own[0]['hyper']['lr']:g}"
+    assert options == f"lr={own[0]['hyper']['lr']:g}"
     apart = np.subtract(scores, np.multiply(100, base))
     wide = stats.t.ppf(0.975, 9) * np.std(apart, ddof=1) / np.sqrt(10)
     assert score.replace("*", "") == (
@@ -537,6 +686,47 @@ def test_the_page_has_the_tables_of_the_kept_runs():
     found, text = tables(KEPT), page.PAGE.read_text()
     for lines in (page.summary(found), *map(page.table_of, found)):
         assert "\n".join(lines) in text
+
+
+@pytest.mark.parametrize("track", ["digits", "fashion", "heart", "plays"])
+def test_options_are_what_one_types(track):
+    """`fm.NAME(options)` is the method that has run."""
+    for line in kept.read(KEPT / f"{track}.jsonl"):
+        if line["stage"] != "final" or line["seed"]:
+            continue
+        row = ROWS[line["row"]]
+        name = line["row"].removesuffix("_30")
+        name = "fedmuon_align" if row.fixed else name
+        words = [word.split("=") for word in row.words(line["hyper"]).split(", ")]
+        given = {option: float(text) for option, text in words}
+        typed = numbers_of(getattr(fm, name)(**given))
+        other = {k: v for k, v in line["hyper"].items() if k != "lr"}
+        ran = numbers_of(row.method(lr=line["hyper"]["lr"], **other))
+        assert typed == ran
+        assert line["hyper"]["lr"] in given.values()
+
+
+def test_twins_and_other_sizes_are_marked():
+    (digits,) = [table for table in tables(KEPT) if table.name == "digits"]
+    twins = {(x.label, *x.twins) for x in digits.rows if x.twins}
+    assert twins == {
+        ("FedAvg-M", "FedCM"),
+        ("FedMuon(alignment), weight 0", "Local Muon(averaged momentum)"),
+    }
+    marked = {x.row for x in digits.rows if x.marked != x.label}
+    assert marked == {row for row in ROWS if row.endswith("_30")}
+    text = page.PAGE.read_text()
+    assert "| FedMuon, 30 steps of all clients † |" in text
+    assert re.search(r"\| FedAvg-M \(scores of FedCM\) \|", text)
+
+
+def test_no_headline_counts_the_hospitals():
+    (heart,) = [table for table in tables(KEPT) if table.name == "heart"]
+    numbers = {heart.spread(each.apart, signed=True) for each in heart.rows}
+    for name in ("README.md", "docs/index.md", "docs/choose.md"):
+        text = Path(name).read_text()
+        assert not [x for x in numbers if x in text or x.lstrip("+") in text]
+    assert "Heart" not in (KEPT / "summary.svg").read_text()
 
 
 def test_under_attack_methods_compare_with_the_same_aggregation():

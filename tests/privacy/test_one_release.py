@@ -161,6 +161,13 @@ def test_a_private_simulation_trains_only_from_its_last_state(kind, monkeypatch)
     params = state.params
     if kind == "agents":
         params = jax.tree.map(lambda x: x[0], params)
+    once = "new noise in every call; call it outside of jax.jit"
+    for calls in (one.train_round, one.evaluate):
+        with pytest.raises(TypeError, match=once):
+            jax.jit(calls)(state)
+    for given in ({}, {"drop_nonfinite": True}):
+        with pytest.raises(TypeError, match=once):
+            jax.jit(lambda key, given=given: one.init(key, **given))(KEY)
     begun = one.init(KEY, params=params)
     refused(again, one.train_round, state)
     assert one.train_rounds(begun, 2)[0].round == 2

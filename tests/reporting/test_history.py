@@ -1,5 +1,6 @@
 """What remains of a run: the CSV, what several of them say together, the figures."""
 
+import csv
 import os
 
 import numpy as np
@@ -85,6 +86,32 @@ def test_a_file_that_is_not_text_is_refused_in_one_line(path):
     path.write_bytes(written(path, 0, 10).read_bytes() + b"20,\xff,0,1,0.5\n")
     with one_line("expected columns of numbers in UTF-8", path):
         metrics_csv.read(path)
+
+
+def test_a_file_with_a_field_that_is_too_long_is_refused_in_one_line(path):
+    whole = written(path, 0, 10).read_bytes()
+    path.write_bytes(whole.replace(b"10,", b"1" * 200_000 + b","))
+    for read in (metrics_csv.read, metrics_csv.rows_of):
+        with one_line("expected columns of numbers in UTF-8", path):
+            read(path)
+
+
+FORMULAS = ["=1+1", "+1+1", "-1+1", "@SUM(1)", "\t=1", "\r=1", " =1", "\n=1", "＝1+1"]
+
+
+@pytest.mark.parametrize("cell", FORMULAS)
+def test_no_cell_is_a_formula(cell, path):
+    """Of names of clients, methods and metrics, which others may choose."""
+    metrics_csv.append(path, {"reason": cell, cell: "no answer"})
+    with path.open(newline="") as file:
+        rows = [*csv.reader(file)]
+    assert rows == [["reason", f"'{cell}"], [f"'{cell}", "no answer"]]
+
+
+def test_numbers_as_text_stay_numbers():
+    row = {"a": "-1", "b": -1, "c": "+1e-5", "d": "-", "e": "-inf", "f": "lr=0.1"}
+    text = metrics_csv.text_of([row], header=False)
+    assert text == "-1,-1,+1e-5,-,-inf,lr=0.1\r\n"
 
 
 def run(accuracy, down, up, seconds, every=5):
