@@ -21,7 +21,8 @@ def wider(rates: Sequence[float], best: Point | None) -> tuple[float, ...]:
     rate = ordered[0] if best is None else best.hyper["lr"]
     if rate not in (ordered[0], ordered[-1]):
         return tuple(rates)
-    more = float(f"{rate * (3 if rate == ordered[-1] else 0.3):.3g}")
+    higher = best is not None and rate == ordered[-1]
+    more = float(f"{rate * (3 if higher else 0.3):.3g}")
     return tuple(sorted((*rates, more)))
 
 

@@ -40,6 +40,7 @@ class Step(NamedTuple):
     clients: list[int]  # in the order of their arrival
     starts: list[int]  # the steps whose broadcasts they started from
     seconds: float  # virtual time
+    lost: int = 0  # jobs that ended without an answer since the step before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,8 +135,15 @@ class Buffered:
 
     def answered(
         self, timing: Any, key: jax.Array, rounds: int, num_clients: int
-    ) -> None:
-        """All messages that a step waits for arrive."""
+    ) -> int | None:
+        if not self.dropout and self.recorded is None:
+            return None
+        return sum(len(step.clients) for step in timing.until(rounds)[:rounds])
+
+    def jobs(self, timing: Any, rounds: int) -> int:
+        """Jobs that have ended: with an answer, lost, or stopped as too late."""
+        steps = timing.until(rounds)[:rounds]
+        return sum(len(step.clients) + step.lost for step in steps)
 
 
 def buffered(
@@ -343,7 +351,7 @@ def queue(
       is_lost: Whether the next job that ends is lost; its client is free again.
       away: When clients leave and return. The job of one that leaves is lost.
     """
-    now, step, number = 0.0, 0, 0
+    now, step, number, ended = 0.0, 0, 0, 0
     events = _departures(away)  # and ends of jobs: (time, kind, number or client)
     jobs: dict[int, tuple[int, int]] = {}  # number -> (client, start)
     number_of: dict[int, int] = {}  # the last job of a client
@@ -378,25 +386,28 @@ def queue(
                 gone[job], place = kind == LEAVES, 0
                 lost = jobs.pop(number_of.get(job, -1), None) if gone[job] else None
                 busy[job] &= lost is None
+                ended += lost is not None
                 continue
             if job not in jobs:  # stopped
                 continue
             client, start = jobs.pop(job)
             if is_lost():
                 busy[client], place = False, 0
+                ended += 1
                 continue
             buffer.append((client, start))
             if len(buffer) < cohort.buffer:
                 continue
             clients, starts = zip(*buffer, strict=True)
-            yield Step(list(clients), list(starts), now)
+            yield Step(list(clients), list(starts), now, ended)
             busy[list(clients)] = False
             buffer.clear()
-            step += 1
+            step, ended = step + 1, 0
             order, place = orders(step), 0
             for late in by_start.pop(step - cohort.depth, ()):
                 if late in jobs:
                     begin(jobs.pop(late)[0])
+                    ended += 1
 
 
 ENDS, LEAVES, RETURNS = range(3)  # kinds of events, in the order of those at one time

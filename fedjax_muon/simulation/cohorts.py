@@ -107,6 +107,9 @@ class Cohort(Protocol):
           timing: Of the run, if it has virtual time.
         """
 
+    def jobs(self, timing: Any, rounds: int) -> int | None:
+        """Counts those who were sent a model in the first rounds; None for `size`."""
+
 
 def fixed_cohort(
     key: jax.Array, num_clients: int, size: int
@@ -219,6 +222,9 @@ class Sampled:
             return None
         inputs = None if timing is None else timing.on_time
         return int(_answers(_untimed(self), num_clients, key, inputs, rounds))
+
+    def jobs(self, timing: Any, rounds: int) -> None:
+        """All that are sampled."""
 
 
 def sampled(size: int, *, dropout: float = 0.0, draw: Draw = fixed_cohort) -> Sampled:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_muon.engine import Traffic, sharding
+from fedjax_muon.engine import sharding
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import REPLICATED, SHARDED
 from fedjax_muon.simulation.cohorts import Timing
@@ -19,7 +19,7 @@ from fedjax_muon.simulation.evaluation import Examples
 from fedjax_muon.simulation.program import Data, Program, Run
 from fedjax_muon.simulation.rounds import Metrics
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.training import Record, calls
+from fedjax_muon.simulation.training import Record, calls, counted, is_lost
 
 Over = Callable[..., Any]  # (function, *stacked arguments) -> stacked results
 
@@ -228,9 +228,7 @@ class _Told(NamedTuple):
     """What a simulation tells of a cell's rounds, besides its programs."""
 
     timing: Timing | None
-    answered: Callable[[int], int | None]  # rounds -> answers in them
-    bytes_after: Callable[[int, int | None], Traffic]
-    tokens_after: Callable[[int, int | None], int | None]
+    counted: Callable[[int], Record]  # rounds -> the beginning of their record
 
 
 def stack(
@@ -252,11 +250,12 @@ def stack(
         state = simulation.program.create(simulation.data, simulation.run, key)
         _, run_key = state
         # counted once, since all cells have messages of the same shapes
-        counted = common if simulation.links == common.links else simulation
-        timing = simulation.timing(run_key)
-        answered = partial(simulation.answered, run_key)
+        like = common if simulation.links == common.links else simulation
         told.append(
-            _Told(timing, answered, counted.bytes_after, simulation.tokens_after)
+            _Told(
+                simulation.timing(run_key),
+                partial(counted, simulation, run_key, like=like),
+            )
         )
         run = simulation.timed(run_key, 0, rounds)
         partition = dataclasses.replace(run.partition, max_size=max_client_size)
@@ -308,16 +307,13 @@ class GroupRecord:
         columns = {name: np.asarray(values) for name, values in scores.items()}
         for cell, rows in enumerate(self.rows):
             if index == 0 or self.diverged[cell] is None:
-                timing, count, bytes_after, tokens = self.told[cell]
-                answered = count(index)
-                down, up = bytes_after(index, answered)
-                row: Record = {"round": index, "bytes_down": down, "bytes_up": up}
-                if answered is not None:
-                    row["answered"] = answered
-                if (trained := tokens(index, answered)) is not None:
-                    row["tokens"] = trained
+                timing, count = self.told[cell]
+                row = count(index)
                 row |= {name: float(values[cell]) for name, values in columns.items()}
                 if timing is not None:
                     row["virtual_seconds"] = timing.seconds(index)
                 row |= {"dropped": self.dropped[cell], "seconds": seconds}
-                rows.append(row)
+                if is_lost(row) and not self.drop_nonfinite:  # as in a run
+                    self.diverged[cell] = index
+                if index == 0 or self.diverged[cell] is None:
+                    rows.append(row)

@@ -333,16 +333,20 @@ class Simulation:
         return jax.eval_shape(self.data.task.init, jax.random.key(0))
 
     @promoting
-    def bytes_after(self, rounds: int, answered: int | None = None) -> Traffic:
+    def bytes_after(
+        self, rounds: int, answered: int | None = None, jobs: int | None = None
+    ) -> Traffic:
         """Counts the bytes that all clients together received and sent.
 
-        Sampled clients receive even if they do not answer. If cohorts vary in size, the
+        Clients receive even if they do not answer. If cohorts vary in size, the
         expected number of clients counts.
 
         Args:
           rounds: Number of rounds since the beginning, the prologue included.
           answered: Number of answers in these rounds, from `answered`; by default, all
             that were sampled have sent theirs.
+          jobs: Number of clients that were sent a model in them, from `jobs`; by
+            default, all that were sampled.
         """
         if rounds < 0:
             raise ValueError(f"rounds must be at least 0, got {rounds}")
@@ -350,6 +354,8 @@ class Simulation:
         down, up = (a + rounds * b for a, b in zip(first, later, strict=True))
         if answered is not None:
             up = first.up + answered * later.up / self.settings.cohort.size
+        if jobs is not None:
+            down = first.down + jobs * later.down / self.settings.cohort.size
         return Traffic(round(down), round(up))
 
     @promoting
@@ -368,24 +374,43 @@ class Simulation:
         timing, number = self.timing(key), self.settings.num_clients
         return self._cohort.answered(timing, key, rounds, number)
 
+    @promoting
+    def jobs(self, key: jax.Array, rounds: int) -> int | None:
+        """Counts the clients that were sent a model in the first rounds, once for each.
+
+        In asynchronous rounds, some of them are lost, or stopped and sent a newer one.
+
+        Args:
+          key: The key of the run's state.
+
+        Returns:
+          None where these are the sampled ones.
+        """
+        timing = self.timing(key)
+        return None if self._cohort is None else self._cohort.jobs(timing, rounds)
+
     @property
     def _cohort(self) -> Cohort | None:
         """Who takes part in a round; None of agents, who all do."""
         return getattr(self.settings, "cohort", None)
 
-    def tokens_after(self, rounds: int, answered: int | None = None) -> int | None:
+    def tokens_after(
+        self, rounds: int, answered: int | None = None, jobs: int | None = None
+    ) -> int | None:
         """Counts the tokens that clients trained on; None of other tasks.
 
         Args:
           rounds: Number of rounds since the beginning, without the prologue.
           answered: As in `bytes_after`.
+          jobs: As in `bytes_after`; in asynchronous rounds, all of them count.
         """
         setup, cohort = self.settings, self._cohort
         if cohort is None or "perplexity" not in self.data.task.metrics:
             return None
         if setup.work.steps is not None:  # clients take different numbers of steps
             return None
-        jobs = rounds * cohort.size if answered is None else answered
+        if jobs is None:
+            jobs = rounds * cohort.size if answered is None else answered
         steps = setup.work.bound(self.clients.max_size, setup.batch_size)
         return jobs * steps * setup.batch_size * (self.data.x.shape[1] - 1)
 
@@ -497,14 +522,14 @@ def checked(simulation: Simulation) -> Simulation:
 
     The first call of each uses the trace again.
     """
-    key, data = jax.random.key(0), simulation.data
+    key, data, compiled = jax.random.key(0), simulation.data, simulation.compiled
     secret = key if simulation._has_secret_noise else None
     create = functools.partial(simulation.program.create, params=None)
     state = jax.eval_shape(create, data, simulation.run, key, secret)
-    state, _ = simulation.compiled.begin.eval_shape(data, simulation.run, state)
+    state, _ = jax.eval_shape(compiled.begin, data, simulation.run, state)
     run = simulation.timed(key, 0, 1)
     run = run if secret is None else run._replace(key=secret)
-    simulation.compiled.rounds.eval_shape(data, run, state, 1)
+    jax.eval_shape(compiled.rounds, data, run, state, 1)
     return simulation
 
 

@@ -111,19 +111,13 @@ def steps(
     elapsed = lambda: time.perf_counter() - start
 
     def record(state: Any, index: int) -> Record:
-        answered = simulation.answered(state.key, index)
-        down, up = simulation.bytes_after(index, answered)
         scores = simulation.evaluate(state)
-        row = {"round": index, "bytes_down": down, "bytes_up": up}
-        if answered is not None:
-            row["answered"] = answered
-        if (tokens := simulation.tokens_after(index, answered)) is not None:
-            row["tokens"] = tokens
+        row = counted(simulation, state.key, index)
         row |= {name: float(score) for name, score in scores.items()}
         virtual = simulation.virtual_seconds(state)
         if virtual is not None:
             row["virtual_seconds"] = virtual
-        if math.isnan(row.get("train_loss", 0)) and not drop_nonfinite:
+        if is_lost(row) and not drop_nonfinite:
             raise NonFiniteLossError(index)
         return row | {"dropped": dropped, "seconds": elapsed()}
 
@@ -143,6 +137,33 @@ def steps(
         dropped += int(lost.sum())
         row = record(call.state, call.total) if call.due else None
         yield Step(call.state, call.rounds, row, dropped, elapsed())
+
+
+def counted(
+    simulation: Simulation,
+    key: jax.Array,
+    rounds: int,
+    like: Simulation | None = None,
+) -> Record:
+    """The beginning of a record: what a run has sent and trained on.
+
+    Args:
+      key: Of the run's state.
+      like: A simulation whose messages have the same shapes, which is asked for them.
+    """
+    answered, jobs = simulation.answered(key, rounds), simulation.jobs(key, rounds)
+    down, up = (like or simulation).bytes_after(rounds, answered, jobs)
+    row: Record = {"round": rounds, "bytes_down": down, "bytes_up": up}
+    if answered is not None:
+        row["answered"] = answered
+    if (tokens := simulation.tokens_after(rounds, answered, jobs)) is not None:
+        row["tokens"] = tokens
+    return row
+
+
+def is_lost(row: Record) -> bool:
+    """Whether a record ends a run, since its training loss is NaN."""
+    return math.isnan(row.get("train_loss", 0))
 
 
 def _lost(metrics: Metrics) -> NonFiniteError:

@@ -16,7 +16,7 @@ from fedjax_muon import partition, problems
 from fedjax_muon.core import numbers_of
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.decentralized import dsgd
-from fedjax_muon.experiments import compared as compared_, sweeping
+from fedjax_muon.experiments import compared as compared_, sweep_reports, sweeping
 from fedjax_muon.experiments.comparing import compare
 from fedjax_muon.experiments.sweeping import sweep, table_of
 from fedjax_muon.experiments.training import train
@@ -345,3 +345,8 @@ def test_wrong_comparisons_are_refused_and_leave_nothing(said, tmp_path):
         compare(**{**given, **EVERY, **WRONG[said]})
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_smaller_rates_are_tried_where_all_have_diverged():
+    for rates in ((0.1,), (0.1, 0.3)):
+        assert sweep_reports.wider(rates, None) == (0.03, *rates)

@@ -516,3 +516,49 @@ def test_cells_of_a_sweep_have_times_of_their_own():
         np.testing.assert_allclose(losses(rows), losses(outcome.rows), rtol=1e-5)
     ends = [outcome.rows[-1]["virtual_seconds"] for outcome in outcomes]
     assert ends[0] != ends[1]
+
+
+def test_jobs_that_end_without_an_answer_are_counted():
+    """As sampled clients are that drop out: a lost job has received a model."""
+    coin, tossed = np.random.default_rng(3), []
+    lost = lambda: tossed.append(coin.random() < 0.8) or tossed[-1]
+    steps = queue(fm.buffered(4, 2), np.arange(1.0, 7), lambda _: np.arange(6), lost)
+    total = 0
+    for step in itertools.islice(steps, 9):
+        total += len(step.clients) + step.lost
+        assert total == len(tossed)
+    assert sum(tossed) == total - 18
+    # of two clients, one is so slow that it is stopped after every other step
+    slow = fm.buffered(2, 1, max_staleness=1)
+    steps = queue(slow, np.array([1.0, 100.0]), lambda _: np.arange(2), lambda: False)
+    assert [step.lost for step in itertools.islice(steps, 6)] == [0, 0, 1, 0, 1, 0]
+    # and one that leaves
+    away = {1: [(0.5, math.inf)]}
+    steps = queue(slow, np.ones(2), lambda _: np.arange(2), lambda: False, away)
+    assert [step.lost for step in itertools.islice(steps, 3)] == [1, 0, 0]
+
+
+def test_bytes_are_those_of_all_jobs_and_of_messages_that_arrive():
+    row = lambda cohort: run_of(cohort)[1][-1]
+    plain, lossy = row(fm.buffered(4, 2)), row(fm.buffered(4, 2, dropout=0.8))
+    assert "answered" not in plain
+    assert lossy["answered"] == 2 * 6
+    assert lossy["bytes_up"] == plain["bytes_up"]
+    simulation, _ = run_of(fm.buffered(4, 2, dropout=0.8))
+    jobs = simulation.jobs(simulation.init(KEY).key, 6)
+    assert jobs > 3 * 12
+    assert lossy["bytes_down"] * 12 == plain["bytes_down"] * jobs
+    # a record of three messages, in buffers of four
+    record = [(0, 0, 0, 1.0), (0, 1, 0, 1.0), (1, 2, 1, 2.0)]
+    replay = fm.replayed(fm.buffered(4, 4), record)
+    simulation, rows = run_of(replay, rounds=2)
+    assert rows[-1]["answered"] == 3
+    per_message = simulation.bytes_after(1).up // 4
+    assert rows[-1]["bytes_up"] == rows[-1]["bytes_down"] == 3 * per_message
+
+
+def run_of(cohort, rounds=6):
+    simulation = federation.federation(fm.fedavg(lr=0.3), cohort=cohort)
+    start = simulation.init(KEY)
+    how = {"rounds": rounds, "evaluate_every": rounds, "progress": False}
+    return simulation, fm.run(simulation, start, **how)[1]

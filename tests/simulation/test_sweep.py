@@ -1,5 +1,6 @@
 """A cell of a sweep is what a simulation of its own would be."""
 
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -287,6 +288,28 @@ def test_a_group_whose_cells_have_all_diverged_is_over(fragile):
     found = outcomes(fragile, with_rates(1e10, 1e11), **how)
     assert [outcome.diverged for outcome in found] == [FIRST, FIRST]
     assert sum(ticks) == 2 * 10**7
+
+
+def test_a_loss_that_becomes_nan_ends_a_cell_as_it_ends_a_run():
+    """Messages stay finite: the loss alone overflows."""
+    prepared = federation.federation()
+    task = prepared.data.task
+    low = lambda scores: jnp.mean(scores["loss"]) < 1.05
+    late = lambda scores, y: jnp.where(low(scores), jnp.nan, 1.0)
+    metrics = {**task.metrics, "loss": jax.tree_util.Partial(late)}
+    data = prepared.data._replace(task=task._replace(metrics=metrics))
+    broken = dataclasses.replace(prepared, data=data)
+    how = {"rounds": 40, "evaluate_every": 1}
+    one = federation.cell(0.1, 0)
+    (found,) = outcomes(broken, [one], **how)
+    alone = broken.at(one.hyper, parts=one.parts)
+    with pytest.raises(simulation.NonFiniteError) as error:
+        fm.run(alone, alone.init(one.key), progress=False, **how)
+    assert found.diverged == error.value.round > 0
+    assert found.rows[-1]["round"] == found.diverged - 1
+    (kept,) = outcomes(broken, [one], drop_nonfinite=True, **how)
+    assert kept.diverged is None
+    assert np.isnan(kept.rows[-1]["train_loss"])
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ STACKED = {  # parameters, and the name of what is stacked
         "VmapMultiHeadDotProductAttention_0",
     ),
     "nnx": (
-        lambda: {"layers": nnx.state(linears(nnx.Rngs(0).split(3))).to_pure_dict()},
+        lambda: {"layers": nnx.to_pure_dict(nnx.state(linears(nnx.Rngs(0).split(3))))},
         "layers",
     ),
 }
