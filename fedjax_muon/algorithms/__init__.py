@@ -201,7 +201,7 @@ ALL = by_name(
         options={"lr": 0.001},
         changes={"rule": optax.scale_by_adam()},
     ),
-    Method(local_adamw, "Local AdamW", LIU, AUTHORS, LIU_ADAM_GRID),
+    Method(local_adamw, "Local AdamW", LIU, DEPARTS, LIU_ADAM_GRID),
     preset(
         "local_soap",
         "Local SOAP",
@@ -227,14 +227,14 @@ ALL = by_name(
         changes={"server_rule": scale_by_fadas()},
     ),
     Method(fedprox, "FedProx", LI, INDEPENDENT, MU_GRID),
-    Method(fednova, "FedNova", WANG, AUTHORS, LIU_SGD_GRID),
-    Method(fedexp, "FedExP", JHUNJHUNWALA, AUTHORS),
-    Method(feddyn, "FedDyn", ACAR, AUTHORS),
+    Method(fednova, "FedNova", WANG, DEPARTS, LIU_SGD_GRID),
+    Method(fedexp, "FedExP", JHUNJHUNWALA, DEPARTS),
+    Method(feddyn, "FedDyn", ACAR, DEPARTS),
     Method(
         fedit,
         "FedIT",
         "Zhang et al. 2023, arXiv:2305.05644",
-        INDEPENDENT,
+        AUTHORS,
         adapters=True,
     ),
     Method(
@@ -263,8 +263,8 @@ ALL = by_name(
         DEPARTS,
         adapters=True,
     ),
-    Method(fedsubmuon, "FedSubMuon", CHEN, AUTHORS, adapters=True),
-    Method(fedsubmuon_gt, "FedSubMuon-GT", CHEN, AUTHORS, adapters=True),
+    Method(fedsubmuon, "FedSubMuon", CHEN, DEPARTS, adapters=True),
+    Method(fedsubmuon_gt, "FedSubMuon-GT", CHEN, DEPARTS, adapters=True),
     Method(scaffold, "SCAFFOLD", KARIMIREDDY, INDEPENDENT, LIU_SGD_GRID),
     preset(
         "scaffold_momentum",

@@ -137,7 +137,7 @@ def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
     Adam uses optax's decays, 0.9 and 0.999.
 
     Source: Liu et al. 2025, arXiv:2510.27403, as a baseline. Checked against the
-    authors' code.
+    authors' code, from which it departs: that code clips gradients at 10.
 
     Args:
       lr: Local learning rate, usually 0.0003 to 0.01.

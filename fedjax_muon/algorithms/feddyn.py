@@ -44,8 +44,8 @@ def feddyn(
     for S sampled clients. All weights must be equal.
 
     Source: Acar et al. 2021, ICLR, arXiv:2111.04263. Checked against the authors' code,
-    whose h_i is the paper's linear term divided by -alpha. It departs in the weights:
-    their code divides alpha by a client's share of the examples.
+    from which it departs: that code divides alpha by a client's share of the examples.
+    Its h_i is the paper's linear term divided by -alpha.
 
     Args:
       lr: Local learning rate: 0.01 to 1 for SGD.

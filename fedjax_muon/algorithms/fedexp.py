@@ -55,9 +55,9 @@ def fedexp(
     Norms travel next to the changes, so that a compressor does not alter them.
 
     Source: Jhunjhunwala et al. 2023, ICLR, arXiv:2301.09604. Checked against the
-    authors' code, and an independent one. It departs in two details: their code adds
-    eps once per client, and reports the mean of the last two iterates, since the last
-    one oscillates.
+    authors' code, from which it departs, and an independent one. The authors add eps
+    once per client, and report the mean of the last two iterates, since the last one
+    oscillates.
 
     Args:
       lr: Local learning rate: 0.01 to 1 for SGD.

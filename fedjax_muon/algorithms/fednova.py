@@ -58,8 +58,8 @@ def fednova(
     clients with more steps more.
 
     Source: Wang et al. 2020, NeurIPS, arXiv:2007.07481, equations (4) and (7). Checked
-    against the authors' code. With mu, it departs from their tau, the mean of K_i; here
-    tau is the mean of |a_i| in all cases.
+    against the authors' code, from which it departs with mu: their tau is then the mean
+    of K_i; here it is the mean of |a_i| in all cases.
 
     Args:
       lr: Local learning rate, 0.01 to 1, the same for all layers.

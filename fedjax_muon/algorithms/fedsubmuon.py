@@ -134,12 +134,12 @@ def _exchange(
 
     Args:
       fresh: Whether the subspaces are drawn before the round of an index.
-      probe: Every so many rounds, clients send sketches, and the server has `turned`
-        the subspaces.
+      probe: In the last of so many rounds, clients send sketches, and the server has
+        `turned` the subspaces.
     """
     check_range("lr", lr)
     check_range("scale", scale, open_low=True, schedules=False)
-    probing = lambda index: (index > 0) & (index % (probe or 1) == 0)
+    probing = lambda index: (index + 1) % (probe or 1) == 0
 
     def init(params):
         _check(params)
@@ -280,9 +280,9 @@ def fedsubmuon(
     that was absent needs the matrices of the changes that it missed; these are not
     counted. Parameters beside adapters are trained too.
 
-    Source: Chen et al. 2026, arXiv:2609.06073. Checked against the authors' code, v2;
-    of the paper, the abstract was read. It departs in the other parameters, which the
-    authors freeze.
+    Source: Chen et al. 2026, arXiv:2609.06073. Checked against the authors' code, from
+    which it departs: they freeze the other parameters, and their first subspace, of v2,
+    lasts refresh - 1 rounds. Of the paper, the abstract was read.
 
     Args:
       lr: Local learning rate, 0.001 to 0.05.
@@ -325,9 +325,9 @@ def fedsubmuon_gt(
 ) -> Algorithm:
     """FedSubMuon-GT: clients train small matrices in subspaces that turn.
 
-    Local training equals that of `fedsubmuon`. After every `refresh` rounds, clients
-    send G_i V^T and U^T G_i for the gradients G_i of W at their last parameters, on one
-    batch, and the server turns the subspaces:
+    Local training equals that of `fedsubmuon`. At the end of every `refresh` rounds,
+    clients send G_i V^T and U^T G_i for the gradients G_i of W at their last
+    parameters, on their last batch, and the server turns the subspaces:
 
         H <- mean_i G_i V^T;    T <- (H - U U^T H) (U^T H)^T
         U <- qr(U + step |U| T / |T|)
@@ -335,7 +335,8 @@ def fedsubmuon_gt(
     and likewise for V. X becomes the part of U X V in the new subspaces, and the rest
     is added to W, so that the model does not change. Bytes are means over rounds.
 
-    Source: Chen et al. 2026, arXiv:2609.06073. Checked against the authors' code; of
+    Source: Chen et al. 2026, arXiv:2609.06073. Checked against the authors' code, from
+    which it departs: they freeze the other parameters, and draw new batches for G_i. Of
     the paper, the abstract was read.
 
     Args:

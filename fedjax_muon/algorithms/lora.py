@@ -220,7 +220,7 @@ def fedit(
     The mean of the products a_i b_i differs from the product of the means; the
     difference stays.
 
-    Source: Zhang et al. 2023, arXiv:2305.05644. Checked against independent code.
+    Source: Zhang et al. 2023, arXiv:2305.05644. Checked against the authors' code.
 
     Args:
       lr: Local learning rate: 0.0001 to 0.01 for Adam, 0.01 to 0.1 for LoRA-Muon.

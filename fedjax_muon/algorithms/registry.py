@@ -18,7 +18,9 @@ class Source(enum.StrEnum):
 
     TEXT = "paper's text"
     AUTHORS = "authors' code"
-    DEPARTS = "authors' code, departs"  # in a way that changes runs; the pages say how
+    # whoever runs the authors' code with the same options gets another run; docstrings
+    # and pages say how
+    DEPARTS = "authors' code, departs"
     INDEPENDENT = "independent code"
     UNVERIFIED = "not verified"
     OURS = "defined here"

@@ -166,7 +166,8 @@ def buffered(
     With a buffer of 1, `max_staleness` R - 1 and `staleness.constant()` it is
     Ringmaster ASGD (arXiv:2501.16168; checked against the authors' code), which stops
     a job at a delay of R and starts it again. With a server rule such as AMSGrad and
-    `damping=staleness.inverse(1)` it is FADAS (arXiv:2407.18365; secondary sources).
+    `damping=staleness.inverse(1)` it is FADAS (arXiv:2407.18365; checked
+    against the authors' code, which corrects both moments for their start).
 
     Args:
       concurrency: Number of clients that train at any time.

@@ -94,8 +94,9 @@ def scale_by_fadas(
     m / (sqrt(max of all v) + eps) with `v <- b2 v + (1 - b2) g^2` from v = 0.
     `optax.scale_by_amsgrad` takes the maximum of corrected moments.
 
-    Source: Wang et al. 2024, arXiv:2407.18365, from summaries of the paper, whose code
-    corrects both moments for their start.
+    Source: Wang et al. 2024, arXiv:2407.18365. Checked against the authors' code, from
+    which it departs: that code corrects both moments for their start. Summaries of the
+    paper do not.
     """
     for name, value in {"b1": b1, "b2": b2}.items():
         check_range(name, value, 0.0, 1.0, open_high=True, schedules=False)

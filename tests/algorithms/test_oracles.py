@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 from cases import slow_but
-from oracles import fedavg as avg, guided
+from oracles import fedavg as avg, guided, outer
 from oracles.cases import FULL, PARTIAL, SIZES, X
 from oracles.compression import (
     by_memory,
@@ -402,6 +402,31 @@ def test_heloco_corrects_what_is_against_the_momentum(message):
     (main,) = algorithm.exchanges
     after = main.server(state, mean, round)
     np.testing.assert_allclose(-after.params, CORRECTED[message], atol=5e-5)
+
+
+def test_corrections_of_heloco_stay_within_their_bounds():
+    """In every branch, and where min(., 1/2) and min(., 1) bind."""
+    options = {"threshold": 0.9, "shrink": 3.0, "turn": 3.0, "kappa": 0.2}
+    algorithm = ALL["heloco"].function(server_lr=1.0, momentum=0.0, **options)
+    theirs = {"c_ok": 0.9, "k_s": 3.0, "k_d": 3.0, "kappa": 0.2}
+    round = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
+    rng, bound = np.random.default_rng(0), {"half": 0, "one": 0, "free": 0}
+    for d, m in rng.normal(size=(40, 2, 3)) * rng.uniform(0.1, 4, (40, 2, 1)):
+        with jax.enable_x64(True):
+            state = LookAhead(jnp.zeros(3), jnp.asarray(m))
+            after = algorithm.exchanges[0].server(
+                state, ParamsMessage(jnp.asarray(d)), round
+            )
+        want = outer.heloco_corrected(d, m, **theirs)
+        np.testing.assert_allclose(-after.params, want, rtol=0, atol=1e-12)
+        uncapped = outer.heloco_corrected(d, m, **theirs, beta_max=np.inf)
+        c = d @ m / np.linalg.norm(d) / np.linalg.norm(m)
+        share = np.linalg.norm(d) / (np.linalg.norm(d) + 0.2 * np.linalg.norm(m))
+        turned = 0 <= c < 0.9 and 3 * (1 - c) * share > 1
+        bound["half"] += np.abs(want - uncapped).max() > 1e-3
+        bound["one"] += turned
+        bound["free"] += c < 0.9 and not turned and bool((want == uncapped).all())
+    assert min(bound.values()) >= 3, bound
 
 
 def test_weights_by_examples_are_those_of_mcmahan():

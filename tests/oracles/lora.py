@@ -134,7 +134,8 @@ def fedsubmuon(
             cores.append(mine)
             biases.append(b)
         core, bias = weighted(cores, shares), weighted(biases, shares)
-        if step is not None and r > 0 and r % refresh == 0:
+        number = r + 1  # the authors count rounds from 1, and turn after the F-th
+        if step is not None and number % refresh == 0:
             before = left @ core @ right
             left, old = turned(left, weighted(of_left, shares), step), left
             right, other = turned(right.T, weighted(of_right, shares), step).T, right

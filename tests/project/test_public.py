@@ -91,6 +91,9 @@ def untaught(method) -> list[str]:
     parts = [method.source.sentence, *re.findall(r"arXiv:[\d.]+\d", method.paper)]
     parts += [] if "none" in method.paper else [method.paper.split(",")[0]]
     found += [f"no {part!r} in Source" for part in parts if part not in source]
+    # by one rule: a row checked against the authors' code says if runs are others
+    if method.source.name == "AUTHORS" and re.search("depart", text):
+        found.append("departs, and its row does not say so")
     headings = ["\n\nSee also: "] + ["\n\nExample:\n"] * (method.preset is None)
     return found + [f"no {each.strip()}" for each in headings if each not in text]
 

@@ -222,6 +222,9 @@ CASES = {
     ),
 }
 
+# of messages x_i - x, where those of FedAvg are x - x_i
+CASES["FedAsync, FedProx"] = (lambda: fm.fedprox(lr=LR, mu=0.0), *CASES["FedAsync"][1:])
+
 CASES["HeLoCo"] = (
     lambda: fm.heloco(lr=LR, rule=optax.identity(), server_lr=0.9, weight=0.5),
     fm.buffered(6, 1, staleness=constant),
