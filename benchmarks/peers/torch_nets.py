@@ -59,7 +59,7 @@ def emnist_cnn(classes: int, image) -> tuple[nn.Module, Layers]:
         *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(flat, 128), nn.ReLU()),
         nn.Linear(128, classes),
     ]
-    return _named(layers, ["Conv_0", "Conv_1", "Dense_0", "Dense_1"])
+    return _named(layers, ["Conv_0", "Conv_1", "Dense_0", "head"])
 
 
 def mlp(classes: int, image, features) -> tuple[nn.Module, Layers]:
@@ -68,7 +68,7 @@ def mlp(classes: int, image, features) -> tuple[nn.Module, Layers]:
     for wide, narrow in itertools.pairwise((int(np.prod(image)), *features)):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]
     layers.append(nn.Linear(features[-1], classes))
-    return _named(layers, [f"Dense_{i}" for i in range(len(features) + 1)])
+    return _named(layers, [*(f"Dense_{i}" for i in range(len(features))), "head"])
 
 
 def _named(layers: list[nn.Module], names: list[str]) -> tuple[nn.Module, Layers]:

@@ -131,7 +131,7 @@ def rnn(classes, vocabulary, embedding, hidden, layers):
         "Embed_0": net.embed,
         "SimpleCell_0/i": SimpleNamespace(weight=inner, bias=net.cell.bias_ih_l0),
         "SimpleCell_0/h": SimpleNamespace(weight=outer, bias=None),
-        "Dense_0": net.head,
+        "head": net.head,
     }
 
 

@@ -332,7 +332,7 @@ def heloco(
         return LookAhead(params, tree.zeros_like(params))
 
     def broadcast(state, round):
-        ahead = tree.scale(value_at(momentum, round), state.momentum)
+        ahead = tree.scale(state.momentum, value_at(momentum, round))
         start = tree.sub_scaled(state.params, value_at(server_lr, round), ahead)
         return ParamsMessage(start)
 
@@ -344,7 +344,7 @@ def heloco(
     def server(state, mean, round):
         correct = lambda d, m: _corrected(d, m, threshold, shrink, turn, kappa)
         g = tree.map(correct, mean.params, state.momentum)
-        g = tree.scale(value_at(weight, round), g)
+        g = tree.scale(g, value_at(weight, round))
         mu = value_at(momentum, round)
         m = tree.mix(g, mu, state.momentum)
         step = tree.add_scaled(g, mu, m)

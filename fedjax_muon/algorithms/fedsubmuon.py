@@ -238,7 +238,7 @@ def _sketches(
         return {"a": node["a"], "b": space.right, "kernel": kernel}
 
     g = objective.grad(map_adapters(one, params), batch, key)
-    part = lambda x: tree.scale(1 / scale, x)
+    part = lambda x: tree.scale(x, 1 / scale)
     return tuple(Sketches(part(n["a"]), part(n["b"])) for n in _adapters(g))
 
 
@@ -297,7 +297,7 @@ def fedsubmuon(
 
     Example:
       >>> model, shape = fm.models.MLP(10, (4,)), digits.x_train.shape[1:]
-      >>> layers = {"rank": 2, "layers": ("Dense_0",), "head": "Dense_1"}
+      >>> layers = {"rank": 2, "layers": ("Dense_0",), "head": "head"}
       >>> frozen, folded = task.init(jax.random.key(0)), {"alpha": 4, "folded": True}
       >>> lora = fm.tasks.lora.lora_classification
       >>> adapted = lora(model, frozen, shape, **layers, **folded)

@@ -229,7 +229,7 @@ def fedit(
 
     Example:
       >>> model, shape = fm.models.MLP(10, (4,)), digits.x_train.shape[1:]
-      >>> layers = {"rank": 2, "layers": ("Dense_0",), "head": "Dense_1"}
+      >>> layers = {"rank": 2, "layers": ("Dense_0",), "head": "head"}
       >>> frozen = task.init(jax.random.key(0))
       >>> adapted = fm.tasks.lora.lora_classification(model, frozen, shape, **layers)
       >>> algorithm = fm.fedit(lr=0.05, rule=fm.transforms.lora_muon())
@@ -357,7 +357,7 @@ def fedex_lora(
 
     Example:
       >>> model, shape = fm.models.MLP(10, (4,)), digits.x_train.shape[1:]
-      >>> layers = {"rank": 2, "layers": ("Dense_0",), "head": "Dense_1"}
+      >>> layers = {"rank": 2, "layers": ("Dense_0",), "head": "head"}
       >>> frozen, folded = task.init(jax.random.key(0)), {"alpha": 4, "folded": True}
       >>> lora = fm.tasks.lora.lora_classification
       >>> adapted = lora(model, frozen, shape, **layers, **folded)

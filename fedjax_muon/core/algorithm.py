@@ -36,6 +36,8 @@ class Objective(NamedTuple):
     # (params, batch, key) -> gradients of single examples, leaves [B, ...]
     public_grad: Callable[[Params], Params] | None = None
     # params -> gradient of the terms that depend on no data
+    value_and_grad: Callable[[Params, Any, jax.Array], tuple[Any, Params]] | None = None
+    # (params, batch, key) -> loss of the batch [], as in an evaluation, and gradient
 
 
 class Round(NamedTuple):

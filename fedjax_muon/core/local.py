@@ -77,7 +77,7 @@ def mean_direction(lr: Hyper, round: Round, dx: Params, last: Params) -> Params:
     def estimate(lr: Any, dx: Params, last: Params) -> Params:
         weight = jnp.divide(-1.0, round.steps * lr)
         known = jnp.isfinite(weight)
-        new = tree.scale(jnp.where(known, weight, 0.0), dx)
+        new = tree.scale(dx, jnp.where(known, weight, 0.0))
         return tree.where(known, new, last)
 
     return tree.map(estimate, value_at(lr, round), dx, last)
@@ -118,12 +118,12 @@ def local_steps(
 
     if isinstance(round.steps, int):
         (carry, total), _ = jax.lax.scan(body, (carry, total), rows)
-        return carry, tree.scale(1 / len(keys), total)
+        return carry, tree.scale(total, 1 / len(keys))
     # each client ends after its own number of steps
     carry, total = jax.lax.fori_loop(
         0, round.steps, lambda k, state: body(state, row_at(k))[0], (carry, total)
     )
-    return carry, tree.scale(1 / round.steps, total)
+    return carry, tree.scale(total, 1 / round.steps)
 
 
 def mean_gradient(

@@ -34,7 +34,7 @@ def descent_ascent(
 
     def directed(params: Pair, batch: Any, key: Any) -> Pair:
         x, y = grad_fn(params, batch, key)
-        return Pair(x, tree.scale(-1, y))
+        return Pair(x, tree.scale(y, -1))
 
     return directed
 

@@ -1,4 +1,4 @@
-"""Arithmetic on pytrees.
+"""Arithmetic on pytrees. The first argument is a tree, and a number follows it.
 
 A scalar may also be a prefix of the tree, like `in_axes` of `jax.vmap`:
 `Pair(0.1, 0.01)` scales all leaves of x by 0.1 and all of y by 0.01. Scalars may be
@@ -39,7 +39,7 @@ def _with_prefix(function: Callable[..., Any], prefix: Scalars, *trees: Tree) ->
     return jax.tree.map(below, prefix, *trees)
 
 
-def scale(s: Scalars, a: Tree) -> Tree:
+def scale(a: Tree, s: Scalars) -> Tree:
     """s a"""
     return _with_prefix(lambda s, x: s * x, s, a)
 
@@ -59,7 +59,7 @@ def mix(old: Tree, weight: Scalars, new: Tree) -> Tree:
     return _with_prefix(lambda w, x, y: (1 - w) * x + w * y, weight, old, new)
 
 
-def fade(weight: Scalars, a: Tree) -> Tree:
+def fade(a: Tree, weight: Scalars) -> Tree:
     """(1 - weight) a"""
     return _with_prefix(lambda w, x: (1 - w) * x, weight, a)
 

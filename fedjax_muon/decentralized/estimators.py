@@ -47,7 +47,7 @@ def ema(momentum: Hyper = 0.8, from_zero: bool = True) -> Estimator:
 
     def start(objective, params, batch, iteration):
         g = objective.grad(params, batch, iteration.key)
-        m = tree.fade(value_at(momentum, iteration), g) if from_zero else g
+        m = tree.fade(g, value_at(momentum, iteration)) if from_zero else g
         return m, m
 
     def update(objective, memory, params, batch, iteration):
@@ -82,7 +82,7 @@ def storm(beta: Hyper = 0.01) -> Estimator:
         g, before = memory
         new = objective.grad(params, batch, iteration.key)
         old = objective.grad(before, batch, iteration.key)
-        g = tree.add(new, tree.fade(value_at(beta, iteration), tree.sub(g, old)))
+        g = tree.add(new, tree.fade(tree.sub(g, old), value_at(beta, iteration)))
         return g, Storm(g, params)
 
     return Estimator(start, update)

@@ -130,7 +130,7 @@ def private_storm(
         weight = value_at(beta, iteration)
         spread = _spread(weight, params)
         d = _innovation(clip, new, old, spread, size, noise_multiplier, iteration)
-        g = tree.add(tree.fade(weight, g), d)
+        g = tree.add(tree.fade(g, weight), d)
         return g, Storm(g, params)
 
     return Estimator(start, update)
@@ -338,7 +338,7 @@ def _closed(objective: Objective) -> Objective:
             "this one computes a gradient itself"
         )
 
-    return objective._replace(grad=refuse, example_grad=refuse)
+    return objective._replace(grad=refuse, example_grad=refuse, value_and_grad=refuse)
 
 
 def _fresh(m: Mechanism, noise_scale: Hyper) -> Estimator:

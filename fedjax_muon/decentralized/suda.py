@@ -41,7 +41,7 @@ class State(NamedTuple):
 def _polynomial(coefficients: tuple[float, ...], mix: Any, x: Any) -> Any:
     """A polynomial of W times x, by Horner's rule: one call of `mix` per degree."""
     *rest, leading = coefficients
-    result = tree.scale(leading, x)
+    result = tree.scale(x, leading)
     for coefficient in reversed(rest):
         result = mix(result)
         if coefficient:

@@ -8,6 +8,7 @@ The same call with the same directory goes on where it was interrupted.
 import contextlib
 import functools
 import json
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,13 +22,21 @@ from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine.processes import is_first, run_on_first
 from fedjax_muon.experiments import logs, privacy
 from fedjax_muon.experiments.directory import (
+    CHECKPOINTS,
+    CLIENTS,
     METRICS,
     VERSIONS,
     held,
     interruptible,
     versions,
 )
-from fedjax_muon.experiments.identity import arrays_of, check_same, claimed, identity
+from fedjax_muon.experiments.identity import (
+    IDENTITY,
+    arrays_of,
+    check_same,
+    claimed,
+    identity,
+)
 from fedjax_muon.experiments.prepared import Method, name_of, simulate, start_key
 from fedjax_muon.experiments.recording import Course, is_complete, last_state, record
 from fedjax_muon.files import claim
@@ -234,7 +243,8 @@ def run(
         if plain and is_complete(job.simulation, course, directory):
             progress.skip(job.rounds)
         else:
-            record(job.simulation, course, directory, progress, stop, trackers)
+            with _given_back(job, directory):
+                record(job.simulation, course, directory, progress, stop, trackers)
         return None, metrics_csv.rows_of(directory / METRICS)
     drop, rows = job.drop_nonfinite, []
     state = job.simulation.init(course.key, drop_nonfinite=drop)
@@ -249,6 +259,23 @@ def run(
         state = step.state
         rows += [] if step.record is None else [step.record]
     return state, rows
+
+
+@contextlib.contextmanager
+def _given_back(job: Job, directory: Path) -> Iterator[None]:
+    """Leaves a directory to other runs if this one fails before its first record."""
+    try:
+        yield
+    except Exception:
+        if not job.has_secrets and not (directory / METRICS).exists():
+            run_on_first(lambda: _cleared(directory))
+        raise
+
+
+def _cleared(directory: Path) -> None:
+    shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
+    for name in (CLIENTS, VERSIONS, IDENTITY):
+        (directory / name).unlink(missing_ok=True)
 
 
 def ignore(*_: Any) -> None:

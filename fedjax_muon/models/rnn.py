@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from fedjax_muon.core import check_count
+from fedjax_muon.models.small import head
 
 
 class RNN(nn.Module):
@@ -30,7 +31,7 @@ class RNN(nn.Module):
         Embed_0/embedding    [vocabulary_size, embedding]
         SimpleCell_i/i       kernel W [embedding or H, H], bias b [H]
         SimpleCell_i/h       kernel U [H, H], orthogonal at first
-        Dense_0              kernel [H, classes], bias [classes]
+        head                 kernel [H, classes], bias [classes]
 
     The default sizes are from "Federated Stochastic Minimax Optimization Under
     Heavy-Tailed Noises" (Zhang and Gao): 61,407,234 parameters. A size for laptops is
@@ -67,7 +68,7 @@ class RNN(nn.Module):
             layer = nn.RNN(cell, time_major=True)
             states = layer(states, initial_carry=_carry(cell, start))
         last = states[lengths - 1, jnp.arange(len(ids))]
-        return nn.Dense(self.classes, dtype=self.dtype)(last)
+        return head(self, self.classes, "Dense_0", self.dtype)(last)
 
     def _check(self, x: jax.Array) -> None:
         if x.ndim != 2 or not x.shape[1]:

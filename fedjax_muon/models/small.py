@@ -2,12 +2,29 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
 from jax.typing import DTypeLike
 
 from fedjax_muon.models.convolution import Convolution, convolution, max_pool_2x2
+
+
+def head(model: nn.Module, classes: int, drawn_as: str, dtype: Any) -> nn.Dense:
+    """The last layer, named "head" as layouts of Muon know it.
+
+    Flax draws a layer's first values from its name. A layer that would be named
+    `drawn_as` has the same ones, so that seeds keep their numbers.
+    """
+
+    def init(key: jax.Array, *shape: Any) -> jax.Array:
+        scope = model.scope
+        if scope is not None and scope.has_rng("params"):  # not only for its shape
+            key = scope.push(drawn_as, reuse=True).make_rng("params")
+        return nn.initializers.lecun_normal()(key, *shape)
+
+    return nn.Dense(classes, dtype=dtype, kernel_init=init, name="head")
 
 
 class MLP(nn.Module):
@@ -27,7 +44,8 @@ class MLP(nn.Module):
         x = x.reshape(x.shape[0], -1)
         for width in self.features:
             x = nn.relu(nn.Dense(width, dtype=self.dtype)(x))
-        return nn.Dense(self.classes, dtype=self.dtype)(x)
+        last = f"Dense_{len(self.features)}"
+        return head(self, self.classes, last, self.dtype)(x)
 
 
 class LeNet(nn.Module):
@@ -64,7 +82,7 @@ class LeNet(nn.Module):
         x = x.reshape(x.shape[0], -1)
         x = nn.relu(dense(120)(x))
         x = nn.relu(dense(84)(x))
-        return dense(self.classes)(x)
+        return head(self, self.classes, "Dense_2", self.dtype)(x)
 
 
 class EmnistCNN(nn.Module):
@@ -95,4 +113,4 @@ class EmnistCNN(nn.Module):
         x = nn.relu(max_pool_2x2(x))
         x = x.reshape(x.shape[0], -1)
         x = nn.relu(dense(128)(x))
-        return dense(self.classes)(x)
+        return head(self, self.classes, "Dense_1", self.dtype)(x)

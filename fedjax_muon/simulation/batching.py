@@ -8,14 +8,17 @@ local steps scan `ExampleIndices`, and gather the examples step by step
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import GradFn, Objective, Params, unconstrained
+from fedjax_muon.core import Objective, Params, unconstrained
+from fedjax_muon.tasks.classification import weighted_mean
 from fedjax_muon.tasks.task import Batch, Task, per_example
+
+T = TypeVar("T")
 
 Array = jax.Array | np.ndarray
 Sampler = Callable[[jax.Array, jax.Array, int, int, int], jax.Array]
@@ -273,18 +276,27 @@ def objective_of(task: Task, clients: Clients | None = None) -> Objective:
     """
     read = (lambda f: f) if clients is None else partial(gradient_of_indices, clients)
     example_grad = task.example_grad or per_example(task.grad)
+
+    def value_and_grad(
+        params: Params, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, Params]:
+        losses = task.evaluate(params, batch.x, batch.y)["loss"]
+        loss = weighted_mean(losses, batch.weight)
+        return loss, task.grad(params, batch, key)
+
     return Objective(
         grad=read(task.grad),
         project=task.project or unconstrained,
         example_grad=read(example_grad),
         public_grad=task.public_grad,
+        value_and_grad=read(value_and_grad),
     )
 
 
-def gradient_of_indices(clients: Clients, grad: GradFn) -> GradFn:
+def gradient_of_indices(clients: Clients, grad: Callable[..., T]) -> Callable[..., T]:
     """Converts a gradient of a `Batch` to a gradient of `ExampleIndices`."""
 
-    def grad_fn(params: Params, rows: ExampleIndices, key: jax.Array) -> Params:
+    def grad_fn(params: Params, rows: ExampleIndices, key: jax.Array) -> T:
         return grad(params, batch_of(clients, rows), key)
 
     return grad_fn

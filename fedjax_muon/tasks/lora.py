@@ -78,7 +78,7 @@ def lora_classification(
       >>> frozen = tasks.classification(model, digits).init(jax.random.key(0))
       >>> shape = digits.x_train.shape[1:]
       >>> task = lora_classification(
-      ...     model, frozen, shape, rank=2, layers=("Dense_0",), head="Dense_2"
+      ...     model, frozen, shape, rank=2, layers=("Dense_0",), head="head"
       ... )
     """
     check_model(model, example_shape)

@@ -110,7 +110,7 @@ def per_example(grad_fn: GradFn) -> GradFn:
             rows["weight"] = jnp.ones_like(weight)
             alone = jax.tree.map(lambda a: a[None], rows)
             g = grad_fn(params, batch._replace(**alone), key)
-            return tree.where(weight > 0, tree.scale(weight, g), tree.zeros_like(g))
+            return tree.where(weight > 0, tree.scale(g, weight), tree.zeros_like(g))
 
         keys = jax.random.split(key, batch.weight.shape[0])
         rows = {name: getattr(batch, name) for name in ("x", "y", "ids")}

@@ -392,7 +392,7 @@ CLIPPED = {
 @pytest.mark.parametrize("name", CLIPPED)
 def test_small_gradients_and_moves_are_lifted(name):
     """Gradients of about 1e-5: the toy's own lie above it, and so do its moves."""
-    small = lambda params, *given: tree.scale(1e-4, grad_fn(params, *given))
+    small = lambda params, *given: tree.scale(grad_fn(params, *given), 1e-4)
     trace = PARTIAL._replace(grad=lambda p, batch: times(1e-4, PARTIAL.grad(p, batch)))
     want = CLIPPED[name](trace, 0.1)
     assert farthest(want[-1:], [X]) >= 1e-6

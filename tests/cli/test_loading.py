@@ -86,7 +86,7 @@ def test_exported_weights_and_metadata_are_enough_to_classify(trained, tmp_path)
     about, weights = fm.load_metadata(path), safetensors.load_file(path)
     x = (raw - about["standardization"]["mean"]) / about["standardization"]["std"]
     hidden = np.maximum(x @ weights["Dense_0.kernel"] + weights["Dense_0.bias"], 0)
-    logits = hidden @ weights["Dense_1.kernel"] + weights["Dense_1.bias"]
+    logits = hidden @ weights["head.kernel"] + weights["head.bias"]
     loaded = fm.load_run(place)
     data, params = loaded.problem.dataset, loaded.params
     ours = loaded.problem.model.apply({"params": params}, data.x_test)

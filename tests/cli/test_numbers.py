@@ -34,7 +34,7 @@ CASES = {
     ),
     f"fedavg {STEPS} {TIMED}": (1.9378585, 26840),
     f"scaffold {ROUNDS} --client-tests": (2.2088931, 58560),
-    f"fedavg {ROUNDS} --client-tests --with keep_own:Dense_1": (
+    f"fedavg {ROUNDS} --client-tests --with keep_own:head": (
         1.9727437496185303,
         24960,
     ),
@@ -55,7 +55,7 @@ CASES = {
 # what some of them say, in the last lines
 SAID = {
     f"fedmuon {STEPS} {LATE}": "after 4 rounds and ",
-    f"fedavg {ROUNDS} --client-tests --with keep_own:Dense_1": (
+    f"fedavg {ROUNDS} --client-tests --with keep_own:head": (
         "mean accuracy of clients with their own parameters 0."
     ),
 }

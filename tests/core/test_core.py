@@ -227,7 +227,7 @@ def test_arithmetic():
     cases = (
         (tree.add(a, b), lambda u, v: u + v),
         (tree.sub(a, b), lambda u, v: u - v),
-        (tree.scale(3.0, a), lambda u, v: 3 * u),
+        (tree.scale(a, 3.0), lambda u, v: 3 * u),
         (tree.add_scaled(a, -0.5, b), lambda u, v: u - 0.5 * v),
         (tree.mix(a, 0.25, b), lambda u, v: 0.75 * u + 0.25 * v),
         (tree.zeros_like(a), lambda u, v: 0 * u),
@@ -248,7 +248,7 @@ def test_float32_scalars_never_widen_bfloat16():
     assert lr.dtype == jnp.float32
     rule = optax.identity()
     moved = move(NO_OBJECTIVE, a, lr, rule, rule.init(a), a)[0]
-    for b in (tree.scale(s, a), tree.add_scaled(a, s, a), tree.mix(a, s, a), moved):
+    for b in (tree.scale(a, s), tree.add_scaled(a, s, a), tree.mix(a, s, a), moved):
         assert {k: v.dtype for k, v in b.items()} == {k: v.dtype for k, v in a.items()}
     shapes = jax.eval_shape(lambda: a)
     assert tree.zeros_like(shapes)["x"].dtype == jnp.bfloat16

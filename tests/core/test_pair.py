@@ -39,11 +39,11 @@ def assert_same(found, expected):
 
 of_one, of_both = lambda s: (s, ONE), lambda s: (ONE, s, OTHER)
 ARITHMETIC = {
-    "scale": (tree.scale, of_one, lambda s, a, b: s * a),
+    "scale": (lambda s, a: tree.scale(a, s), of_one, lambda s, a, b: s * a),
     "add_scaled": (tree.add_scaled, of_both, lambda s, a, b: a + s * b),
     "sub_scaled": (tree.sub_scaled, of_both, lambda s, a, b: a - s * b),
     "mix": (tree.mix, of_both, lambda s, a, b: (1 - s) * a + s * b),
-    "fade": (tree.fade, of_one, lambda s, a, b: (1 - s) * a),
+    "fade": (lambda s, a: tree.fade(a, s), of_one, lambda s, a, b: (1 - s) * a),
 }
 
 
@@ -64,10 +64,10 @@ def test_a_pair_of_numbers_belongs_to_the_leaves_below(name):
 
 
 def test_prefixes_may_reach_deeper_and_must_fit():
-    found = tree.scale(Pair({"w": 2.0, "b": 0.0}, 1.0), ONE)
+    found = tree.scale(ONE, Pair({"w": 2.0, "b": 0.0}, 1.0))
     assert_same(found, Pair({"w": 2 * ONE.x["w"], "b": 0 * ONE.x["b"]}, ONE.y))
     with pytest.raises(ValueError, match=r"(?i)arity|structure|prefix|expected"):
-        tree.scale((1.0, 2.0, 3.0), ONE)
+        tree.scale(ONE, (1.0, 2.0, 3.0))
 
 
 def test_descent_ascent_and_on_y_change_y_alone():
@@ -120,7 +120,7 @@ def test_one_value_or_pairs_of_schedules():
 
 
 def test_the_mean_direction_of_two_learning_rates():
-    last = tree.scale(9.0, ONE)
+    last = tree.scale(ONE, 9.0)
     lr = Pair(0.1, lambda index: 0.5 + index)
     found = mean_direction(lr, in_round(1), ONE, last)
     parts = [mean_direction(0.1, in_round(1), ONE.x, last.x)]
@@ -131,7 +131,7 @@ def test_the_mean_direction_of_two_learning_rates():
 
 @pytest.mark.parametrize("rate", [0.0, 1e-45, lambda index: 0.0 * index])
 def test_there_is_no_direction_where_nothing_moves(rate):
-    last = tree.scale(9.0, ONE)
+    last = tree.scale(ONE, 9.0)
     found = mean_direction(Pair(0.1, rate), in_round(1), ONE, last)
     assert_same(found.x, mean_direction(0.1, in_round(1), ONE.x, last.x))
     assert_same(found.y, last.y)

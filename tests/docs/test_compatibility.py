@@ -26,7 +26,7 @@ PRIVATE = fm.privacy.ClientPrivacy(
     clip_norm=1.0, cohort=4, rounds=3, delta=0.01, noise_multiplier=1.0
 )
 WRAPPERS = {  # from the inside
-    "personalization": lambda method: fm.keep_own(method, ["Dense_1"]),
+    "personalization": lambda method: fm.keep_own(method, ["head"]),
     "compression": lambda method: compress(method, fm.quantize(8)),
     "robust aggregation": lambda method: fm.robust(method, fm.aggregators.median()),
 }

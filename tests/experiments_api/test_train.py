@@ -226,6 +226,23 @@ def test_other_code_of_a_users_function_is_another_run(tmp_path, monkeypatch):
     train_one("of_width", of_width)
 
 
+def test_a_run_that_fails_before_its_first_record_leaves_the_directory(tmp_path, dies):
+    for method, place in (fedavg, tmp_path / "a"), (private, tmp_path / "b"):
+        dies(0)
+        with pytest.raises(KilledError):
+            method(place)
+        if method is fedavg:
+            fedavg(place, lr=0.3)  # another run
+        else:  # this one is charged
+            with pytest.raises(ValueError, match="has another run: its batch_size"):
+                private(place, batch_size=4)
+    dies(2)
+    with pytest.raises(KilledError):
+        fedavg(tmp_path / "c")
+    with pytest.raises(ValueError, match=r"has another run: its method\.lr is 0\.1"):
+        fedavg(tmp_path / "c", lr=0.3)
+
+
 def with_other_data(problem):
     x = problem.dataset.x_train.copy()
     x[0] += 1

@@ -51,7 +51,7 @@ def simple_layer(p, xs):
 
 def numpy_logits(params, layers, layer=simple_layer, name="SimpleCell"):
     """Token by token and sentence by sentence, float64."""
-    logits, head = [], params["Dense_0"]
+    logits, head = [], params["head"]
     for sentence, length in zip(IDS, LENGTHS, strict=True):
         xs = [params["Embed_0"]["embedding"][token] for token in sentence[:length]]
         for i in range(layers):
@@ -123,7 +123,7 @@ def test_default_sizes_are_the_papers():
         "Embed_0": {"embedding": (text.VOCABULARY_SIZE, 300)},
         "SimpleCell_0": cell(300),
         "SimpleCell_1": cell(4096),
-        "Dense_0": {"kernel": (4096, 2), "bias": (2,)},
+        "head": {"kernel": (4096, 2), "bias": (2,)},
     }
     assert sum(p.size for p in jax.tree.leaves(params)) == 61_407_234
 

@@ -25,7 +25,7 @@ def forward(weights, x):
     x = x.reshape(len(x), -1)
     for layer in ("Dense_0", "Dense_1"):
         x = np.maximum(x @ weights[f"{layer}.kernel"] + weights[f"{layer}.bias"], 0)
-    return x @ weights["Dense_2.kernel"] + weights["Dense_2.bias"]
+    return x @ weights["head.kernel"] + weights["head.bias"]
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_by_hand_in_cohorts_of_any_size(noise):
         algorithm = private(fedavg(lr=0.3), clip_norm=clip, noise_multiplier=noise)
         draws = [draws_of(x, index) for index in range(len(WHO))]
         # a pseudo-gradient x - y is sent, so that its noise has the other sign
-        signed = [Draw(tree.scale(-1.0, d.update), d.count) for d in draws]
+        signed = [Draw(tree.scale(d.update, -1.0), d.count) for d in draws]
         want = adaptive_fedavg(x, TRACE, WHO, signed, settings)
         shares, before = set(), settings.initial
         for server, one in zip(rounds_of_trace(algorithm, x), want, strict=True):

@@ -84,7 +84,7 @@ def heavy_ball(
 
     def advance(x, v, estimate, mix, iteration):
         g, memory = estimate
-        v = tree.add(tree.scale(decay, v), g)
+        v = tree.add(tree.scale(v, decay), g)
         return Ball(mix(tree.sub_scaled(x, value_at(lr, iteration), v)), v, memory)
 
     def start(objective, x, mix, batch, iteration):

@@ -118,7 +118,7 @@ def trained():
     made = fm.federate(method, task, data, parts, weighting=weighting, **sizes)
     state, _ = made.train_rounds(made.init(jax.random.key(0)), 2)
     float(made.evaluate(state)["test_loss"])
-    kernel = np.asarray(state.params["Dense_0"]["kernel"])
+    kernel = np.asarray(state.params["head"]["kernel"])
     return kernel.tobytes(), len(list(place.glob("*-cache")))
 
 

@@ -58,7 +58,7 @@ QUICK = {
     LITTLE: {
         "--local-epochs 1,2,3": "(low, high), got (1, 2, 3)",
         "--with keep_own:Dense_9": "no parameter has 'Dense_9'",
-        "--with keep_own:Dense_1 --with ditto": "cannot be combined; choose one",
+        "--with keep_own:head --with ditto": "cannot be combined; choose one",
         "--local-steps 2 --local-epochs 1": "either local_steps or local_epochs",
         "--cohort buffered --buffer 3": "by --concurrency",
         "--concurrency 3": "it is one of --cohort buffered or fedasync; --help shows",

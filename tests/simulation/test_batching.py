@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,13 @@ from scipy import stats
 
 from fedjax_muon import data
 from fedjax_muon.algorithms import scaffold
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    broadcast_params,
+    no_client_state,
+    tree,
+)
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.cohorts import PoissonDraw, poisson
@@ -318,3 +326,45 @@ def test_a_share_of_the_training_examples_is_of_all_classes_and_always_the_same(
     assert all(row.tobytes() in rows for row in part.x_train)
     assert len({row.tobytes() for row in part.x_train}) == len(part.x_train)
     np.testing.assert_array_equal(part.x_test, whole.x_test)
+
+
+class Weighed(NamedTuple):
+    params: Any
+    loss: Any
+
+
+def test_a_method_that_weighs_clients_by_their_losses():
+    """q-FedAvg's step, whose clients need the value beside the gradient."""
+
+    def client(objective, shared, before, batches, round):
+        first = jax.tree.map(lambda x: x[0], batches)
+        loss, g = objective.value_and_grad(shared.params, first, round.key)
+        plain = objective.grad(shared.params, first, round.key)
+        jax.tree.map(lambda a, b: None, g, plain)
+        return Weighed(tree.scale(g, loss), loss), before
+
+    def server(state, mean, round):
+        return Weighed(
+            tree.sub_scaled(state.params, 0.1 / mean.loss, mean.params), jnp.zeros(())
+        )
+
+    main = Exchange(broadcast_params, client, server)
+    start = lambda params: Weighed(params, jnp.zeros(()))
+    method = Algorithm(start, no_client_state, (main,))
+    sizes = {"local_steps": 1, "batch_size": 25, "sampler": batching.full_batch}
+    simulation = federation(method, cohort=6, **sizes)
+    state = simulation.init(jax.random.key(0))
+    x, y, parts = simulation.data.x, simulation.data.y, PARTS
+    task, params = simulation.data.task, state.params
+    parts_of_loss, steps = [], []
+    for part in parts:  # a batch is all examples of a client
+        of = lambda p, part=part: task.evaluate(p, x[part], y[part])["loss"].mean()
+        loss, g = jax.value_and_grad(of)(params)
+        parts_of_loss.append(loss)
+        steps.append(tree.scale(g, loss))
+    mean = jax.tree.map(lambda *g: sum(g) / 6, *steps)
+    share = 0.1 / (sum(parts_of_loss) / 6)
+    want = tree.sub_scaled(params, share, mean)
+    found, _ = simulation.train_round(state)
+    for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)

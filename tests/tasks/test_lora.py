@@ -65,7 +65,7 @@ def test_layers_of_any_model_and_the_default_scale():
     rng = np.random.default_rng(2)
     shapes = jax.eval_shape(model.init, KEY, POINTS)["params"]
     frozen = jax.tree.map(lambda p: np.float32(rng.normal(size=p.shape)), shapes)
-    layers, head = ("Dense_0", "Dense_1"), "Dense_2"
+    layers, head = ("Dense_0", "Dense_1"), "head"
     sizes = {"rank": 3, "layers": layers, "head": head}
     task = lora_classification(model, frozen, (4,), **sizes)
     start = jax.tree.map(np.asarray, task.init(KEY))
@@ -99,7 +99,7 @@ PARTS = [np.arange(0, 6), np.arange(6, 12)]
 @pytest.fixture(scope="module")
 def wide():
     params = jax.jit(WIDE.init)(KEY, POINTS)["params"]
-    options = {"rank": 1, "layers": ("Dense_1",), "head": "Dense_2"}
+    options = {"rank": 1, "layers": ("Dense_1",), "head": "head"}
     return lora_classification(WIDE, params, (4,), **options)
 
 
@@ -163,7 +163,7 @@ SMALL = models.MLP(features=(5, 7), classes=2)
 def adapters_of(**options):
     """A task, whose frozen model has the kernels 4 x 5, 5 x 7 and a head."""
     frozen = jax.jit(SMALL.init)(KEY, POINTS)["params"]
-    given = {"rank": 2, "layers": ("Dense_0", "Dense_1"), "head": "Dense_2"}
+    given = {"rank": 2, "layers": ("Dense_0", "Dense_1"), "head": "head"}
     return lora_classification(SMALL, frozen, (4,), **given, **options), frozen
 
 
@@ -310,6 +310,6 @@ def test_options_are_refused(frozen, options, message):
 def test_convolutions_have_no_adapters():
     model = models.LeNet()
     shapes = jax.eval_shape(model.init, KEY, jnp.zeros((1, 28, 28, 1)))["params"]
-    last = "Dense_2"
+    last = "head"
     with pytest.raises(ValueError, match=r"kernels \[in, out\], .* has shape \(5, 5"):
         lora_classification(model, shapes, (28, 28, 1), layers=("Conv_0",), head=last)

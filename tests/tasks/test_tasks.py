@@ -47,14 +47,14 @@ def mlp_gradient(params, batch):
     """Back-propagation by hand, float64."""
     x, weight = np.float64(batch.x).reshape(len(batch.x), -1), np.float64(batch.weight)
     w1, b1 = (np.float64(params["Dense_0"][n]) for n in ("kernel", "bias"))
-    w2, b2 = (np.float64(params["Dense_1"][n]) for n in ("kernel", "bias"))
+    w2, b2 = (np.float64(params["head"][n]) for n in ("kernel", "bias"))
     hidden = np.maximum(x @ w1 + b1, 0)
     error = softmax(hidden @ w2 + b2) - np.eye(len(b2))[batch.y]
     error *= weight[:, None] / weight.sum()
     back = (error @ w2.T) * (hidden > 0)
     return {
         "Dense_0": {"kernel": x.T @ back, "bias": back.sum(axis=0)},
-        "Dense_1": {"kernel": hidden.T @ error, "bias": error.sum(axis=0)},
+        "head": {"kernel": hidden.T @ error, "bias": error.sum(axis=0)},
     }
 
 

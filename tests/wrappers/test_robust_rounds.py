@@ -139,7 +139,7 @@ def test_a_rule_that_is_not_finite_changes_nothing():
 
 def test_an_attack_reaches_clients_with_layers_of_their_own():
     attacked = fm.attack(fm.fedavg(lr=1.0), attacks.gaussian(), [1])
-    (exchange,) = fm.personalization.keep_own(attacked, ["Dense_1"]).exchanges
+    (exchange,) = fm.personalization.keep_own(attacked, ["head"]).exchanges
     assert exchange.attacks == attacked.exchanges[0].attacks
 
 
@@ -276,7 +276,7 @@ def test_compressed_and_own_layers_are_aggregated():
     for algorithm in (
         fm.compress(fm.robust(fm.fedavg(lr=0.1), RULE), fm.quantize(8)),
         fm.robust(fm.compress(fm.fedavg(lr=0.1), fm.quantize(8)), RULE),
-        fm.personalization.keep_own(fm.robust(fm.fedavg(lr=0.1), RULE), ["Dense_1"]),
+        fm.personalization.keep_own(fm.robust(fm.fedavg(lr=0.1), RULE), ["head"]),
     ):
         simulation = federated(algorithm, cohort=5)
         state = simulation.init(jax.random.key(0))

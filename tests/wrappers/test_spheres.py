@@ -73,7 +73,7 @@ def test_a_step_turns_a_matrix():
 def test_the_size_of_a_direction_is_irrelevant(size):
     w, u = {"w": jnp.array([[3.0, 4.0]])}, {"w": jnp.array([[2.0, -1.0]])}
     turn = lambda u: hyperball().update(u, optax.EmptyState(), w)[0]["w"]
-    np.testing.assert_allclose(turn(tree.scale(size, u)), turn(u), rtol=1e-6)
+    np.testing.assert_allclose(turn(tree.scale(u, size)), turn(u), rtol=1e-6)
 
 
 def test_layers_of_a_stack_keep_their_own_norms():
