@@ -249,9 +249,8 @@ def _config(kind: str, model: GPT) -> dict[str, Any]:
     config |= {"model_type": kind, "bos_token_id": None, "eos_token_id": None}
     config["architectures"] = ["LlamaForCausalLM" if model.gated else "GPT2LMHeadModel"]
     if model.gated and model.rotary is not None:
-        config["intermediate_size"] = _shapes(model)["Block_0"]["network"]["up"][
-            "kernel"
-        ].shape[1]
+        network = _shapes(model)["Block_0"]["network"]
+        config["intermediate_size"] = network["up"]["kernel"].shape[1]
         rope = {name: getattr(model.rotary, field) for name, field in ROPE.items()}
         config["rope_theta"] = rope.pop("rope_theta")
         if model.rotary.factor != 1:
