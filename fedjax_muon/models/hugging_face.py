@@ -141,7 +141,7 @@ FAMILIES = {
     ),
 }
 HEAD = "lm_head.weight"
-OTHERS = (".bin", ".gguf", ".h5", ".msgpack", ".pt", ".pth")  # files of weights
+OTHERS = (".bin", ".gguf", ".h5", ".msgpack", ".pt", ".pth", ".safetensors")
 ORIGINS = {  # beginnings of the names of tensors, and what to do
     "_orig_mod.": "it is of torch.compile: save model._orig_mod",
     "module.": "it is of DistributedDataParallel: save model.module",
@@ -167,7 +167,13 @@ def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
     """
     folder = Path(directory)
     file = folder / "config.json"
-    _check_files(folder)
+    others = sorted(path.name for path in folder.glob("*") if path.suffix in OTHERS)
+    if others and not any(folder.glob("model*.safetensors")):
+        raise ValueError(
+            f"{folder} has {', '.join(others)} and no model.safetensors; save the model"
+            " by save_pretrained(folder, safe_serialization=True) of transformers, and "
+            "one with adapters of PEFT after merge_and_unload()"
+        )
     if not file.is_file():
         raise FileNotFoundError(
             f"{file} does not exist; give a directory with config.json and "
@@ -243,9 +249,8 @@ def _config(kind: str, model: GPT) -> dict[str, Any]:
     config |= {"model_type": kind, "bos_token_id": None, "eos_token_id": None}
     config["architectures"] = ["LlamaForCausalLM" if model.gated else "GPT2LMHeadModel"]
     if model.gated and model.rotary is not None:
-        config["intermediate_size"] = _shapes(model)["Block_0"]["network"]["up"][
-            "kernel"
-        ].shape[1]
+        network = _shapes(model)["Block_0"]["network"]
+        config["intermediate_size"] = network["up"]["kernel"].shape[1]
         rope = {name: getattr(model.rotary, field) for name, field in ROPE.items()}
         config["rope_theta"] = rope.pop("rope_theta")
         if model.rotary.factor != 1:
@@ -298,21 +303,6 @@ def _rotary(config: Mapping[str, Any]) -> Rotary:
 def _shapes(model: GPT) -> Any:
     ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     return jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
-
-
-def _check_files(folder: Path) -> None:
-    """Raises `ValueError` if all weights are in other files."""
-    if any(folder.glob("model*.safetensors")):
-        return
-    if (folder / "adapter_config.json").exists():
-        raise ValueError(
-            f"{folder} has adapters of PEFT; save model.merge_and_unload() instead"
-        )
-    if others := sorted(f.name for f in folder.glob("*") if f.suffix in OTHERS):
-        raise ValueError(
-            f"{folder} has {', '.join(others)} and no model.safetensors; save it by "
-            "save_pretrained(folder, safe_serialization=True) of transformers"
-        )
 
 
 def _tensors(folder: Path, prefix: str) -> dict[str, np.ndarray]:
