@@ -18,6 +18,24 @@ from . import (
 )
 from .ahead_of_time import compile_for as compile_for
 from .algorithms import minimax as minimax
+
+# presets, which algorithms.ALL makes
+# fmt: off
+from .algorithms import (  # isort: skip
+    adam_biclip as adam_biclip, bi2clip as bi2clip, fadas as fadas,
+    fedavg_adam as fedavg_adam, fedavg_momentum as fedavg_momentum,
+    fedavg_server_momentum as fedavg_server_momentum, fedcm as fedcm,
+    fedmuon_align_reset as fedmuon_align_reset,
+    fedmuon_correct_euclidean as fedmuon_correct_euclidean,
+    fedmuon_correct_max_norm as fedmuon_correct_max_norm,
+    fedmuon_unsynced as fedmuon_unsynced, fedpac_muon as fedpac_muon,
+    fedpac_soap as fedpac_soap, local_adamw_align as local_adamw_align,
+    local_muon_averaged as local_muon_averaged, local_sgd_align as local_sgd_align,
+    local_soap as local_soap, muloco_1 as muloco_1, muloco_16 as muloco_16,
+    muloco_2 as muloco_2, padamfed as padamfed, ringmaster_lmo as ringmaster_lmo,
+    scaffold_adam as scaffold_adam, scaffold_momentum as scaffold_momentum,
+)
+# fmt: on
 from .algorithms.diloco import (
     diloco as diloco,
     heloco as heloco,

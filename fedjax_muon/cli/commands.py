@@ -448,14 +448,13 @@ def _drop_reaching(directory: Path, begun: Words, given: Words) -> None:
 
     Who reads a directory may not have written it.
     """
-    for option in HOSTS:
-        begun.options.pop(option, None)
-    for option, none in ELSEWHERE.items():
-        if option in begun.options.keys() - given.options.keys():
-            named = f"{jobs.dashed(option)} {begun.options[option]}"
+    for option in (*HOSTS, *ELSEWHERE):
+        text = begun.options.pop(option, None)
+        if text is not None and option in ELSEWHERE.keys() - given.options.keys():
             raise ValueError(
-                f"{directory} was begun with {named}, which resume takes from your "
-                f"words alone; say it again, or another one{none}"
+                f"{directory} was begun with {jobs.dashed(option)} {text}, which "
+                "resume takes from your words alone; say it again, or another one"
+                f"{ELSEWHERE[option]}"
             )
 
 

@@ -47,6 +47,11 @@ def refusing() -> Iterator[None]:
     except OSError as error:
         show_error(str(error))
         sys.exit(2)
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            raise
+        show_error(f"{error}; name the place with its whole path")
+        sys.exit(2)
     except (ValueError, ImportError) as error:  # of options, and of optional packages
         if not is_refusal(error):
             raise
@@ -187,17 +192,18 @@ def show_warning(message, category, filename, lineno, file=None, line=None) -> N
     """Prints a warning without the place in the source that raised it; stands in for
     `warnings.showwarning`."""
     del category, filename, lineno, file, line
-    _print(f"fedjax-muon: warning: {message}", "yellow")
+    show_line(f"warning: {message}")
 
 
 def show_error(message: str) -> None:
     """Prints one line about an error."""
-    _print(f"fedjax-muon: error: {message}", "red")
+    show_line(f"error: {message}", "red")
 
 
-def _print(text: str, style: str) -> None:
+def show_line(text: str, style: str = "yellow") -> None:
+    """Prints one line on standard error, also where warnings are errors."""
     if len(text) > LONGEST:  # it repeats what was given
         text = f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
     with contextlib.suppress(OSError, ValueError):  # standard error is closed
         console = plain_console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(" ".join(text.split()), style=style)
+        console.print(" ".join(f"fedjax-muon: {text}".split()), style=style)

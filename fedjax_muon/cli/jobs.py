@@ -5,7 +5,8 @@
 An option is an argument of a function that the command names: of the command, of
 `federate` or `decentralize`, of the guarantee, the problem, the wrappers or the
 methods, and of any function that a value names, such as `--model mlp --hidden 32`. One
-that several of them have belongs to the first of these. NAME:key=value gives it to one.
+that several of them have belongs to the first of these, but one that a method has too
+is refused until it is clear. NAME:key=value gives it to one.
 """
 
 import inspect
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedjax_muon.algorithms import minimax
 from fedjax_muon.cli import launch as launching, names
+from fedjax_muon.cli.errors import show_line
 from fedjax_muon.cli.names import METHODS, Call, Grid, called, made, near, value_of
 from fedjax_muon.core import Algorithm, check_count
 from fedjax_muon.core.recipe import hyper_parameters
@@ -82,8 +84,10 @@ class Words:
                     name, text = name[3:], "false"
             if name == "with":
                 self.wrappers.append(text)
-            else:
-                self.options[name] = text
+                continue
+            if self.options.get(name, text) != text:
+                show_line(f"warning: {dashed(name)} is given twice; {text} is taken")
+            self.options[name] = text
 
     def texts(self) -> list[str]:
         """The same words, with every value in the word of its option."""
@@ -111,8 +115,20 @@ class Section(NamedTuple):
 class Taken:
     """The options of a command, of which functions take those that are theirs."""
 
-    def __init__(self, words: Words):
+    def __init__(self, words: Words, rivals: Mapping[str, str] | None = None):
         self.options, self.sections = dict(words.options), list[Section]()
+        self.rivals = rivals or {}  # methods, by the options that they have too
+
+    def _pop(self, name: str, owner: str, *, named: bool) -> str:
+        """Takes an option for its owner, which an option may name."""
+        if rival := self.rivals.get(name):
+            advice = f", or {owner}:{name}=VALUE where you name {owner}" * named
+            raise ValueError(
+                f"{dashed(name)} is an option of {owner} and of {rival}; write "
+                f"{rival}:{name}=VALUE for the method's, with {dashed(name)} for the "
+                f"other{advice}"
+            )
+        return self.options.pop(name)
 
     def take(
         self, title: str, function: Callable[..., Any], hidden: Collection[str] = ()
@@ -128,7 +144,7 @@ class Taken:
         values = {}
         for name, parameter in known.items():
             if name in self.options:
-                text = self.options.pop(name)
+                text = self._pop(name, function.__name__, named=title == "Problem")
                 values[name] = value_of(name, text, parameter, dashed(name))
         for value in values.values():
             self.fill(value)
@@ -143,7 +159,7 @@ class Taken:
         known = {k: p for k, p in value.parameters.items() if k not in value.keywords}
         self.sections.append(Section(f"{value.name}", value.function, known))
         for name in known.keys() & self.options.keys():
-            text = self.options.pop(name)
+            text = self._pop(name, value.name, named=True)
             value.keywords[name] = value_of(name, text, known[name], dashed(name))
             self.fill(value.keywords[name])
 
@@ -295,21 +311,31 @@ class Job:
         # by the number of the method: values to try
         self.grids = {str(i): _grid_of(call) for i, call in enumerate(self.calls)}
         kinds = {call.name: _made(call) for call in self.calls}
-        chosen = {*words.options}
+        given = {*words.options}
         words.usually(_usual(self.calls, words.options.get("problem")))
         self.compares = extra is comparing
-        self.taken = taken = Taken(words)
+        own = {name: c.name for c in self.calls for name in c.parameters.keys() & given}
+        for call, grid in zip(self.calls, self.grids.values(), strict=True):
+            for name in {*call.keywords, *grid}:
+                own.pop(name, None)  # the option is another function's
+        self.taken = taken = Taken(words, own)
         self.given = taken.take("Command", command, OF_COMMAND)
         self.rounds: int = self.given.get("rounds", 100)
         taken.take("Devices", launch)
         self.extra = taken.take("Execution", extra)
         text = taken.options.pop("problem", "")
         self.problem_call = called("problem", text, "problem")
-        chosen |= self.problem_call.keywords.keys()
+        chosen = given | self.problem_call.keywords.keys()
         self.has_usual_data = not chosen & {"dataset", "model"}
         self._take_rounds(kinds)
-        values = taken.take("Problem", self.problem_call.function)
-        self.problem_call.keywords |= values
+        known = self.problem_call.keywords
+        for name in known.keys() & given - {
+            x for c in self.calls for x in c.parameters
+        }:
+            raise ValueError(f"{dashed(name)} is given twice; give it once")
+        known |= taken.take("Problem", self.problem_call.function, known.keys())
+        for name in taken.options.keys() - given:  # usual ones, which it does not have
+            del taken.options[name]
         self._check_server(next(iter(kinds)))
         self.wrappers = [called("with", text, "wrapper") for text in words.wrappers]
         for wrapper in self.wrappers:
@@ -362,7 +388,7 @@ class Job:
 
     def _take_hyper(self) -> None:
         """Gives every method the options that it has; several values are a grid."""
-        options, used = self.taken.options, set[str]()
+        options, used, own = self.taken.options, set[str](), set[str]()
         self.fixed: dict[str, set[str]] = {}  # what the user says of every method
         for number, call in enumerate(self.calls):
             self.taken.sections.append(
@@ -371,9 +397,10 @@ class Job:
             numbers = hyper_parameters(call.function)
             grid = self.grids[str(number)]
             for name in call.parameters.keys() & options.keys():
-                used.add(name)
                 if name in call.keywords or name in grid:
+                    own.add(name)
                     continue
+                used.add(name)
                 text, parameter = options[name], call.parameters[name]
                 if name in numbers and "," in text:
                     grid[name] = _numbers(name, text)
@@ -381,6 +408,8 @@ class Job:
                     value = value_of(name, text, parameter, dashed(name))
                     call.keywords[name] = value
             self.fixed[str(number)] = {*call.keywords, *grid}
+        for name in own - used:
+            raise ValueError(f"{dashed(name)} is given twice; give it once")
         for name in used:
             del options[name]
         for call in self.calls:

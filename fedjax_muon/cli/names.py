@@ -205,6 +205,8 @@ class Call:
                     f"{self.name} has no {name!r}; {near(name, self.parameters)}"
                     f"it takes {known}"
                 )
+            if name in self.keywords:
+                raise ValueError(f"{self.name} names {name} twice; name it once")
             rest, what = word[match.end() :] if match else word, f"{self.name}: {name}"
             if name in hyper_parameters(self.function) and (grid := _grid(rest)):
                 self.keywords[name] = grid

@@ -6,10 +6,11 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_muon.core import tree
 from fedjax_muon.core.algorithm import Round
@@ -18,7 +19,40 @@ Schedule = Callable[[jax.Array], Any]  # round index -> number
 # A hyperparameter may also be a prefix of the parameters' tree, see `tree`.
 Hyper = float | jax.Array | Schedule | tuple["Hyper", ...]
 Number = float | jax.Array  # a hyperparameter that cannot be a schedule
+P = ParamSpec("P")
+T = TypeVar("T")
 LARGEST = 2**31 - 1  # whole number that JAX's programs take
+
+
+def plain(value: Any) -> Any:
+    """A number of NumPy or JAX, or a tuple of them, as Python's; others as they are."""
+    if isinstance(value, tuple):
+        entries = [plain(entry) for entry in value]
+        numbers = all(isinstance(entry, int | float) for entry in entries)
+        return getattr(value, "_make", tuple)(entries) if numbers else value
+    is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
+    if not is_array or value.shape or isinstance(value, jax.core.Tracer):
+        return value
+    is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+    return value if is_key else value.item()
+
+
+def several(values: Any) -> Any:
+    """The entries of an iterable of numbers as a tuple; anything else as it is."""
+    if isinstance(values := plain(values), str) or not isinstance(values, Iterable):
+        return values
+    return tuple(map(plain, values))
+
+
+def plain_numbers(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorator of a function that takes numbers of NumPy and JAX as Python's."""
+
+    @functools.wraps(function)
+    def take(*args: P.args, **kwargs: P.kwargs) -> T:
+        given: Any = {name: plain(value) for name, value in kwargs.items()}
+        return function(*map(plain, args), **given)
+
+    return take
 
 
 def value_at(value: Hyper, round: Round) -> Any:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_muon.core.hyperparameters import Hyper, Number
+from fedjax_muon.core.hyperparameters import Hyper, Number, plain, plain_numbers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,7 +41,8 @@ class Recipe:
           >>> print(fedavg(lr=0.1))
           fedavg(lr=0.1, rule=identity, server_lr=1.0, server_rule=identity)
         """
-        shown = {k: v for k, v in self.arguments.items() if v is not None and v != ()}
+        empty = lambda v: v is None or (isinstance(v, tuple) and not v)
+        shown = {k: v for k, v in self.arguments.items() if not empty(v)}
         words = ", ".join(f"{name}={short(value)}" for name, value in shown.items())
         return f"{self.function.__name__}({words})"
 
@@ -58,6 +59,7 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
+    @plain_numbers
     def make(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             bound = signature.bind(*args, **kwargs)
@@ -264,6 +266,7 @@ def type_name(value: Any) -> str:
 
 
 def _in_words(value: Any, words: Callable[[Any], str]) -> str:
+    value = plain(value)
     if isinstance(value, functools.partial):
         values = [*map(words, value.args)]
         values += [f"{k}={words(v)}" for k, v in sorted(value.keywords.items())]

@@ -1,6 +1,6 @@
-"""Numbers of random streams, which are folded into keys.
+"""Numbers of random streams, which are folded into keys that several modules have.
 
-All of them are defined here. Changing a number changes all results.
+A key that one module alone has is split there. Changing a number changes all results.
 """
 
 # of the seed of a run

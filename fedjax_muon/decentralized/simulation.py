@@ -19,6 +19,7 @@ import numpy as np
 import optax
 
 from fedjax_muon.core import Params, check_count, streams, tree, with_numbers
+from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
@@ -223,6 +224,7 @@ def score_mean(
 
 
 @promoting
+@plain_numbers
 def decentralize(
     algorithm: Gossip,
     task: Task,

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_muon.core import Algorithm
+from fedjax_muon.core.hyperparameters import plain_numbers, several
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.experiments import logs
 from fedjax_muon.experiments.compared import Comparison, graph_of, rate_of
@@ -61,6 +62,7 @@ from fedjax_muon.terminal import Progress
 TUNING = "tuning"
 
 
+@plain_numbers
 def compare(
     methods: Mapping[str, Method],
     problem: Problem,
@@ -114,9 +116,11 @@ def compare(
       >>> result = compare(methods, problem, rounds=20)
     """
     place = None if directory is None else Path(directory).expanduser()
+    seeds = several(seeds)
+    grids = {k: {n: several(v) for n, v in g.items()} for k, g in (grids or {}).items()}
     check_directory(place, ledger, budget, log)
     check_one_process()
-    _check(methods, seeds, grids or {}, private=how.get("privacy") is not None)
+    _check(methods, seeds, grids, private=how.get("privacy") is not None)
     problem, rows = shared(problem, how), _rows(methods, how)
     options: dict[str, Any] = {"rounds": rounds, "evaluate_every": evaluate_every}
     options["drop_nonfinite"] = drop_nonfinite
@@ -134,7 +138,7 @@ def compare(
     if grids:
         begun()
     sweeps: dict[str, Swept] = {}
-    for name, grid in (grids or {}).items():
+    for name, grid in grids.items():
         folder = place and place / TUNING / folder_of(name)
         again = {**how, **options, "progress": progress}
         sweeps[name] = _tuned(methods[name], problem, grid, seeds, folder, **again)

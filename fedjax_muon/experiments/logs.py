@@ -1,6 +1,6 @@
 """Trackers of runs on disk: which ones a run has, and where they write.
 
-They are no part of config.json: a run has the same bits with them and without them.
+They are no part of identity.json: a run has the same bits with them and without them.
 tracking.json has their names, and the id by which services find the run again.
 """
 

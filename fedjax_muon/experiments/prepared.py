@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from fedjax_muon.core import Algorithm, check_choice, streams
+from fedjax_muon.core.hyperparameters import plain
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.private_methods import ExamplePrivacy, PrivateAgents
@@ -122,7 +123,7 @@ def settings_of(
     for name, size in decided.items():
         if how.get(name) is not None:
             sizes.pop(size, None)
-    return sizes | dict(how)
+    return sizes | {name: plain(value) for name, value in how.items()}
 
 
 def _clock_of(settings: Mapping[str, Any]) -> Any:

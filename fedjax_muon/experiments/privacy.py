@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import platformdirs
 
 from fedjax_muon.data import Dataset
-from fedjax_muon.files import claim, write
+from fedjax_muon.files import claim, reason, write
 from fedjax_muon.privacy.guarantees import Guarantee
 from fedjax_muon.privacy.ledger import (
     Entry,
@@ -66,9 +66,15 @@ class Private(NamedTuple):
 def ledger_of(dataset: Dataset, unit: str, path: Path | None = None) -> Ledger:
     """The ledger at a path; by default that of the dataset and its protected unit."""
     mark = fingerprint(dataset)
-    default = platformdirs.user_data_path("fedjax_muon") / "ledgers"
     name = f"{mark[:16]}-{unit.split()[1]}.json"  # of one client, or of one example
-    return Ledger(path or default / name, mark)
+    try:
+        return Ledger(
+            path or platformdirs.user_data_path("fedjax_muon") / "ledgers" / name, mark
+        )
+    except (RuntimeError, KeyError) as error:
+        raise ValueError(
+            f"there is no home for the ledger ({reason(error)}); give --ledger FILE"
+        ) from error
 
 
 def _ledger_of(

@@ -27,6 +27,7 @@ import jax
 import numpy as np
 
 from fedjax_muon.core import check_count, numbers_of, with_numbers
+from fedjax_muon.core.hyperparameters import plain_numbers, several
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.experiments import directory as directories, sweep_reports
 from fedjax_muon.experiments.checked_rows import CheckedRows
@@ -141,6 +142,7 @@ def report_of(sweeps: Mapping[str, Swept], directory: Path) -> tables.Cells:
     return sweep_reports.report(grids, directory, first.title, first.seeds, first.score)
 
 
+@plain_numbers
 def sweep(
     method: Method,
     problem: Problem,
@@ -192,6 +194,8 @@ def sweep(
       >>> best = result.best.hyper  # {'lr': 0.3}
     """
     check_one_process()
+    seeds = several(seeds)
+    grid = {name: several(values) for name, values in grid.items()}
     check_sweep(method, grid, seeds, how)
     for name, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
         check_count(name, value)
@@ -229,7 +233,6 @@ def sweep(
         extend = False
     heading = f"{title_of(method, problem, how)}, {rounds} rounds"
     score = score_of(problem)
-    grid = {name: tuple(values) for name, values in grid.items()}
     total = _size(grid) * len(seeds) * rounds
     label = name_of(method)
     with (

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_muon.core import check_count
+from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine.processes import is_first, run_on_first
@@ -282,6 +283,7 @@ def ignore(*_: Any) -> None:
     """Does nothing: nobody wants to know."""
 
 
+@plain_numbers
 def train(
     method: Method,
     problem: Problem,
@@ -321,7 +323,7 @@ def train(
       log: Trackers that get the records: tensorboard, wandb or trackio.
       progress: Whether the rounds are shown on standard error; or what counts them.
       check: Called with the simulation before anything is written, such as
-        `simulation.check_memory`.
+        `fm.simulation.memory.check_memory`.
       begun: Called before the first round, when the directory is this run's.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes,
         such as `batch_size=16` or `privacy=fm.privacy.ClientPrivacy(...)`.

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedjax_muon.core import Algorithm, check_count, check_range
+from fedjax_muon.core.hyperparameters import plain
 from fedjax_muon.privacy.accounting import check_epsilon
 from fedjax_muon.privacy.client_mechanism import (
     AdaptiveClip,
@@ -86,6 +87,8 @@ class ClientPrivacy:
     publish_training_metrics: bool = False
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, plain(value))
         check_noise(self.epsilon, self.noise_multiplier, "noise_multiplier")
         check_count("cohort", self.cohort)
         check_count("rounds", self.rounds)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_muon.core import streams
+from fedjax_muon.core.hyperparameters import plain, plain_numbers
 from fedjax_muon.core.recipe import in_words
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import hold_out
@@ -80,11 +81,12 @@ class Problem:
 
 def key_of(seed: int, stream: int) -> jax.Array:
     """The key of one of `core.streams`, of a seed."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+    seed = plain(seed)
+    if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"a seed must be a whole number, got {seed!r}")
     if not 0 <= seed < 2**32:
         raise ValueError(f"a seed must lie in [0, 2^32), got {seed}")
-    return jax.random.fold_in(jax.random.key(int(seed)), stream)
+    return jax.random.fold_in(jax.random.key(seed), stream)
 
 
 def named(function: Callable[P, Problem]) -> Callable[P, Problem]:
@@ -96,6 +98,7 @@ def named(function: Callable[P, Problem]) -> Callable[P, Problem]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
+    @plain_numbers
     def make(*args: P.args, **kwargs: P.kwargs) -> Problem:
         made = function(*args, **kwargs)
         if not isinstance(made, Problem):

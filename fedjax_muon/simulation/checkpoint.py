@@ -221,8 +221,8 @@ def _newest(checkpoints: Any, mark: str, template: Any = None) -> dict[str, Any]
             where = tree.difference(stored, tree.shapes(template))
         raise CheckpointError(
             f"the checkpoint {_path(checkpoints)} was written by another configuration "
-            f"or version{where and f', its state{where}'}; resume it with its own "
-            "config.json, or start again in another directory"
+            f"or version{where and f', its state{where}'}; resume it as it "
+            "was begun, or start again in another directory"
         )
     if _digest_of_text(str(about.get("notes"))) != about.get("notes_digest"):
         raise _damaged(checkpoints)

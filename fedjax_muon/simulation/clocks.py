@@ -1,7 +1,7 @@
 """Clocks: how many seconds clients need, for runs in virtual time.
 
     clock = fm.clocks.lognormal(1.0, step=0.05, byte=1e-7, key=jax.random.key(0))
-    simulation = fm.federate(..., clock=clock)
+    simulation = fm.federate(..., cohort=fm.timed(8, clock))
 
 A job of a client takes the seconds of its local steps and of the bytes that it receives
 and sends. They do not depend on what is computed, so that a run can be timed, and

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import Algorithm, Params, check_count, check_range, streams
+from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.simulation.clocks import Clock, Speeds
 
 # (key, number of clients, size) -> distinct ids, int32 [room], and which of them join,
@@ -227,6 +228,7 @@ class Sampled:
         """All that are sampled."""
 
 
+@plain_numbers
 def sampled(size: int, *, dropout: float = 0.0, draw: Draw = fixed_cohort) -> Sampled:
     """Samples clients without replacement, as `cohort=8` does.
 
@@ -243,6 +245,7 @@ def sampled(size: int, *, dropout: float = 0.0, draw: Draw = fixed_cohort) -> Sa
     return Sampled(size, draw, dropout)
 
 
+@plain_numbers
 def poisson(size: int, room: int | None = None, *, dropout: float = 0.0) -> Sampled:
     """(Truncated) Poisson sampling, as in privacy accounting.
 
@@ -257,6 +260,7 @@ def poisson(size: int, room: int | None = None, *, dropout: float = 0.0) -> Samp
     return Sampled(size, PoissonDraw(room), dropout)
 
 
+@plain_numbers
 def timed(
     size: int, clock: Clock, *, deadline: float | None = None, dropout: float = 0.0
 ) -> Sampled:

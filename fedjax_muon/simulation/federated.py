@@ -17,6 +17,7 @@ import numpy as np
 
 from fedjax_muon import engine
 from fedjax_muon.core import Algorithm, Exchange, Params, check_count
+from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset
 from fedjax_muon.engine import Traffic, plans
 from fedjax_muon.engine.plans import Plan
@@ -85,6 +86,7 @@ from fedjax_muon.tasks.task import Task, as_argument
 
 
 @promoting
+@plain_numbers
 def federate(
     algorithm: Algorithm,
     task: Task,

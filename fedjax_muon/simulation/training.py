@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_muon.core import check_count
+from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.engine.processes import broadcast_from_first, is_first
 from fedjax_muon.simulation.rounds import Metrics
@@ -172,6 +173,7 @@ def _lost(metrics: Metrics) -> NonFiniteError:
     return NonFiniteError(int(first), np.flatnonzero(rounds == first).tolist())
 
 
+@plain_numbers
 def run(
     simulation: Simulation,
     state: Any,

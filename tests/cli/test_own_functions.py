@@ -35,6 +35,11 @@ def hospital(ward: int = 3, *, north: str = "n", clients: int = 6):
     return fm.problems.classification(clients=clients, model=model)
 
 
+@fm.problems.named
+def agents(ward: int = 4):
+    return fm.problems.classification(clients=ward, divide=fm.partition.iid)
+
+
 def needs(lr):
     return fm.fedavg(lr)
 
@@ -107,6 +112,22 @@ def test_own_functions_take_options_as_those_of_the_library(folder, capsys):
     given = parsed_train(["fedavg", "--model", "own_fed:sized", "--width", "5"])
     assert given.problem_call.keywords["model"].keywords == {"width": 5}
     assert given.modules == ["own_fed"]
+
+
+def test_an_own_problem_of_agents_has_no_options_of_others(folder):
+    """Usual options are for problems that have them."""
+    job = parsed_train(["dsgd", "--problem", "own_fed:agents", "--ward", "3"])
+    assert len(job.problem().parts(0)) == 3
+    assert (job.rounds, job.taken.options) == (200, {})
+
+
+def test_names_of_options_that_two_functions_have():
+    words = ["feddyn:alpha=0.01", "--alpha", "0.5"]
+    for given in (words, ["feddyn", "--problem=classification:alpha=0.5", *words[1:]]):
+        given = [*given[:-1], "0.01"] if len(given) > 3 else given
+        job = parsed_train(given)
+        assert job.problem_call.keywords["alpha"] == 0.5
+        assert job.calls[0].keywords["alpha"] == 0.01
 
 
 def test_an_own_division_decides_which_examples_clients_have():

@@ -114,6 +114,25 @@ def test_a_run_that_ends_before_it_is_published_is_published_later(
     assert left(tmp_path) == {"identity.json"}
 
 
+def test_without_a_home_a_ledger_is_named(paid, tmp_path, capsys, monkeypatch):
+    """As for a user of a container who has no entry."""
+
+    def unknown(*names):
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr("platformdirs.user_data_path", unknown)
+    words = ["train", "fedavg", *CLIENTS.split(), "--epsilon", 8, "--delta", 1e-2]
+    said = refused(capsys, *words, "--directory", tmp_path / "run")
+    assert said.startswith("there is no home for the ledger (could not determine")
+    assert said.endswith("; give --ledger FILE")
+    assert not (tmp_path / "run").exists()
+    run(*words, *paid)
+    capsys.readouterr()
+    monkeypatch.setattr("pathlib.Path.expanduser", unknown)
+    said = refused(capsys, *words, "--directory", "~/a")
+    assert said.endswith("home directory; name the place with its whole path")
+
+
 def test_a_damaged_ledger_is_refused(paid, tmp_path, capsys):
     (tmp_path / "ledger.json").write_text("{}")
     said = refused(capsys, "train", *AGENTS.split(), "--epsilon", 4, *paid)

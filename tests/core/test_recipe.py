@@ -32,6 +32,7 @@ from fedjax_muon.core import (
     recorded,
     with_numbers,
 )
+from fedjax_muon.core.hyperparameters import plain, several
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.core.recipe import Recipe, as_arrays, in_words, recipe_of, short
 from fedjax_muon.engine import plans
@@ -299,3 +300,28 @@ def test_rules_are_named_by_the_function_that_made_them():
         "scale_by_adam": optax.scale_by_adam(),
     }
     assert {name: short(rule) for name, rule in names.items()} == {n: n for n in names}
+
+
+KINDS = (np.float64, np.float32, jnp.float32, jnp.bfloat16, np.array, jnp.asarray)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_of_numpy_and_jax_are_pythons(kind):
+    made = fedavg(lr=kind(0.125))
+    assert repr(made) == repr(fedavg(lr=0.125))
+    assert numbers_of(made) == numbers_of(fedavg(lr=0.125))
+    assert type(numbers_of(made)["lr"]) is float
+    assert in_words(kind(0.125)) == "0.125"
+
+
+def test_what_is_no_single_number_stays():
+    key, array = jax.random.key(0), np.arange(2)
+    pair = Pair(np.float32(0.5), 1)
+    assert plain(pair) == Pair(0.5, 1)
+    assert isinstance(plain(pair), Pair)
+    for value in (key, array, "1", None, (key,), (1, "a"), [np.int64(1)]):
+        assert plain(value) is value
+    assert [plain(x) for x in (np.bool_(True), np.int64(3))] == [True, 3]
+    assert several(np.arange(2)) == several(x for x in (0, 1)) == (0, 1)
+    assert [several(x) for x in ("01", 3, np.array(2.0))] == ["01", 3, 2.0]
+    jax.jit(lambda x: fedavg(lr=plain(x)) and x)(1.0)  # a tracer stays one

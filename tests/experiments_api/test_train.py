@@ -8,8 +8,10 @@ import subprocess
 import sys
 from functools import partial
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import slow_but
 from command import assert_same_but_for_seconds, wait_for
 
 import fedjax_muon as fm
@@ -443,3 +445,55 @@ def test_a_process_that_is_killed_goes_on(kind, tmp_path):
         said, _ = begun(tmp_path / name).communicate(timeout=120)
     both = (tmp_path / name / "metrics.csv" for name in ("killed", "whole"))
     assert_same_but_for_seconds(*both)
+
+
+WHOLE = (np.int64, np.int32, np.array, jnp.asarray)
+
+
+@pytest.mark.parametrize("whole", slow_but(WHOLE[:1], WHOLE))
+def test_numbers_of_numpy_and_jax_go_on_with_a_run(whole, tmp_path):
+    def trained(whole, number):
+        problem = problems.classification(
+            "digits", clients=whole(4), alpha=number(0.5), model=TINY["model"]
+        )
+        how = {"rounds": whole(2), "seed": whole(1), "evaluate_every": whole(1)}
+        how |= {"local_steps": whole(2), "batch_size": whole(8)}
+        cohort = fm.sampled(whole(2), dropout=number(0.125))
+        method = fm.fedmuon(lr=number(0.125))
+        how |= {"directory": tmp_path / "a", "progress": False, "cohort": cohort}
+        return train(method, problem, **how).records
+
+    assert trained(int, float) == trained(whole, np.float32)
+
+
+def test_grids_and_seeds_are_any_numbers(tmp_path):
+    problem = problems.classification("digits", **TINY)
+    how = {"rounds": 1, "progress": False, "extend": np.bool_(False), **SIZES}
+    grids = [np.array([0.25, 0.5]), (x / 4 for x in (1, 2)), jnp.array([0.25, 0.5])]
+    found = [
+        fm.sweep(fm.fedavg(), problem, {"lr": rates}, seeds=seeds, **how).points
+        for rates, seeds in zip(
+            grids, (np.arange(1), range(1), [jnp.int32(0)]), strict=True
+        )
+    ]
+    assert [[dict(p.hyper) for p in each] for each in found] == 3 * [
+        [{"lr": 0.25}, {"lr": 0.5}]
+    ]
+    for bad in (np.ones((2, 2)), np.float64(0.1), np.array(0.1), np.array([1.0, 1.0])):
+        with pytest.raises(ValueError, match="one or more numbers, each once"):
+            fm.sweep(fm.fedavg(), problem, {"lr": bad}, **how)
+    with pytest.raises(ValueError, match="one or more numbers, each once, got 1"):
+        fm.compare({"A": fm.fedavg()}, problem, seeds=np.int64(1))
+
+
+def test_privacy_takes_numbers_of_numpy():
+    made = ClientPrivacy(
+        clip_norm=np.float32(0.5),
+        cohort=jnp.int32(3),
+        rounds=np.int64(4),
+        delta=np.float64(0.01),
+        epsilon=np.float32(8.0),
+        insecure_fixed_noise=np.bool_(True),
+    )
+    assert made == PRIVACY
+    assert type(made.cohort) is int

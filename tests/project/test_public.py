@@ -309,3 +309,18 @@ def test_a_users_script_passes_strict_mypy(tmp_path):
     found = re.findall(r"^(\S+?):(\d+): error", run.stdout, re.MULTILINE)
     assert found == [("wrong.py", str(line)) for line in (4, 5, 6, 7)], run.stdout
     assert "in 1 file (checked 2 source files)" in run.stdout
+
+
+@pytest.mark.slow
+def test_type_checkers_know_every_method(tmp_path):
+    needs("mypy")
+    names = [f"fm.{name}" for name in fm.algorithms.ALL]
+    names += [f"fm.minimax.{name}" for name in fm.minimax.ALL]
+    private = fm.decentralized.PRIVATE_METHODS
+    names += [f"fm.decentralized.{name}" for name in (*fm.decentralized.ALL, *private)]
+    assert len(names) == len(ROWS) == 95
+    path = tmp_path / "uses.py"
+    path.write_text("\n".join(["import fedjax_muon as fm", *names, "fm.fedavgg\n"]))
+    checked = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), str(path)]
+    said = subprocess.run(checked, capture_output=True, text=True, check=False).stdout
+    assert re.findall(r'no attribute "(\w+)"', said) == ["fedavgg"]

@@ -22,6 +22,15 @@ QUICK = {
         "--problem regression": "choose one of classification, auc, text, or your own",
         "--rounds 0": "rounds must be at least 1, got 0",
         "--rounds": "--rounds needs a value: a whole number",
+        "fedavg:lr=0.1 --lr 0.3": "--lr is given twice; give it once",
+        "fedavg:lr=0.1,lr=0.3": "fedavg names lr twice; name it once",
+        "--problem classification:alpha=1 --alpha 2": "--alpha is given twice",
+        "feddyn --alpha 0.01": "--alpha is an option of classification and of feddyn",
+        "fedsubmuon_gt --step 0.5 --cohort timed --clock lognormal:1.0": (
+            "write fedsubmuon_gt:step=VALUE for the method's, with --step for the "
+            "other, or lognormal:step=VALUE"
+        ),
+        "fedsgda_clip --epsilon 1 --clip-norm 1": "of client_privacy and of fedsgda_cl",
         f"--rounds {10**18}": "rounds must be at most 2147483647, got 10",
         f"--local-steps {10**18}": "local_steps must be at most 2147483647, got 10",
         f"--model mlp:hidden={10**30}": "hidden widths must be at most 2147483647",
@@ -76,6 +85,7 @@ QUICK = {
         "--log lines": "unknown option --log",
         "--part 3/2": "part must be such as 3/8",
     },
+    "sweep feddyn": {"--alpha 0.01,0.1": "of classification and of feddyn; write fed"},
     "sweep fedavg": {"": "fedavg has no grid", "--grid papers": "did you mean paper"},
     PRIVATE: {
         "--budget 0.1": "0.1 is allowed",
