@@ -230,41 +230,15 @@ ALL = by_name(
     Method(fednova, "FedNova", WANG, DEPARTS, LIU_SGD_GRID),
     Method(fedexp, "FedExP", JHUNJHUNWALA, DEPARTS),
     Method(feddyn, "FedDyn", ACAR, DEPARTS),
-    Method(
-        fedit,
-        "FedIT",
-        "Zhang et al. 2023, arXiv:2305.05644",
-        AUTHORS,
-        adapters=True,
-    ),
-    Method(
-        ffa_lora,
-        "FFA-LoRA",
-        "Sun et al. 2024, arXiv:2403.12313",
-        INDEPENDENT,
-        adapters=True,
-    ),
-    Method(rolora, "RoLoRA", "Chen et al. 2025, arXiv:2502.01755", adapters=True),
-    Method(
-        fedsa_lora,
-        "FedSA-LoRA",
-        "Guo et al. 2024, arXiv:2410.01463",
-        AUTHORS,
-        adapters=True,
-    ),
-    Method(fedex_lora, "FedEx-LoRA", SINGHAL, AUTHORS, adapters=True),
-    Method(
-        flora, "FLoRA", "Wang et al. 2024, arXiv:2409.05976", AUTHORS, adapters=True
-    ),
-    Method(
-        flexlora,
-        "FlexLoRA",
-        "Bai et al. 2024, arXiv:2402.11505",
-        DEPARTS,
-        adapters=True,
-    ),
-    Method(fedsubmuon, "FedSubMuon", CHEN, DEPARTS, adapters=True),
-    Method(fedsubmuon_gt, "FedSubMuon-GT", CHEN, DEPARTS, adapters=True),
+    Method(fedit, "FedIT", "Zhang et al. 2023, arXiv:2305.05644", AUTHORS),
+    Method(ffa_lora, "FFA-LoRA", "Sun et al. 2024, arXiv:2403.12313", INDEPENDENT),
+    Method(rolora, "RoLoRA", "Chen et al. 2025, arXiv:2502.01755"),
+    Method(fedsa_lora, "FedSA-LoRA", "Guo et al. 2024, arXiv:2410.01463", AUTHORS),
+    Method(fedex_lora, "FedEx-LoRA", SINGHAL, AUTHORS),
+    Method(flora, "FLoRA", "Wang et al. 2024, arXiv:2409.05976", AUTHORS),
+    Method(flexlora, "FlexLoRA", "Bai et al. 2024, arXiv:2402.11505", DEPARTS),
+    Method(fedsubmuon, "FedSubMuon", CHEN, DEPARTS),
+    Method(fedsubmuon_gt, "FedSubMuon-GT", CHEN, DEPARTS),
     Method(scaffold, "SCAFFOLD", KARIMIREDDY, INDEPENDENT, LIU_SGD_GRID),
     preset(
         "scaffold_momentum",
@@ -549,6 +523,10 @@ ALL = by_name(
         changes={"rule": optax.scale_by_adam(), "averaged_state": ("mu", "nu")},
     ),
 )
+
+# those that train low-rank adapters, which the task must have
+ADAPTERS = {"fedit", "ffa_lora", "rolora", "fedsa_lora", "fedex_lora", "flora"}
+ADAPTERS |= {"flexlora", "fedsubmuon", "fedsubmuon_gt"}
 
 
 def __getattr__(name: str) -> Any:

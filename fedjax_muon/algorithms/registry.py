@@ -124,9 +124,6 @@ class Method:
     # published values of hyperparameters by name
     preset: Preset | None = None  # what the function was made from
     color: str = ""  # hexadecimal, of its curves; empty for a shade of grey
-    adapters: bool = (
-        False  # whether it trains low-rank adapters, which a task must have
-    )
 
     @property
     def name(self) -> str:

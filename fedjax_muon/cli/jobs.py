@@ -548,8 +548,9 @@ def _all(words: Words) -> list[str]:
     """The methods of a problem, for the word `all`."""
     if words.options.get("problem") == "auc":
         return [*minimax.ALL]
-    known = names.algorithms.ALL  # no problem of the command has adapters
-    return [name for name in METHODS if name in known and not known[name].adapters]
+    # no problem of the command has adapters
+    known = names.algorithms.ALL.keys() - names.algorithms.ADAPTERS
+    return [name for name in METHODS if name in known]
 
 
 def _usual(calls: Sequence[Call], problem: str | None) -> dict[str, str]:

@@ -96,7 +96,7 @@ def assert_same_models(found, want):
         np.testing.assert_allclose(product, q["A"] @ q["B"], rtol=0, atol=1e-12)
 
 
-ADAPTERS = {name for name, method in fm.algorithms.ALL.items() if method.adapters}
+ADAPTERS = fm.algorithms.ADAPTERS
 
 
 @pytest.mark.parametrize("name", sorted(ADAPTERS))
