@@ -6,7 +6,6 @@ The same call with the same directory goes on where it was interrupted.
 """
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,15 +20,13 @@ from fedjax_muon.engine.processes import is_first, run_on_first
 from fedjax_muon.experiments import logs, privacy
 from fedjax_muon.experiments.directory import (
     METRICS,
-    VERSIONS,
     held,
     interruptible,
-    versions,
+    note_versions,
 )
 from fedjax_muon.experiments.identity import arrays_of, check_same, claimed, identity
 from fedjax_muon.experiments.prepared import Method, name_of, simulate, start_key
 from fedjax_muon.experiments.recording import Course, is_complete, last_state, record
-from fedjax_muon.files import claim
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import metrics_csv
 from fedjax_muon.simulation.simulation import Simulation
@@ -140,10 +137,9 @@ def begin(
             "a ledger and a budget are for private runs; leave them out, or add privacy"
         )
     privacy.check_budget(private, dataset, ledger, budget)
-    about = json.dumps(versions(), indent=2) + "\n"
     for job in jobs:
         claimed(_place(job), job.public)
-    run_on_first(lambda: claim(root / VERSIONS, about))
+    run_on_first(lambda: note_versions(root))
     if not private:
         return []
     statements = privacy.state(private, dataset, root, ledger, budget)
