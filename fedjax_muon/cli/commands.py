@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import itertools
 import json
+import math
 import os
 import shlex
 import sys
@@ -387,6 +388,10 @@ def sweep(argv: Sequence[str]) -> None:
             experiments.sweeping.check_sweep(methods[label], grid, seeds, how)
     done = {}
     members = "client" if job.federated else "agent"
+    points = [math.prod(map(len, grid.values())) for grid in grids.values()]
+    more = ", more where the best rate is at the edge" * job.given.get("extend", True)
+    runs = sum(points) * len(job.given.get("seeds", (0,)))
+    say(f"{runs} runs of {job.rounds} rounds{more}")
     say(summary(problem.dataset, list(map(len, problem.parts(0))), members=members))
     with place.running():
         for call, (label, method) in zip(job.calls, methods.items(), strict=True):

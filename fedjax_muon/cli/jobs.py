@@ -69,6 +69,7 @@ class Words:
         self.first, rest = [*words[:at]], [*words[at:]]
         self.options: dict[str, str] = {}
         self.wrappers: list[str] = []
+        self.twice: dict[str, str] = {}  # options whose last value is taken
         while rest:
             word, equals, text = rest.pop(0).partition("=")
             if not word.startswith("--"):
@@ -86,7 +87,7 @@ class Words:
                 self.wrappers.append(text)
                 continue
             if self.options.get(name, text) != text:
-                show_line(f"warning: {dashed(name)} is given twice; {text} is taken")
+                self.twice[name] = text
             self.options[name] = text
 
     def texts(self) -> list[str]:
@@ -312,6 +313,8 @@ class Job:
         self.grids = {str(i): _grid_of(call) for i, call in enumerate(self.calls)}
         kinds = {call.name: _made(call) for call in self.calls}
         given = {*words.options}
+        for name, text in words.twice.items():
+            show_line(f"warning: {dashed(name)} is given twice; {text} is taken")
         words.usually(_usual(self.calls, words.options.get("problem")))
         self.compares = extra is comparing
         own = {name: c.name for c in self.calls for name in c.parameters.keys() & given}

@@ -116,20 +116,33 @@ def distinct_labels(runs: Sequence[Mapping[str, str]]) -> list[str]:
     Where runs of one method differ in options, these are in the label.
     """
     labels = [label_of(words) for words in runs]
-    result = []
+    short, whole = list[str](), list[str]()
     for label, words in zip(labels, runs, strict=True):
         others = [
             each for name, each in zip(labels, runs, strict=True) if name == label
         ]
-        differ = [
-            f"{name.rpartition('.')[2]}={text}"
+        differ = {
+            name.rpartition(".")[2]: text
             for name, text in words.items()
             if name not in SAME
             and not name.startswith(CODE)
             and any(each.get(name) != text for each in others)
-        ]
-        result.append(", ".join([label, *differ]))
-    return result
+        }
+        whole.append(", ".join([label, *(f"{k}={v}" for k, v in differ.items())]))
+        short.append(", ".join([label, *(in_short(k, v) for k, v in differ.items())]))
+    pairs = {*zip(short, whole, strict=True)}
+    clear = {words: sum(words == each for each, _ in pairs) == 1 for words, _ in pairs}
+    return [a if clear[a] else b for a, b in zip(short, whole, strict=True)]
+
+
+def in_short(name: str, text: str) -> str:
+    """An option of a run in a label, such as `lr=0.1`, or `buffered 30/10`."""
+    known = dict(re.findall(r"(\w+)=([\d.]+)", text)) if name == "cohort" else {}
+    if "concurrency" in known:
+        return f"buffered {known['concurrency']}/{known['buffer']}"
+    if "deadline" in known:
+        return f"deadline {float(known['deadline']):g}"
+    return f"{known['size']} clients" if "size" in known else f"{name}={text}"
 
 
 def partition(argv: Sequence[str]) -> None:

@@ -15,7 +15,9 @@ summary.csv      and .tex: the scores after the last round
 """
 
 import itertools
+import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,7 @@ from fedjax_muon.simulation.training import Record
 from fedjax_muon.terminal import Progress
 
 TUNING = "tuning"
+LONG = 1.0  # minutes of a search that are said after its first method
 
 
 @plain_numbers
@@ -138,12 +141,17 @@ def compare(
     if grids:
         begun()
     sweeps: dict[str, Swept] = {}
+    runs = [2 * math.prod(map(len, grid.values())) for grid in grids.values()]
+    left, began = sum(runs[1:]) + len(rows) * len(seeds), time.monotonic()
     for name, grid in grids.items():
         folder = place and place / TUNING / folder_of(name)
         again = {**how, **options, "progress": progress}
         sweeps[name] = _tuned(methods[name], problem, grid, seeds, folder, **again)
         rows[name] = sweeps[name].best_method, rows[name][1]
         firsts[name] = firsts[name].at(sweeps[name].chosen)
+        minutes = (time.monotonic() - began) / runs[0] * left / 60
+        if len(sweeps) == 1 and minutes > LONG:
+            say(f"{left} more runs will take about {minutes:.0f} minutes", progress)
     jobs = _jobs(rows, firsts, problem, seeds, place, options)
     if place is not None:
         book = None if ledger is None else Path(ledger).expanduser().resolve()

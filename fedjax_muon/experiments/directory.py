@@ -9,10 +9,12 @@ checkpoints/     the last two states
 
 import contextlib
 import importlib.metadata
+import json
 import platform
 import signal
 import subprocess
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import filelock
 import jax
 
 from fedjax_muon.engine.processes import run_on_first
+from fedjax_muon.files import claim, read_text, reading, write
 from fedjax_muon.versions import of_computing
 
 VERSIONS, METRICS = "versions.json", "metrics.csv"
@@ -67,6 +70,25 @@ def versions() -> dict[str, str]:
         "device": jax.devices()[0].device_kind,
         "machine": platform.platform(),
     }
+
+
+def note_versions(directory: Path) -> None:
+    """Notes what computes in a directory; warns if it goes on with other versions."""
+    path, now = directory / VERSIONS, versions()
+    if claim(path, json.dumps(now, indent=2) + "\n"):
+        return
+    with reading(path, "versions of packages", "delete it"):
+        first = dict(json.loads(read_text(path)))
+        before = dict([first, *first.get("later", [])][-1])
+    names = [name for name in of_computing() if before.get(name) != now[name]]
+    if names:
+        differ = [f"{name} {before.get(name)}, now {now[name]}" for name in names]
+        warnings.warn(
+            f"{directory} goes on with other versions than before: {'; '.join(differ)}",
+            stacklevel=2,
+        )
+        later = [*first.get("later", []), now]
+        write(path, json.dumps({**first, "later": later}, indent=2) + "\n")
 
 
 def _git_revision() -> str:

@@ -18,7 +18,6 @@ suspended/         the group of cells that an interrupt left unfinished
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +49,7 @@ from fedjax_muon.experiments.training import (
     ignore,
     resumable,
 )
-from fedjax_muon.files import claim, named
+from fedjax_muon.files import named
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import comparison, metrics_csv, tables
 from fedjax_muon.reporting.comparison import History, Point
@@ -341,8 +340,7 @@ class _Search:
         assert self.own is not None
         claimed(self.place, words)
         self.own.mkdir(parents=True, exist_ok=True)
-        about = json.dumps(directories.versions(), indent=2) + "\n"
-        claim(self.place / directories.VERSIONS, about)
+        directories.note_versions(self.place)
         self.rows = CheckedRows(self.own / CELLS, words)
         for path in sorted(self.place.glob(f"{PARTS}/*/{CELLS}")):
             self.others.append(CheckedRows(path, words).path)

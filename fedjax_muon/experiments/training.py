@@ -7,7 +7,6 @@ The same call with the same directory goes on where it was interrupted.
 
 import contextlib
 import functools
-import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from fedjax_muon.experiments.directory import (
     VERSIONS,
     held,
     interruptible,
-    versions,
+    note_versions,
 )
 from fedjax_muon.experiments.identity import (
     IDENTITY,
@@ -40,7 +39,6 @@ from fedjax_muon.experiments.identity import (
 )
 from fedjax_muon.experiments.prepared import Method, name_of, simulate, start_key
 from fedjax_muon.experiments.recording import Course, is_complete, last_state, record
-from fedjax_muon.files import claim
 from fedjax_muon.privacy.guarantees import CLIENT
 from fedjax_muon.problems import Problem
 from fedjax_muon.reporting import metrics_csv
@@ -163,10 +161,9 @@ def begin(
             "belong to nobody whom privacy protects",
             stacklevel=2,
         )
-    about = json.dumps(versions(), indent=2) + "\n"
     for job in jobs:
         claimed(_place(job), job.public)
-    run_on_first(lambda: claim(root / VERSIONS, about))
+    run_on_first(lambda: note_versions(root))
     if not private:
         return []
     statements = privacy.state(private, dataset, root, ledger, budget)

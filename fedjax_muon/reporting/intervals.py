@@ -45,7 +45,7 @@ def band(
     x: Any,
     values: Any,
     *,
-    lowest: float = -np.inf,
+    lowest: float | np.ndarray = -np.inf,
     highest: float = np.inf,
     label: str | None = None,
     **style: Any,

@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib
 import networkx as nx
 import numpy as np
+from matplotlib.ticker import PercentFormatter
 
 from fedjax_muon.data.partition import plot_counts
 from fedjax_muon.decentralized.topology import metropolis, spectral_gap
@@ -81,11 +82,15 @@ def curves(
                 megabytes = (runs[0]["bytes_down"] + runs[0]["bytes_up"]) / 1e6
                 sent = megabytes > 0  # a logarithmic axis has no zero
                 intervals.band(traffic, megabytes[sent], scores[:, sent], **how)
-            intervals.band(loss, rounds, losses, lowest=0.0, **drawn[name])
+            # a logarithmic axis would show a band to 0 as a stripe
+            lowest = losses.mean(0) / 10
+            intervals.band(loss, rounds, losses, lowest=lowest, **drawn[name])
         for axis in (accuracy, *between):
-            axis.set_ylabel(f"test {kind.words}")
+            axis.set_ylabel(f"test {kind.heading}")
+            if kind.high == 1:
+                axis.yaxis.set_major_formatter(PercentFormatter(1, symbol=""))
             if target is not None:
-                target_line(axis, target, best, kind.sign)
+                target_line(axis, target, best, kind.sign, kind.text(target))
         logarithmic_loss(loss)
         loss.set_ylabel("training loss" if has_losses else "test loss")
         accuracy.set_xlabel("round")

@@ -268,7 +268,7 @@ def logarithmic_loss(axis: Any) -> None:
 
 
 def target_line(
-    axis: Any, target: float, means: Sequence[np.ndarray], sign: int = 1
+    axis: Any, target: float, means: Sequence[np.ndarray], sign: int, text: str
 ) -> None:
     """Draws the target, and shows the scores around it and all last scores.
 
@@ -285,7 +285,7 @@ def target_line(
     bottom = min(target - 3 * room, lowest - 0.5 * room)
     axis.set_ylim(*sorted((sign * bottom, sign * (highest + 0.5 * room))))
     axis.annotate(
-        f"target {sign * target:.3g}",
+        f"target {text}",
         (1.0, sign * target),
         xycoords=axis.get_yaxis_transform(),
         xytext=(-2, -3),

@@ -128,8 +128,9 @@ def _caption(target: float, seeds: int, score: str) -> str:
     goal = f"; target: {target:.1%}, {SHARE_OF_BEST:.0%} of {best}"
     if kind.sign < 0:
         goal = f"; target: {target:.3f}, the best / {SHARE_OF_BEST}"
+    spread = f"mean ± standard deviation of {seeds} seeds" if seeds > 1 else "1 seed"
     return (
-        f"{score} on the test set: mean ± standard deviation of {count(seeds, 'seed')}"
+        f"{score} on the test set: {spread}"
         f"{'' if np.isnan(target) else goal}; MB, kB: of all clients"
     )
 
@@ -145,7 +146,12 @@ def _number(value: float, form: str) -> str:
 
 def percent(mean: float, spread: float) -> str:
     """A mean and a deviation in percent, such as `89.90 ± 0.25`; NaN is a dash."""
-    return f"{_number(100 * mean, '.2f')} ± {_number(100 * spread, '.2f')}"
+    return _spread(_number(100 * mean, ".2f"), _number(100 * spread, ".2f"))
+
+
+def _spread(mean: str, deviation: str) -> str:
+    """A mean and its deviation, which one seed does not have."""
+    return mean if deviation == "-" else f"{mean} ± {deviation}"
 
 
 def _validation(point: Point) -> str:
@@ -156,7 +162,7 @@ def _validation(point: Point) -> str:
 def _numbers(row: Summary, score: str) -> tuple[str, ...]:
     text = score_named(score).text
     return (
-        f"{text(row.score_mean)} ± {text(row.score_std)}",
+        _spread(text(row.score_mean), text(row.score_std)),
         _number(row.rounds_to_target, ".0f"),
         _number(row.megabytes_to_target, ".1f"),
         f"{row.bytes_per_round / 1e3:,.0f}",

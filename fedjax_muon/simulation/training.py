@@ -225,7 +225,8 @@ def run(
     functions = [each for each in callbacks if not isinstance(each, Tracker)]
     options = {"rounds": rounds, "evaluate_every": evaluate_every}
     config = _config(simulation, **options) if trackers else {}
-    course_so_far = Progress(rounds)
+    made = recipe_of(simulation.settings.algorithm)
+    course_so_far = Progress(rounds, made.function.__name__ if made else "train")
     console = plain_console(stderr=True, quiet=not progress)
     with (
         follow(trackers if is_first() else [], config) as log,

@@ -209,6 +209,20 @@ def test_figures_name_what_differs():
     assert others.distinct_labels(runs) == expected
 
 
+def test_figures_name_cohorts_in_words():
+    one = {"method.algorithm": "fedjax_muon.algorithms.fedmuon.fedmuon"}
+    size = "simulation.cohorts.Sampled(size=10, draw=x, dropout=0.0, clock=c.<locals>"
+    late = "simulation.arrivals.Buffered(concurrency=30, buffer=10, dropout=0.0)"
+    cohorts = [f"{size})", f"{size}, deadline=10.0, groups=1)", late, "5"]
+    found = others.distinct_labels([{**one, "cohort": each} for each in cohorts])
+    words = ["10 clients", "deadline 10", "buffered 30/10", "cohort=5"]
+    assert found == [f"FedMuon, {each}" for each in words]
+    # the same words for two cohorts would make seeds of them
+    clocks = [f"{size}, deadline=10.0, clock={clock})" for clock in "ab"]
+    found = others.distinct_labels([{**one, "cohort": each} for each in clocks])
+    assert found == [f"FedMuon, cohort={each}" for each in clocks]
+
+
 def test_partition_draws_and_counts(tmp_path, capsys):
     figure = tmp_path / "parts.png"
     run("partition", "--clients", 5, "--divide", "iid", "--output", figure)

@@ -13,7 +13,6 @@ from command import run
 import fedjax_muon as fm
 from fedjax_muon.cli import helping, names
 from fedjax_muon.cli.commands import parsed_compare, parsed_train
-from fedjax_muon.cli.jobs import Words
 from fedjax_muon.cli.main import COMMANDS
 from fedjax_muon.cli.names import METHODS, SUPPLIED, TABLES, value_of
 from fedjax_muon.core.recipe import described
@@ -206,7 +205,8 @@ def test_help_needs_no_data_and_makes_nothing(words, tmp_path, monkeypatch, caps
 
 
 def test_an_option_that_is_given_twice_is_said(capsys):
-    words = Words(["fedavg", "--lr", "0.1", "--lr=0.3", "--seed", "1", "--seed", "1"])
+    words = ["fedavg", "--lr", "0.1", "--lr=0.3", "--seed", "1", "--seed", "1"]
+    job = parsed_train(words)
     said = capsys.readouterr().err
     assert said == "fedjax-muon: warning: --lr is given twice; 0.3 is taken\n"
-    assert words.options == {"lr": "0.3", "seed": "1"}
+    assert (job.calls[0].keywords["lr"], job.given["seed"]) == (0.3, 1)

@@ -16,7 +16,12 @@ from fedjax_muon import partition, problems
 from fedjax_muon.core import numbers_of
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.decentralized import dsgd
-from fedjax_muon.experiments import compared as compared_, sweep_reports, sweeping
+from fedjax_muon.experiments import (
+    compared as compared_,
+    comparing,
+    sweep_reports,
+    sweeping,
+)
 from fedjax_muon.experiments.comparing import compare
 from fedjax_muon.experiments.sweeping import sweep, table_of
 from fedjax_muon.experiments.training import train
@@ -350,3 +355,14 @@ def test_wrong_comparisons_are_refused_and_leave_nothing(said, tmp_path):
 def test_smaller_rates_are_tried_where_all_have_diverged():
     for rates in ((0.1,), (0.1, 0.3)):
         assert sweep_reports.wider(rates, None) == (0.03, *rates)
+
+
+def test_the_time_of_a_long_search_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(comparing, "LONG", 0.0)
+    methods = {"A": fm.fedavg(lr=0.1), "B": fm.fedprox(lr=0.1)}
+    grids = {name: {"lr": (0.1, 0.3)} for name in methods}
+    fm.compare(methods, PROBLEM, rounds=2, seeds=(0,), grids=grids, **SIZES)
+    said = [x for x in capsys.readouterr().err.splitlines() if "more runs" in x]
+    assert [re.sub(r"\d+ minutes", "M", x) for x in said] == [
+        "6 more runs will take about M"
+    ]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -497,3 +498,32 @@ def test_privacy_takes_numbers_of_numpy():
     )
     assert made == PRIVACY
     assert type(made.cohort) is int
+
+
+@pytest.mark.parametrize("swept", [False, True])
+def test_other_versions_are_said_and_noted(swept, tmp_path):
+    problem, place = problems.classification("digits", **TINY), tmp_path / "a"
+
+    def run(rounds):
+        how = {"rounds": 1 if swept else rounds, "progress": False, **SIZES}
+        if swept:
+            grid = {"lr": tuple(0.1 * x for x in range(1, 1 + rounds))}
+            fm.sweep(fm.fedavg(), problem, grid, directory=place, extend=False, **how)
+        else:
+            train(fm.fedavg(lr=0.1), problem, directory=place, **how)
+
+    run(1)
+    path = place / "versions.json"
+    first = json.loads(path.read_text())
+    path.write_text(json.dumps({**first, "jax": "0.4", "python": "3.9"}))
+    with pytest.warns(
+        UserWarning, match=f"python 3.9, now .*jax 0.4, now {jax.__version__}"
+    ):
+        run(2)
+    noted = json.loads(path.read_text())
+    assert noted == {**first, "jax": "0.4", "python": "3.9", "later": [first]}
+    run(3)  # by the same versions again
+    assert json.loads(path.read_text()) == noted
+    path.write_text("[")
+    with pytest.raises(ValueError, match="expected versions of packages"):
+        run(4)

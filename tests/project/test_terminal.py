@@ -159,4 +159,4 @@ def test_scripts_get_lines_apart_from_their_own_output(
         train(plain, progress=progress, callbacks=[pause])
         printed = capsys.readouterr()
         assert printed.out == ""
-        assert ("train: 2 of 4 rounds" in printed.err) == progress
+        assert ("fedavg: 2 of 4 rounds" in printed.err) == progress

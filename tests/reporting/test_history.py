@@ -10,7 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
-from fedjax_muon.reporting import comparison, intervals, metrics_csv, plots
+from fedjax_muon.reporting import (
+    comparison,
+    intervals,
+    metrics_csv,
+    plots,
+    style,
+    tables,
+)
 
 ROW = {"round": 0, "bytes_down": 2**40, "bytes_up": 7, "dropped": 0, "loss": 0.1}
 
@@ -214,6 +221,35 @@ def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
     losses = 2 - mean  # the loss of a run is 2 less its accuracy
     lowest = np.maximum(losses - half, 0)
     np.testing.assert_allclose(loss[1:], [lowest, losses + half])
+
+
+def test_curves_of_shares_are_in_percent_and_bands_of_losses_end(tmp_path, monkeypatch):
+    kept, bands = [], []
+    monkeypatch.setattr(style, "save", lambda figure, path: kept.append(figure))
+    fill = lambda axis, x, low, high, **how: bands.append((axis, low))
+    monkeypatch.setattr(Axes, "fill_between", fill)
+    apart = [
+        {**run, "train_loss": run["train_loss"] * x}
+        for run, x in zip(FAST, (1, 9), strict=True)
+    ]
+    plots.curves({"fast": [*apart, FAST[0]]}, tmp_path / "a.png", target=0.5)
+    accuracy, _, loss = kept[0].axes
+    assert accuracy.get_ylabel() == "test accuracy, %"
+    assert accuracy.yaxis.get_major_formatter()(0.96).startswith("96")
+    assert "target 50.00" in [text.get_text() for text in accuracy.texts]
+    (low,) = [low for axis, low in bands if axis is loss]
+    means = np.mean([run["train_loss"] for run in (*apart, FAST[0])], axis=0)
+    np.testing.assert_allclose(low, means / 10)
+
+
+def test_one_seed_has_no_deviation():
+    assert tables.percent(0.95, np.nan) == "95.00"
+    assert tables.percent(0.95, 0.01) == "95.00 ± 1.00"
+    summaries = comparison.summarize({"slow": SLOW}, 0.5)
+    words = {"rates": {"slow": "0.1"}, "diverged": {}}
+    table = tables.compared(summaries, 0.5, "title", 1, **words)
+    assert table.rows[0][2] == "60.00"
+    assert table.caption.startswith("accuracy on the test set: 1 seed; target")
 
 
 def test_two_seeds_are_thin_lines():
