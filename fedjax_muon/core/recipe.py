@@ -231,7 +231,7 @@ def _described(prefix: str, algorithm: Any, say: Say | None) -> dict[str, str]:
     recipe = recipe_of(algorithm)
     if recipe is None:
         return {f"{prefix}algorithm": "one without a recipe"}
-    words = {f"{prefix}algorithm": in_words(recipe.function)}
+    words = {f"{prefix}algorithm": in_words(recipe.function, say=say)}
     for name, value in recipe.arguments.items():
         if "recipe" in getattr(value, "_fields", ()):
             words |= _described(f"{prefix}{name}.", value, say)

@@ -181,10 +181,11 @@ def test_what_may_be_published_tells_nothing_of_arrays_or_held_values():
     text = (
         "import numpy as np\nimport fedjax_muon as fm\nSECRET = np.arange(3.0)\n"
         "HELD = [7.5, 1.0]\ndef rule(x):\n    return SECRET[0] + HELD[0] + x\n"
-        "@fm.recorded\ndef mine(lr: fm.Hyper = 0.1, table=None, rule=None):\n"
-        "    return fm.fedavg(lr=lr)\n"
-        "def make():\n    inner = SECRET * 2\n"
-        "    return mine(0.25, np.arange(3.0), lambda x: rule(x) + inner[0])\n"
+        "def made_of(inner):\n    @fm.recorded\n"
+        "    def mine(lr: fm.Hyper = 0.1, table=None, rule=None):\n"
+        "        return fm.fedavg(lr=lr + 0 * inner[0])\n    return mine\n"
+        "def make():\n    inner = SECRET * 2\n    own = made_of(inner)\n"
+        "    return own(0.25, np.arange(3.0), lambda x: rule(x) + inner[0])\n"
     )
     others = text.replace("arange(3.0)", "arange(1.0, 4.0)").replace("7.5", "8.5")
     problem = fm.problems.classification("digits", clients=2)
