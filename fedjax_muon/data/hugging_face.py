@@ -83,7 +83,7 @@ def from_hf(
         is_text = isinstance(rows[0].inputs, list)
         if is_text:
             rows = _tokenized(rows, test_share)
-        return from_arrays(
+        made = from_arrays(
             rows[0].inputs,
             rows[0].labels,
             owners=rows[0].owners,
@@ -92,6 +92,7 @@ def from_hf(
             classes=classes,
             text=is_text,
         )
+        return made._replace(held_out=len(parts) == 1)
 
 
 class _Split(NamedTuple):

@@ -154,11 +154,12 @@ def begin(
             "a ledger and a budget are for private runs; leave them out, or add privacy"
         )
     privacy.check_budget(private, dataset, ledger, budget)
-    if private and dataset.held_out:
+    if private and (dataset.held_out or dataset.test_owners is not None):
+        taken = "taken from the private ones, since none were given"
+        whose = taken if dataset.held_out else "those of private clients"
         warnings.warn(
-            "test scores are published without noise, and the test examples are some "
-            "of the private ones, since none were given; give test examples that "
-            "belong to nobody whom privacy protects",
+            f"test scores are published without noise, and the test examples are "
+            f"{whose}; give test examples of nobody whom privacy protects",
             stacklevel=2,
         )
     for job in jobs:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from functools import partial
 
 import jax
@@ -396,6 +397,32 @@ def test_private_clients_are_the_same_for_all_seeds(tmp_path):
     assert "composed: NO differential privacy together" in said
     assert "they divide the examples among clients in 2 ways" in said
     assert "each way:   by itself, at most (1" in said
+
+
+@pytest.mark.filterwarnings("ignore:messages have params", "ignore:the noise in the")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "are taken from the private ones, since none were given; give"),
+        ({"owners": True}, "are taken from the private ones"),
+        ({"test": True}, None),
+    ],
+)
+def test_scores_of_private_examples_are_warned_of(given, said, tmp_path):
+    """Without test examples, they are a fifth of those that should be protected."""
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    y = np.arange(60) % 2
+    options = {"owners": np.arange(60) % 6} if "owners" in given else {}
+    options |= {"test": (x[:9], y[:9])} if "test" in given else {}
+    dataset = data.from_arrays(x, y, **options)
+    divide = partition.by_owner if "owners" in given else partition.iid
+    made = problems.classification(dataset, **TINY, divide=divide)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        private(tmp_path / "run", made, batch_size=4)
+    found = [str(each.message) for each in seen if "test scores" in str(each.message)]
+    assert bool(found) == bool(said)
+    assert not said or (said in found[0] and "\n" not in found[0])
 
 
 @pytest.mark.filterwarnings("ignore:messages have params")
