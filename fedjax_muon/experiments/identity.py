@@ -315,14 +315,15 @@ def _hash(text: str) -> str:
 
 def _file_of(kind: type) -> str:
     """The file that defines a class; empty if it is defined in a notebook."""
+    package = kind.__module__.partition(".")[0]
+    module = sys.modules.get(kind.__module__) or sys.modules.get(package)
+    if file := getattr(module, "__file__", None):
+        return file
     for value in vars(kind).values():
         function = inspect.unwrap(value) if inspect.isfunction(value) else None
         if inspect.isfunction(function) and function.__code__.co_filename != MADE:
             return function.__code__.co_filename
-    package = kind.__module__.partition(".")[0]
-    module = sys.modules.get(kind.__module__) or sys.modules.get(package)
-    notebook = package == "__main__" or module is None
-    return getattr(module, "__file__", None) or ("" if notebook else LIBRARY)
+    return "" if package == "__main__" or module is None else LIBRARY
 
 
 @functools.cache

@@ -131,6 +131,10 @@ SETTINGS = {  # how a setting of 0.5 is kept, and how a function reads it
         "KEPT = Config(0.5)",
         "KEPT.x['part']",
     ),
+    "an enumeration": (
+        "class Rates(enum.Enum):\n    LOW = 0.5",
+        "Rates.LOW.value",
+    ),
     "slots": (
         "class Config:\n    __slots__ = 'part'\nKEPT = Config()\nKEPT.part = 0.5",
         "KEPT.part",
@@ -163,9 +167,7 @@ SETTINGS = {  # how a setting of 0.5 is kept, and how a function reads it
         "np.asarray(KEPT)[0]",
     ),
 }
-HEAD = (
-    "import argparse, dataclasses, functools, types\nimport jax\nimport numpy as np\n"
-)
+HEAD = "import argparse, dataclasses, enum, functools, types\nimport jax\nimport numpy as np\n"
 
 
 @pytest.mark.parametrize("kept", SETTINGS)
