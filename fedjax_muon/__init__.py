@@ -6,6 +6,7 @@ Names are those of `__init__.pyi`; a module is imported when its name is first u
 """
 
 import difflib
+import importlib
 import types
 from typing import Any
 
@@ -18,7 +19,7 @@ check_versions()
 quiet_libtpu()
 
 __version__ = PACKAGE_VERSION
-_attribute, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_attribute, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 PLACES = (
     "decentralized",
     "minimax",
@@ -36,6 +37,9 @@ def __getattr__(name: str) -> Any:
     except AttributeError:
         if name.startswith("_"):
             raise
+    methods = importlib.import_module(f"{__name__}.algorithms").ALL
+    if name in methods:  # presets
+        return methods[name].function
     for place in PLACES:
         found = getattr(_attribute(place), name, None)
         if found is not None and not isinstance(found, types.ModuleType):
@@ -43,3 +47,8 @@ def __getattr__(name: str) -> Any:
     near = difflib.get_close_matches(name, __all__, 1, 0.6)
     advice = f"; did you mean {near[0]!r}?" if near else ""
     raise AttributeError(f"{__name__} has no {name!r}{advice}", name=name)
+
+
+def __dir__() -> list[str]:
+    methods = importlib.import_module(f"{__name__}.algorithms").ALL
+    return sorted({*__all__, *methods})

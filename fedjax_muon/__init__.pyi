@@ -1,3 +1,6 @@
+# ruff: noqa: E702
+import typing
+
 from . import (
     algorithms as algorithms,
     core as core,
@@ -18,24 +21,6 @@ from . import (
 )
 from .ahead_of_time import compile_for as compile_for
 from .algorithms import minimax as minimax
-
-# presets, which algorithms.ALL makes
-# fmt: off
-from .algorithms import (  # isort: skip
-    adam_biclip as adam_biclip, bi2clip as bi2clip, fadas as fadas,
-    fedavg_adam as fedavg_adam, fedavg_momentum as fedavg_momentum,
-    fedavg_server_momentum as fedavg_server_momentum, fedcm as fedcm,
-    fedmuon_align_reset as fedmuon_align_reset,
-    fedmuon_correct_euclidean as fedmuon_correct_euclidean,
-    fedmuon_correct_max_norm as fedmuon_correct_max_norm,
-    fedmuon_unsynced as fedmuon_unsynced, fedpac_muon as fedpac_muon,
-    fedpac_soap as fedpac_soap, local_adamw_align as local_adamw_align,
-    local_muon_averaged as local_muon_averaged, local_sgd_align as local_sgd_align,
-    local_soap as local_soap, muloco_1 as muloco_1, muloco_16 as muloco_16,
-    muloco_2 as muloco_2, padamfed as padamfed, ringmaster_lmo as ringmaster_lmo,
-    scaffold_adam as scaffold_adam, scaffold_momentum as scaffold_momentum,
-)
-# fmt: on
 from .algorithms.diloco import (
     diloco as diloco,
     heloco as heloco,
@@ -173,5 +158,16 @@ from .wrappers.compression import (
 from .wrappers.personalization import ditto as ditto, keep_own as keep_own
 from .wrappers.spheres import keep_norms as keep_norms
 
+_Preset = typing.Callable[..., Algorithm]  # made by algorithms.ALL
+# fmt: off
+adam_biclip: _Preset; bi2clip: _Preset; fadas: _Preset; fedavg_adam: _Preset
+fedavg_momentum: _Preset; fedavg_server_momentum: _Preset; fedcm: _Preset
+fedmuon_align_reset: _Preset; fedmuon_correct_euclidean: _Preset
+fedmuon_correct_max_norm: _Preset; fedmuon_unsynced: _Preset; fedpac_muon: _Preset
+fedpac_soap: _Preset; local_adamw_align: _Preset; local_muon_averaged: _Preset
+local_sgd_align: _Preset; local_soap: _Preset; muloco_1: _Preset; muloco_16: _Preset
+muloco_2: _Preset; padamfed: _Preset; ringmaster_lmo: _Preset; scaffold_adam: _Preset
+scaffold_momentum: _Preset
+# fmt: on
 __all__: list[str]
 __version__: str

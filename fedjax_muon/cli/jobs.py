@@ -317,10 +317,11 @@ class Job:
             show_line(f"warning: {dashed(name)} is given twice; {text} is taken")
         words.usually(_usual(self.calls, words.options.get("problem")))
         self.compares = extra is comparing
-        own = {name: c.name for c in self.calls for name in c.parameters.keys() & given}
-        for call, grid in zip(self.calls, self.grids.values(), strict=True):
-            for name in {*call.keywords, *grid}:
-                own.pop(name, None)  # the option is another function's
+        own = {  # options of methods that have no value of their own for them
+            name: call.name
+            for call, grid in zip(self.calls, self.grids.values(), strict=True)
+            for name in (call.parameters.keys() & given) - {*call.keywords, *grid}
+        }
         self.taken = taken = Taken(words, own)
         self.given = taken.take("Command", command, OF_COMMAND)
         self.rounds: int = self.given.get("rounds", 100)

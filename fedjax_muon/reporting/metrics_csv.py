@@ -12,7 +12,9 @@ import numpy as np
 
 from fedjax_muon.files import reading
 
-FORMULA = r"\s*[=+\-@\t\r\n＝＋－＠]."  # how a cell begins that spreadsheets execute
+# how a cell begins that spreadsheets execute, but for numbers
+NUMBER = r"[+-](\d+\.?\d*|\.\d+|inf|nan)(e[+-]?\d+)?$"
+FORMULA = rf"\s*(?!{NUMBER})[=+\-@\t\r\n＝＋－＠]."
 
 
 def text_of(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
@@ -26,19 +28,9 @@ def text_of(rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
 
 
 def _inert(cell: Any) -> Any:
-    """A cell that no spreadsheet executes, such as the name of another's client.
-
-    Example:
-      >>> [_inert(cell) for cell in ("=1+1", "-1", "-", "FedAvg", -1)]
-      ["'=1+1", '-1', '-', 'FedAvg', -1]
-    """
-    if not isinstance(cell, str) or not re.match(FORMULA, cell, re.DOTALL):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell
+    """A cell that no spreadsheet executes, such as the name of another's client."""
+    runs = isinstance(cell, str) and re.match(FORMULA, cell, re.DOTALL | re.IGNORECASE)
+    return f"'{cell}" if runs else cell
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
