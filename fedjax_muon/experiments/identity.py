@@ -38,7 +38,6 @@ ARRAYS = ("data", "clients", "client_tests", "weights")  # by their digests
 LIBRARY = str(Path(__file__).parents[1])
 MOST_SHOWN = 60  # letters of what differs, and of a text that may be published
 MOST_PARTS = 8  # of what may be published
-MADE = "<string>"  # the file of code that `dataclasses` writes
 INSTALLED = {"site-packages", "dist-packages"}
 # digests of code are those of its instructions, which differ between them
 PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
@@ -317,13 +316,8 @@ def _file_of(kind: type) -> str:
     """The file that defines a class; empty if it is defined in a notebook."""
     package = kind.__module__.partition(".")[0]
     module = sys.modules.get(kind.__module__) or sys.modules.get(package)
-    if file := getattr(module, "__file__", None):
-        return file
-    for value in vars(kind).values():
-        function = inspect.unwrap(value) if inspect.isfunction(value) else None
-        if inspect.isfunction(function) and function.__code__.co_filename != MADE:
-            return function.__code__.co_filename
-    return "" if package == "__main__" or module is None else LIBRARY
+    notebook = package == "__main__" or module is None
+    return getattr(module, "__file__", None) or ("" if notebook else LIBRARY)
 
 
 @functools.cache
