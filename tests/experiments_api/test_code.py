@@ -167,7 +167,8 @@ SETTINGS = {  # how a setting of 0.5 is kept, and how a function reads it
         "np.asarray(KEPT)[0]",
     ),
 }
-HEAD = "import argparse, dataclasses, enum, functools, types\nimport jax\nimport numpy as np\n"
+HEAD = "import argparse, dataclasses, enum, functools, types\n"
+HEAD += "import jax\nimport numpy as np\n"
 
 
 @pytest.mark.parametrize("kept", SETTINGS)
