@@ -22,9 +22,15 @@ def a_round(path: Path) -> None:
         axis.text(
             0.7, 8.02, "server", color=INK, fontsize=9, weight="bold", va="center"
         )
-        words = "before round 0, the prologue does the same once, with all N clients"
-        axis.text(15.3, 8.02, words, color=SOFT, fontsize=7.5, va="center", ha="right")
-        _note(axis, 2.6, 7.3, "broadcast", "what clients receive:\nthe parameters x")
+        words = "some methods first have a prologue: all N clients send something once"
+        axis.text(15.3, 8.02, words, color=INK, fontsize=7.5, va="center", ha="right")
+        _note(
+            axis,
+            2.6,
+            7.3,
+            "broadcast",
+            "what clients receive: the\nparameters x, or more",
+        )
         _note(axis, 8.0, 7.3, "mean", "weighted mean of\nthe messages")
         _note(axis, 13.2, 7.3, "server", "x ← x − server_lr ·\nserver_rule(mean)")
         _arrow(axis, (9.6, 7.3), (11.5, 7.3), INK)
@@ -33,12 +39,13 @@ def a_round(path: Path) -> None:
             left, color = 0.4 + number * width, SOFT
             if number in COHORT:
                 color = TAKEN
-                _arrow(axis, (left + 0.75, 6.2), (left + 0.75, 4.25), INK)
-                _arrow(axis, (left + 1.25, 4.25), (left + 1.25, 6.2), TAKEN)
+                _arrow(axis, (2.6, 6.6), (left + 0.75, 4.2), INK)
+                _arrow(axis, (left + 1.25, 4.2), (8.0, 6.6), TAKEN)
             _box(axis, left + 0.12, 3.1, width - 0.24, 1.0, color)
             words = "client" if number in COHORT else "not sampled"
             middle = left + width / 2
-            how = {"ha": "center", "va": "center", "fontsize": 7.5, "color": color}
+            how = {"ha": "center", "va": "center", "fontsize": 7.5}
+            how["color"] = color if number in COHORT else INK
             axis.text(middle, 3.6, words, **how)
         axis.text(
             0.5, 5.2, "cohort:\nS of N clients", color=INK, fontsize=8, va="center"
@@ -46,7 +53,7 @@ def a_round(path: Path) -> None:
         axis.text(
             15.5,
             5.2,
-            "message:\nx − x_i",
+            "message:\nx − xᵢ, or more",
             color=TAKEN,
             fontsize=8,
             va="center",
@@ -57,7 +64,7 @@ def a_round(path: Path) -> None:
         axis.text(
             2.9,
             1.4,
-            "K local steps, one batch each:   x_i ← x_i − lr · rule(gradient at x_i)",
+            "K local steps, one batch each:   xᵢ ← xᵢ − lr · rule(gradient at xᵢ)",
             color=INK,
             fontsize=8.5,
             va="center",
@@ -66,7 +73,7 @@ def a_round(path: Path) -> None:
             2.9,
             0.75,
             "plan: clients in sequence, in parallel (vmap), or on several devices",
-            color=SOFT,
+            color=INK,
             fontsize=7.5,
             va="center",
         )

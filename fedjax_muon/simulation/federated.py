@@ -124,8 +124,8 @@ def federate(
         of a client with n examples, at least 1; or (low, high), from which E is drawn
         for each client and round.
       batch_size: Examples in a batch.
-      plan: Execution plan for a cohort; by default, the plan that was measured to be
-        fastest on this backend.
+      plan: Execution plan for a cohort; by default `mapped` on CPUs and `vmapped` on
+        accelerators. `fm.tune` measures them.
       sampler: Function that draws a client's batches from its examples.
       weighting: Function of the clients' sizes that returns their weights in the mean.
       devices: Devices that a cohort and the states of all clients are divided among;

@@ -361,7 +361,7 @@ def test_the_first_private_command_learns(tmp_path, monkeypatch, capsys):
     """As printed; the noise differs each time: 0.875 to 0.903 in seven runs."""
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "privacy.md").read_text()
-    (command,) = [line for line in code_lines(page) if "train local_muon" in line]
+    (command,) = [line for line in code_lines(page) if "train dp_fedmuon" in line]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of hopeless noise, above all
         run_command(f"{command.strip()} --ledger ledger.json")
