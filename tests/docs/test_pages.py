@@ -424,13 +424,16 @@ def test_the_readme_has_the_table_that_compare_prints(tmp_path):
     main(["compare", "--directory", str(tmp_path / "runs")])
     with (tmp_path / "runs" / "summary.csv").open() as file:
         found = {row["method"]: row for row in csv.DictReader(file)}
-    shown = re.findall(r"^\| (\S.*?) \| ([\d.]+.*?) \| ([\d.]+) ± .* \|$", README, re.M)
-    assert [(name, lr) for name, lr, _ in shown] == [
+    row = r"^\| (\S.*?) \| ([\d.]+.*?) \| ([\d.]+) ± ([\d.]+) .*\|$"
+    shown = re.findall(row, README, re.M)
+    assert [(name, lr) for name, lr, *_ in shown] == [
         (name, row["lr"]) for name, row in found.items()
     ]
-    for name, _, mean in shown:  # other processors round differently
+    # Other processors round differently; where seeds differ by more than two points,
+    # since some of them diverge, so may processors.
+    for name, _, mean, spread in shown:
         assert 100 * float(found[name]["score_mean"]) == pytest.approx(
-            float(mean), abs=2
+            float(mean), abs=max(2, float(spread))
         )
 
 
