@@ -104,16 +104,22 @@ def _warn_of_stacks(params: Params, known: set[str]) -> None:
     is none, an axis too many of a kernel may also be that of a convolution.
     """
     shapes = _shapes(params)
-    extra: dict[tuple[str, ...], list[int]] = {}  # axes of the vectors of a module
+    vectors: dict[tuple[str, ...], list[Any]] = {}  # axes too many, and sizes
     for names, shape in shapes.items():
         if {"bias", "scale"} & {*names}:
             usual = 2 if {"query", "key", "value"} & {*names[:-1]} else 1
+            found = len(shape) - usual, {*shape}
             for depth in range(len(names)):
-                extra.setdefault(names[:depth], []).append(len(shape) - usual)
+                vectors.setdefault(names[:depth], []).append(found)
     for names, shape in shapes.items():
         modules = [names[:depth] for depth in range(1, len(names))]
-        stacked = [m for m in ((), *modules) if min(extra.get(m, [0])) > 0]
-        if not stacked and not any(m in extra for m in modules[-1:]):
+        stacked = [
+            module
+            for module in ((), *modules)
+            if module in vectors
+            and all(more > 0 and sizes & {*shape} for more, sizes in vectors[module])
+        ]
+        if not stacked and not any(m in vectors for m in modules[-1:]):
             usual = 3 if _is_projection(names) or "out" in names else 2
             plain = "kernel" not in names or "conv" in ".".join(names).lower()
             stacked = [] if plain or len(shape) != usual + 1 else modules[:1]

@@ -42,7 +42,8 @@ class Dropped(nnx.Module):
 
 
 def in_linen(params):
-    return {f"Dense_{name}": layer for name, layer in params["layers"].items()}
+    layers = list(params["layers"].values())
+    return {f"Dense_{i}": x for i, x in enumerate(layers[:-1])} | {"head": layers[-1]}
 
 
 @pytest.fixture(scope="module")
