@@ -102,7 +102,8 @@ def assert_stays(algorithm, start=ONE):
 
 
 # of methods with the same code one; with clients' states, a prologue, and a pair
-NAMES = [names[0] for kind in (algorithms.ALL, minimax.ALL) for names in by_code(kind)]
+PLAIN = {k: m for k, m in algorithms.ALL.items() if k not in algorithms.ADAPTERS}
+NAMES = [names[0] for kind in (PLAIN, minimax.ALL) for names in by_code(kind)]
 FAST = ("scaffold", "stem", "fess_gda")
 
 

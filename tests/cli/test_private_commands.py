@@ -77,7 +77,7 @@ def test_a_federated_method_protects_its_clients(paid, tmp_path, capsys):
     run(*words, *paid)
     assert "(8, 0.01)-differential privacy for one client" in capsys.readouterr().err
     assert "train_loss" not in rows_of(tmp_path / "run")[-1]
-    run("resume", tmp_path / "run")  # is finished, and paid
+    run("resume", tmp_path / "run", *paid[:2])  # is finished, and paid
     assert len(entries(tmp_path)) == 1
     more = ("--publish-training-metrics", "--insecure-fixed-noise")
     paid[-1] = tmp_path / "other"
@@ -90,7 +90,7 @@ def test_a_run_without_its_secret_state_draws_no_other_noise(paid, tmp_path, cap
     run("train", *AGENTS.split(), "--epsilon", 4, *paid)
     shutil.rmtree(tmp_path / "run/checkpoints")
     with pytest.raises(SystemExit) as stop:
-        run("resume", tmp_path / "run")
+        run("resume", tmp_path / "run", *paid[:2])
     assert stop.value.code == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "the secret state of" in said
@@ -109,7 +109,7 @@ def test_a_run_that_ends_before_it_is_published_is_published_later(
     assert stop.value.code == 130
     monkeypatch.undo()
     assert len(left(tmp_path)) > 1
-    run("resume", tmp_path / "run")
+    run("resume", tmp_path / "run", *paid[:2])
     assert fm.load_run(tmp_path / "run").state.round == 2
     assert left(tmp_path) == {"identity.json"}
 

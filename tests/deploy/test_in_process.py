@@ -23,7 +23,7 @@ from small_federation import (
 )
 
 from fedjax_muon import aggregators, attacks, compression, engine
-from fedjax_muon.algorithms import ALL, fedavg, fedex_lora, fedmuon_correct
+from fedjax_muon.algorithms import ALL, fedavg, fedmuon_correct
 from fedjax_muon.core import map_exchanges, streams, tree
 from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
@@ -81,9 +81,22 @@ def numbered(algorithm):
     return map_exchanges(change, algorithm)
 
 
+def gathered(algorithm):
+    """A server that receives all messages, and takes their mean itself."""
+
+    def change(number, exchange):
+        def server(state, received, round):
+            mean = lambda x: jnp.tensordot(received.shares, x, 1)
+            return exchange.server(state, jax.tree.map(mean, received.messages), round)
+
+        return exchange._replace(server=server, gather=True)
+
+    return map_exchanges(change, algorithm)
+
+
 WRAPPED = {  # with what has other numbers
     "numbered": (numbered(fedavg(lr=0.03)), {}, fedavg(lr=0.03)),
-    "gathered": (fedex_lora(lr=0.1), {}, fedex_lora(lr=0.01)),
+    "gathered": (gathered(fedavg(lr=0.3)), {}, gathered(fedavg(lr=0.03))),
     "compressed": (compression.compress_broadcasts(TOP, LOW_RANK), {}, TOP),
     "robust": (robust(ATTACKED, aggregators.median()), {}, fedavg(lr=0.3)),
     "weighted": (fedavg(lr=0.3), {"weighting": by_examples}, fedavg(lr=0.3)),

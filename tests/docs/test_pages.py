@@ -132,10 +132,10 @@ def test_every_method_is_on_exactly_one_page():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_costs_and_options_are_those_of_the_code(page):
-    for header, rows in (
-        (costs_header(page), method_tables.cost_rows(page)),
-        (method_tables.OPTIONS, method_tables.option_rows(page)),
-    ):
+    tables = [(method_tables.OPTIONS, method_tables.option_rows(page))]
+    if page != "adapters":  # their costs depend on the ranks; the page has formulas
+        tables.append((costs_header(page), method_tables.cost_rows(page)))
+    for header, rows in tables:
         wanted = [rows[name] for name in methods_of(page)]
         text = "\n".join(method_tables.as_markdown(header, wanted))  # what to put there
         assert table_of(page, header) == wanted, text

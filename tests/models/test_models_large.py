@@ -50,10 +50,10 @@ def torch_small(model, params, x):
         else:
             x = conv("Conv_0", x)
         x = functional.max_pool2d(conv("Conv_1", x), 2).permute(0, 2, 3, 1)
-    x, last = x.flatten(1), sum(name.startswith("Dense") for name in params) - 1
-    for i in range(last):
+    x = x.flatten(1)
+    for i in range(sum(name.startswith("Dense") for name in params)):
         x = torch_dense(params[f"Dense_{i}"], x).relu()
-    return torch_dense(params[f"Dense_{last}"], x)
+    return torch_dense(params["head"], x)
 
 
 def torch_resnet(model, params, x):

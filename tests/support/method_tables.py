@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxprs import equations
 
 from fedjax_muon import decentralized, engine, minimax
-from fedjax_muon.algorithms import ALL
+from fedjax_muon.algorithms import ADAPTERS, ALL
 from fedjax_muon.core import Objective, Round, tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import engine as gossip_engine
@@ -131,7 +131,8 @@ def cost_rows(page: str) -> dict[str, list[str]]:
     """All rows of the methods that a page may have, by name."""
     row = gossip_cost_row if page in ("decentralized", "private") else cost_row
     params: Any = MATRIX if PAGES[page] is ALL else PAIR
-    return {name: row(name, m, params) for name, m in PAGES[page].items()}
+    methods = {k: m for k, m in PAGES[page].items() if k not in ADAPTERS}
+    return {name: row(name, m, params) for name, m in methods.items()}
 
 
 def shown(value) -> str | None:
