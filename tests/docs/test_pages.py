@@ -118,7 +118,8 @@ def costs_header(page: str) -> list[str]:
 
 
 def methods_of(page: str) -> list[str]:
-    return [row[0].strip("`") for row in table_of(page, costs_header(page))]
+    rows = table_of(page, method_tables.OPTIONS)
+    return [row[0].strip("`") for row in rows]
 
 
 def test_every_method_is_on_exactly_one_page():
