@@ -104,7 +104,7 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
 
 def _caches() -> tuple[str, ...]:
     """Where JAX keeps compiled programs, if it does."""
-    place = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    place = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # run-time option
     return (os.path.realpath(place),) if place else ()
 
 

@@ -425,17 +425,18 @@ def test_the_readme_has_the_table_that_compare_prints(tmp_path):
     main(["compare", "--directory", str(tmp_path / "runs")])
     with (tmp_path / "runs" / "summary.csv").open() as file:
         found = {row["method"]: row for row in csv.DictReader(file)}
-    row = r"^\| (\S.*?) \| ([\d.]+.*?) \| ([\d.]+) ± ([\d.]+) .*\|$"
-    shown = re.findall(row, README, re.M)
-    assert [(name, lr) for name, lr, *_ in shown] == [
+    shown = re.findall(r"^\| (\S.*?) \| ([\d.]+.*?) \| ([\d.]+) ± .* \|$", README, re.M)
+    assert [(name, lr) for name, lr, _ in shown] == [
         (name, row["lr"]) for name, row in found.items()
     ]
-    # Other processors round differently; where seeds differ by more than two points,
-    # since some of them diverge, so may processors.
-    for name, _, mean, spread in shown:
-        assert 100 * float(found[name]["score_mean"]) == pytest.approx(
-            float(mean), abs=max(2, float(spread))
-        )
+    # another processor's score, which the README prints below the table
+    words = " ".join(README.split())
+    other = dict(re.findall(r"same jax, (\S.*?) scored ([\d.]+) ±", words))
+    assert other.keys() == {"Local Muon"}
+    for name, _, mean in shown:  # other processors round differently
+        score = 100 * float(found[name]["score_mean"])
+        known = [float(mean), *(float(x) for k, x in other.items() if k == name)]
+        assert any(score == pytest.approx(each, abs=2) for each in known), name
 
 
 def test_the_readme_has_the_verdicts_of_the_claims():
