@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from command import assert_same_but_for_seconds, refused, run, spawn, wait_for
+from packages import needs
 
 from fedjax_muon.privacy.ledger import Ledger
 from fedjax_muon.reporting import metrics_csv
@@ -223,7 +224,9 @@ def test_own_code_of_a_directory_runs_only_if_it_is_trusted(folder, capsys, hidd
     assert (folder / "a/metrics.csv").read_text() == rows
 
 
+@pytest.mark.slow
 def test_an_interrupted_command_names_its_own_code(folder, pressed, capsys):
+    needs("tensorboardX")
     words = ("train", "own_half:fedhalf", *SMALL.split(), "--rounds", 6)
     resume = interrupt(capsys, *words, "--log", "tensorboard", "--directory", "a")
     assert resume == ["resume", "a", "--trust", "own_half", "--log=tensorboard"]
