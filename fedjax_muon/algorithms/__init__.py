@@ -7,6 +7,7 @@ from typing import Any
 
 import optax
 
+from fedjax_muon import transforms
 from fedjax_muon.algorithms import minimax as minimax
 from fedjax_muon.algorithms.diloco import diloco, heloco, muloco, sparseloco
 from fedjax_muon.algorithms.ef21_muon import ef21_muon
@@ -62,18 +63,6 @@ from fedjax_muon.algorithms.stem import stem
 from fedjax_muon.algorithms.streaming_diloco import streaming_diloco
 from fedjax_muon.core import Number, after_first, check_range
 from fedjax_muon.linalg import lmo
-from fedjax_muon.transforms import (
-    Polar,
-    biclip,
-    default_rule,
-    jordan,
-    muon,
-    normalize,
-    scale_by_fadas,
-    scale_by_fedadam,
-    scale_by_lmo,
-    scale_by_soap,
-)
 
 TEXT, AUTHORS, DEPARTS = Source.TEXT, Source.AUTHORS, Source.DEPARTS
 INDEPENDENT = Source.INDEPENDENT
@@ -141,7 +130,7 @@ def _decayed_heavy_ball(
 
 
 def _looking_ahead(
-    momentum: Number, polar: Polar | None
+    momentum: Number, polar: transforms.Polar | None
 ) -> optax.GradientTransformation:
     """Muon of matrices and the mean gradient of the rest, both looking ahead.
 
@@ -151,10 +140,10 @@ def _looking_ahead(
     """
     ahead = optax.trace(momentum, nesterov=True)  # over 1 - b: b M + (1 - b) g
     rest = optax.chain(ahead, optax.scale(1 - momentum))
-    make = lambda polar: muon(
-        momentum, nesterov=True, polar=polar, shape_scale=jordan, rest=rest
+    make = lambda polar: transforms.muon(
+        momentum, nesterov=True, polar=polar, shape_scale=transforms.jordan, rest=rest
     )
-    return default_rule(None, polar, make)
+    return transforms.default_rule(None, polar, make)
 
 
 def _decayed_soap(decay: Number) -> optax.GradientTransformation:
@@ -164,7 +153,7 @@ def _decayed_soap(decay: Number) -> optax.GradientTransformation:
       decay: Decoupled weight decay, relative to `lr`, 0 to 0.1.
     """
     check_range("decay", decay, schedules=False)
-    return optax.chain(scale_by_soap(), optax.add_decayed_weights(decay))
+    return optax.chain(transforms.scale_by_soap(), optax.add_decayed_weights(decay))
 
 
 ALL = by_name(
@@ -224,7 +213,7 @@ ALL = by_name(
         base=fedavg,
         sentence="AMSGrad at the server, without any bias correction.",
         options={"lr": 0.1, "server_lr": 0.001},
-        changes={"server_rule": scale_by_fadas()},
+        changes={"server_rule": transforms.scale_by_fadas()},
     ),
     Method(fedprox, "FedProx", LI, INDEPENDENT, MU_GRID),
     Method(fednova, "FedNova", WANG, DEPARTS, LIU_SGD_GRID),
@@ -327,7 +316,7 @@ ALL = by_name(
         sentence="SOAP with averaged g g^T and g^T g, which steps in its first call.",
         options={"lr": 0.003, "align": 0.5, "decay": 0.01},
         changes={
-            "rule": scale_by_soap(first_step=True),
+            "rule": transforms.scale_by_soap(first_step=True),
             "averaged_state": ("grams",),
         },
     ),
@@ -373,7 +362,7 @@ ALL = by_name(
         base=fedmuon_correct,
         sentence="Steps in the Euclidean norm of every array.",
         options={"lr": 0.01, "momentum": 0.9},
-        changes={"rule": scale_by_lmo(lmo.euclidean)},
+        changes={"rule": transforms.scale_by_lmo(lmo.euclidean)},
         color="#c9a400",
     ),
     preset(
@@ -384,7 +373,7 @@ ALL = by_name(
         base=fedmuon_correct,
         sentence="Steps in the maximum norm.",
         options={"lr": 0.001, "momentum": 0.9},
-        changes={"rule": scale_by_lmo(lmo.max_norm)},
+        changes={"rule": transforms.scale_by_lmo(lmo.max_norm)},
         color="#b5541c",
     ),
     Method(diloco, "DiLoCo", DOUILLARD, INDEPENDENT),
@@ -471,7 +460,7 @@ ALL = by_name(
         base=scaffold_m,
         sentence="SCAFFOLD-M with local steps of the length `lr`.",
         options={"lr": 0.01, "server_lr": 1.0, "momentum": after_first(0.9)},
-        changes={"rule": normalize()},
+        changes={"rule": transforms.normalize()},
     ),
     Method(padamfed_vr, "PAdaMFed-VR", YAN),
     Method(fedlada, "FedLADA", SUN, INDEPENDENT, SUN_GRID),
@@ -486,7 +475,10 @@ ALL = by_name(
         base=fedavg,
         sentence="Coordinates clipped from both sides, FedAdam at the server.",
         options={"lr": 0.1, "server_lr": 0.01, "low": 1e-5, "high": 0.1},
-        changes={"rule": FromOptions(biclip), "server_rule": scale_by_fedadam()},
+        changes={
+            "rule": FromOptions(transforms.biclip),
+            "server_rule": transforms.scale_by_fedadam(),
+        },
     ),
     preset(
         "bi2clip",
@@ -496,7 +488,10 @@ ALL = by_name(
         base=fedavg,
         sentence="Coordinates clipped from both sides, at clients and server.",
         options={"lr": 0.1, "server_lr": 1.0, "low": 1e-5, "high": 0.1},
-        changes={"rule": FromOptions(biclip), "server_rule": FromOptions(biclip)},
+        changes={
+            "rule": FromOptions(transforms.biclip),
+            "server_rule": FromOptions(transforms.biclip),
+        },
     ),
     preset(
         "local_sgd_align",

@@ -4,31 +4,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    before_change,
-    check_range,
-    descend,
-    local_steps,
-    move,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
-from fedjax_muon.transforms import (
-    Polar,
-    default_rule,
-    hidden_matrices,
-    hyperball,
-    muon,
-    scale_by_fedadagrad,
-    scale_by_fedadam,
-    scale_by_fedyogi,
-)
+from fedjax_muon import core, transforms
+from fedjax_muon.core import tree
 from fedjax_muon.transforms.layout import Layout
 from fedjax_muon.wrappers.spheres import keep_norms
 
@@ -49,15 +26,15 @@ class Message(NamedTuple):
     averaged: Any
 
 
-@recorded
+@core.recorded
 def fedavg(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
     rule: optax.GradientTransformation = optax.identity(),
     averaged_state: tuple[str, ...] = (),
-    server_lr: Hyper = 1.0,
+    server_lr: core.Hyper = 1.0,
     server_rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """FedAvg and FedOpt: local steps by any rule, and a server step along their mean.
 
     From the broadcast x, client i repeats for each of its batches s
@@ -95,8 +72,8 @@ def fedavg(
     See also: `local_muon`, `fedadam` and `local_sgdm`, which fix the rules; `fedprox`
     and `scaffold` against client drift; `diloco` keeps the rule's state at clients.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
 
     def init(params):
         averaged = tree.pick(rule.init(params), averaged_state)
@@ -108,26 +85,28 @@ def fedavg(
         def step(now, batch, key):
             x, opt = now
             g = objective.grad(x, batch, key)
-            return move(objective, x, value_at(lr, round), rule, opt, g), ()
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, g), ()
 
         now = start, tree.put(rule.init(start), averaged_state, averaged)
-        (x, opt), _ = local_steps(step, now, batches, round)
+        (x, opt), _ = core.local_steps(step, now, batches, round)
         return Message(tree.sub(start, x), tree.pick(opt, averaged_state)), client_state
 
     def server(state, mean, round):
         g, averaged = mean
-        x, opt = descend(
-            state.params, value_at(server_lr, round), server_rule, state.opt, g
+        x, opt = core.descend(
+            state.params, core.value_at(server_lr, round), server_rule, state.opt, g
         )
         return State(x, averaged, opt)
 
     send = lambda state, round: Broadcast(state.params, state.averaged)
-    main = Exchange(send, client, server, local_params=before_change)
-    return Algorithm(init, no_client_state, (main,))
+    main = core.Exchange(send, client, server, local_params=core.before_change)
+    return core.Algorithm(init, core.no_client_state, (main,))
 
 
-@recorded
-def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
+@core.recorded
+def local_adamw(
+    lr: core.Hyper = 0.0005, *, decay: core.Number = 0.01
+) -> core.Algorithm:
     """Local AdamW: local Adam with decoupled weight decay, reset every round.
 
     Equal to `fedavg` with the rule u = adam(grad_i(x_i; s)) + decay x_i:
@@ -149,23 +128,23 @@ def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
 
     See also: `fedadamw` averages second moments, `fedadam` runs Adam at the server.
     """
-    check_range("decay", decay, schedules=False)
+    core.check_range("decay", decay, schedules=False)
     rule = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay))
     return fedavg(lr=lr, rule=rule)
 
 
-def heavy_ball(momentum: Number = 0.9) -> optax.GradientTransformation:
+def heavy_ball(momentum: core.Number = 0.9) -> optax.GradientTransformation:
     """Momentum without dampening.
 
     Args:
       momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
     """
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
+    core.check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
     return optax.trace(momentum)
 
 
-@recorded
-def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
+@core.recorded
+def local_sgdm(lr: core.Hyper = 0.01, *, momentum: core.Number = 0.9) -> core.Algorithm:
     """LocalSGDM: local SGD with momenta that the server averages.
 
     From the broadcast (x, m), client i repeats for each of its batches s
@@ -193,8 +172,8 @@ def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
     return fedavg(lr=lr, rule=heavy_ball(momentum), averaged_state=("trace",))
 
 
-@recorded
-def fedadam(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
+@core.recorded
+def fedadam(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 0.01) -> core.Algorithm:
     """FedAdam: local SGD, and Adam without bias correction at the server.
 
     With the pseudo-gradient g = mean_i (x - x_i), the server updates
@@ -216,11 +195,11 @@ def fedadam(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
     See also: `fedyogi`, `fedadagrad` and `fadas` for other server rules; `fedavg_adam`
     runs Adam at the clients.
     """
-    return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadam())
+    return fedavg(lr=lr, server_lr=server_lr, server_rule=transforms.scale_by_fedadam())
 
 
-@recorded
-def fedyogi(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
+@core.recorded
+def fedyogi(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 0.01) -> core.Algorithm:
     """FedYogi: local SGD, and Yogi at the server.
 
     The second moment moves by an amount that does not depend on its size:
@@ -243,11 +222,11 @@ def fedyogi(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
 
     See also: `fedadam` and `fedadagrad`.
     """
-    return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedyogi())
+    return fedavg(lr=lr, server_lr=server_lr, server_rule=transforms.scale_by_fedyogi())
 
 
-@recorded
-def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
+@core.recorded
+def fedadagrad(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 0.01) -> core.Algorithm:
     """FedAdagrad: local SGD, and Adagrad at the server.
 
     The second moment adds up the squares of the pseudo-gradients g = mean_i (x - x_i):
@@ -270,11 +249,13 @@ def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
 
     See also: `fedadam` and `fedyogi`.
     """
-    return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadagrad())
+    return fedavg(
+        lr=lr, server_lr=server_lr, server_rule=transforms.scale_by_fedadagrad()
+    )
 
 
 def decayed_muon(
-    momentum: Hyper, decay: Number, polar: Polar | None
+    momentum: core.Hyper, decay: core.Number, polar: transforms.Polar | None
 ) -> optax.GradientTransformation:
     """Muon with decoupled weight decay.
 
@@ -283,19 +264,21 @@ def decayed_muon(
       decay: Decoupled weight decay, relative to `lr`, 0 to 0.01.
       polar: Function that computes polar factors; by default, five Newton-Schulz steps.
     """
-    check_range("decay", decay, schedules=False)
-    rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
+    core.check_range("decay", decay, schedules=False)
+    rule = transforms.default_rule(
+        None, polar, lambda polar: transforms.muon(momentum, polar=polar)
+    )
     return optax.chain(rule, optax.add_decayed_weights(decay))
 
 
-@recorded
+@core.recorded
 def local_muon(
-    lr: Hyper = 0.03,
+    lr: core.Hyper = 0.03,
     *,
-    momentum: Hyper = 0.98,
-    decay: Number = 0.01,
-    polar: Polar | None = None,
-) -> Algorithm:
+    momentum: core.Hyper = 0.98,
+    decay: core.Number = 0.01,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """Local Muon: momenta start at zero in every round.
 
     From the broadcast x and M = 0, client i repeats for each of its batches s
@@ -323,14 +306,14 @@ def local_muon(
     return fedavg(lr=lr, rule=decayed_muon(momentum, decay, polar))
 
 
-@recorded
+@core.recorded
 def dp_fedmuon(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
-    server_lr: Hyper = 0.1,
-    momentum: Hyper = 0.9,
-    polar: Polar | None = None,
-) -> Algorithm:
+    server_lr: core.Hyper = 0.1,
+    momentum: core.Hyper = 0.9,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """DP-FedMuon: FedAvg with Muon at the server, for client-level privacy.
 
     Clients send x_i - x after local SGD, `federate` clips it and adds noise, and the
@@ -357,20 +340,22 @@ def dp_fedmuon(
 
     See also: `privacy.ClientPrivacy`; `fedavg` with `server_rule`.
     """
-    rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
+    rule = transforms.default_rule(
+        None, polar, lambda polar: transforms.muon(momentum, polar=polar)
+    )
     return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)
 
 
-@recorded
+@core.recorded
 def muonh(
-    lr: Hyper = 0.018,
+    lr: core.Hyper = 0.018,
     *,
-    momentum: Hyper = 0.95,
+    momentum: core.Hyper = 0.95,
     nesterov: bool = True,
     rest: optax.GradientTransformation = optax.scale_by_adam(0.8, 0.95, 1e-10),
-    polar: Polar | None = None,
-    layout: Layout = hidden_matrices,
-) -> Algorithm:
+    polar: transforms.Polar | None = None,
+    layout: Layout = transforms.hidden_matrices,
+) -> core.Algorithm:
     """MuonH: local Muon whose matrices keep their norms, instead of a weight decay.
 
     With R = |W| at the start and N(v) = v / |v|, a local step of a matrix is
@@ -400,6 +385,8 @@ def muonh(
     parts.
     """
     options: dict[str, Any] = {"nesterov": nesterov, "rest": rest, "layout": layout}
-    make = lambda polar: muon(momentum, polar=polar, **options)
-    rule = optax.chain(default_rule(None, polar, make), hyperball(layout))
+    make = lambda polar: transforms.muon(momentum, polar=polar, **options)
+    rule = optax.chain(
+        transforms.default_rule(None, polar, make), transforms.hyperball(layout)
+    )
     return keep_norms(fedavg(lr=lr, rule=rule), layout)

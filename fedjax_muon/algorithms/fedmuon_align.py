@@ -4,20 +4,8 @@ from typing import Any, Literal, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    after_change,
-    broadcast_state,
-    check_range,
-    local_steps,
-    mean_direction,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 from fedjax_muon.transforms import Polar, default_rule, muon
 from fedjax_muon.wrappers.compression import (
     compress,
@@ -38,17 +26,17 @@ class Message(NamedTuple):
     momentum: Any
 
 
-@recorded
+@core.recorded
 def fedmuon_align(
-    lr: Hyper = 0.03,
+    lr: core.Hyper = 0.03,
     *,
-    align: Hyper = 0.5,
-    decay: Hyper = 0.01,
-    momentum: Hyper = 0.98,
+    align: core.Hyper = 0.5,
+    decay: core.Hyper = 0.01,
+    momentum: core.Hyper = 0.98,
     rule: optax.GradientTransformation | None = None,
     polar: Polar | None = None,
     averaged_state: tuple[str, ...] = ("trace",),
-) -> Algorithm:
+) -> core.Algorithm:
     """FedMuon with alignment: averaged momenta, steps mixed with the mean direction.
 
     From the broadcast (x, m, delta), client i repeats for each of its batches s
@@ -88,9 +76,9 @@ def fedmuon_align(
     See also: `fedmuon_svd` sends fewer bytes, `fedadamw` aligns Adam, `fedmuon`
     averages momenta without alignment.
     """
-    check_range("lr", lr)
-    check_range("align", align, 0.0, 1.0)
-    check_range("decay", decay)
+    core.check_range("lr", lr)
+    core.check_range("align", align, 0.0, 1.0)
+    core.check_range("decay", decay)
     rule = default_rule(rule, polar, lambda polar: muon(momentum, polar=polar))
 
     def init(params):
@@ -99,19 +87,19 @@ def fedmuon_align(
 
     def client(objective, broadcast, client_state, batches, round):
         start, momentum, delta = broadcast
-        a, wd = value_at(align, round), value_at(decay, round)
+        a, wd = core.value_at(align, round), core.value_at(decay, round)
 
         def step(now, batch, key):
             x, opt = now
             u, opt = rule.update(objective.grad(x, batch, key), opt, x)
             d = tree.add_scaled(tree.mix(u, a, delta), wd, x)
             return (
-                objective.project(tree.sub_scaled(x, value_at(lr, round), d)),
+                objective.project(tree.sub_scaled(x, core.value_at(lr, round), d)),
                 opt,
             ), ()
 
         now = start, tree.put(rule.init(start), averaged_state, momentum)
-        (x, opt), _ = local_steps(step, now, batches, round)
+        (x, opt), _ = core.local_steps(step, now, batches, round)
         return Message(tree.sub(x, start), tree.pick(opt, averaged_state)), client_state
 
     def server(state, mean, round):
@@ -119,24 +107,26 @@ def fedmuon_align(
         return State(
             params=tree.add(state.params, dx),
             momentum=momentum,
-            delta=mean_direction(lr, round, dx, state.delta),
+            delta=core.mean_direction(lr, round, dx, state.delta),
         )
 
-    main = Exchange(broadcast_state, client, server, local_params=after_change)
-    return Algorithm(init, no_client_state, (main,))
+    main = core.Exchange(
+        core.broadcast_state, client, server, local_params=core.after_change
+    )
+    return core.Algorithm(init, core.no_client_state, (main,))
 
 
-@recorded
+@core.recorded
 def fedmuon_svd(
-    lr: Hyper = 0.03,
+    lr: core.Hyper = 0.03,
     *,
-    align: Hyper = 0.5,
-    decay: Hyper = 0.01,
-    momentum: Hyper = 0.98,
+    align: core.Hyper = 0.5,
+    decay: core.Hyper = 0.01,
+    momentum: core.Hyper = 0.98,
     share: float = 0.05,
     share_of: Literal["memory", "rank"] = "memory",
     polar: Polar | None = None,
-) -> Algorithm:
+) -> core.Algorithm:
     """FedMuon with alignment that sends momenta as truncated decompositions.
 
     The update equals that of `fedmuon_align`. Of each matrix M in a momentum, a client

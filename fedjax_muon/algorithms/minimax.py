@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import optax
 
+from fedjax_muon import core, transforms
 from fedjax_muon.algorithms.fedavg import fedavg
 from fedjax_muon.algorithms.fedmuon import fedmuon
 from fedjax_muon.algorithms.registry import (
@@ -21,24 +22,8 @@ from fedjax_muon.algorithms.registry import (
 from fedjax_muon.algorithms.scaffold import scaffold
 from fedjax_muon.algorithms.scaffold_m import scaffold_m
 from fedjax_muon.algorithms.stem import stem
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    ParamsMessage,
-    after_first,
-    broadcast_params,
-    check_range,
-    local_steps,
-    move,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon.core import tree
 from fedjax_muon.core.pair import Pair, as_pair, per_variable
-from fedjax_muon.transforms import Polar, default_rule, normalize, unit_directions
 
 
 class State(NamedTuple):
@@ -46,15 +31,15 @@ class State(NamedTuple):
     anchor: Any  # z
 
 
-@recorded
+@core.recorded
 def fess_gda(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
-    server_lr: Hyper = 1.0,
-    pull: Hyper = 0.1,
-    follow: Hyper = 0.5,
+    server_lr: core.Hyper = 1.0,
+    pull: core.Hyper = 0.1,
+    follow: core.Hyper = 0.5,
     rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """FESS-GDA: local descent ascent, and a server that smooths the primal variable.
 
     From the broadcast (x, y), for each batch s
@@ -84,10 +69,10 @@ def fess_gda(
 
     See also: `minimax.local_sgda` without smoothing, `minimax.fedmuon_da`.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
-    check_range("pull", pull)
-    check_range("follow", follow, 0.0, 1.0)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
+    core.check_range("pull", pull)
+    core.check_range("follow", follow, 0.0, 1.0)
 
     def client(objective, broadcast, client_state, batches, round):
         start = broadcast.params
@@ -95,25 +80,25 @@ def fess_gda(
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
-            return move(objective, x, value_at(lr, round), rule, opt, g), ()
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, g), ()
 
-        (end, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
-        return ParamsMessage(tree.sub(end, start)), client_state
+        (end, _), _ = core.local_steps(step, (start, rule.init(start)), batches, round)
+        return core.ParamsMessage(tree.sub(end, start)), client_state
 
     def server(state, mean, round):
         (x, y), z = state
-        local = as_pair(value_at(lr, round))
-        relative = as_pair(value_at(server_lr, round))
-        back = -local.x * relative.x * round.steps * value_at(pull, round)
+        local = as_pair(core.value_at(lr, round))
+        relative = as_pair(core.value_at(server_lr, round))
+        back = -local.x * relative.x * round.steps * core.value_at(pull, round)
         moved = tree.add_scaled(Pair(x, y), relative, mean.params)
         moved = moved._replace(x=tree.add_scaled(moved.x, back, tree.sub(x, z)))
-        return State(moved, tree.mix(z, value_at(follow, round), moved.x))
+        return State(moved, tree.mix(z, core.value_at(follow, round), moved.x))
 
     def init(params):
         return State(params, params.x)
 
-    main = Exchange(broadcast_params, client, server)
-    return Algorithm(init, no_client_state, (main,))
+    main = core.Exchange(core.broadcast_params, client, server)
+    return core.Algorithm(init, core.no_client_state, (main,))
 
 
 ZHANG = "Zhang and Gao 2025, arXiv:2511.04456"
@@ -131,10 +116,13 @@ SHEN = "Shen et al. 2024, arXiv:2311.00944"
 GRID = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1)}
 
 
-@recorded
+@core.recorded
 def fed_nsgda_m(
-    lr: Hyper = 0.01, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
-) -> Algorithm:
+    lr: core.Hyper = 0.01,
+    *,
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
+) -> core.Algorithm:
     """Fed-NSGDA-M: normalized descent ascent with momentum and control variates.
 
     With z = (x, y), whose gradient in y is negated, and h = (1 - momentum) c + momentum
@@ -167,19 +155,19 @@ def fed_nsgda_m(
     See also: `minimax.fedmuon_da` orthogonalizes matrices, `minimax.fedsgda_clip`
     clips.
     """
-    rule = per_variable(normalize())
+    rule = per_variable(transforms.normalize())
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
 
 
-@recorded
+@core.recorded
 def fedmuon_da(
-    lr: Hyper = 0.01,
+    lr: core.Hyper = 0.01,
     *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = after_first(0.9),
-    polar: Polar | None = None,
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
+    polar: transforms.Polar | None = None,
     normalize_vectors: bool = True,
-) -> Algorithm:
+) -> core.Algorithm:
     """FedMuon-DA: orthogonalized descent ascent with momentum and control variates.
 
     With z = (x, y), whose gradient in y is negated, and h = (1 - momentum) c + momentum
@@ -217,18 +205,20 @@ def fedmuon_da(
     See also: `minimax.fed_nsgda_m` normalizes whole variables, `scaffold_m` minimizes,
     `decentralized.demuon` for agents.
     """
-    make = lambda polar: unit_directions(polar, normalize_vectors=normalize_vectors)
-    rule = default_rule(None, polar, make)
+    make = lambda polar: transforms.unit_directions(
+        polar, normalize_vectors=normalize_vectors
+    )
+    rule = transforms.default_rule(None, polar, make)
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
 
 
-def _clipped(clip_norm: Number) -> optax.GradientTransformation:
+def _clipped(clip_norm: core.Number) -> optax.GradientTransformation:
     """Clips both variables.
 
     Args:
       clip_norm: Largest norm of the direction of each variable.
     """
-    check_range("clip_norm", clip_norm, open_low=True, schedules=False)
+    core.check_range("clip_norm", clip_norm, open_low=True, schedules=False)
     return per_variable(optax.clip_by_global_norm(clip_norm))
 
 
@@ -246,7 +236,7 @@ ALL = by_name(
         options={
             "lr": 0.1,
             "server_lr": 1.0,
-            "momentum": after_first(0.9),
+            "momentum": core.after_first(0.9),
             "clip_norm": 0.1,
         },
         changes={"rule": FromOptions(_clipped)},
