@@ -47,8 +47,8 @@ from benchmarks.topology_cases import (
     with_data,
 )
 from fedjax_muon.data import load
-from fedjax_muon.experiments import simulate
 from fedjax_muon.linalg.newton_schulz import orthogonalize
+from fedjax_muon.runs import simulate
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.simulation.checkpoint import open_checkpoints, restore, save
 from fedjax_muon.simulation.tuning import tune

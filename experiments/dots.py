@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_muon.reporting import intervals
-from fedjax_muon.reporting.style import (
+from fedjax_muon.runs import intervals
+from fedjax_muon.runs.style import (
     NOTE,
     closest,
     color_names,

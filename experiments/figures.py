@@ -37,8 +37,8 @@ from experiments.studies import (
 )
 from experiments.theory import stall
 from fedjax_muon.data import partition
-from fedjax_muon.reporting import plots, style
-from fedjax_muon.reporting.comparison import Point, Summary
+from fedjax_muon.runs import plots, style
+from fedjax_muon.runs.summary import Point, Summary
 
 Figure = tuple[Path, Callable[[Path], None]]  # without a suffix, and what draws it
 PAPERS = {

@@ -10,8 +10,8 @@ import numpy as np
 from experiments.board.row import Row
 from experiments.board.search import DIVERGED, Point, best, following
 from experiments.board.tracks import Track, score_of
-from fedjax_muon.experiments.prepared import start_key
 from fedjax_muon.problems import Problem
+from fedjax_muon.runs.simulate import start_key
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.groups import Cell, Groups, Outcome
 

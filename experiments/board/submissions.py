@@ -22,11 +22,11 @@ from experiments.board.row import Row, algorithm_of, check_name, check_row
 from experiments.board.rows import ROWS
 from experiments.board.tracks import TRACKS, Track, score_of
 from fedjax_muon.core import Algorithm, check_choice
-from fedjax_muon.experiments import simulate
-from fedjax_muon.experiments.prepared import start_key
 from fedjax_muon.files import reading
 from fedjax_muon.problems import Problem
-from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.runs import simulate
+from fedjax_muon.runs.intervals import half_width
+from fedjax_muon.runs.simulate import start_key
 from fedjax_muon.simulation import Simulation
 
 LARGEST = 500  # numbers that a method may bring along, all together

@@ -46,7 +46,7 @@ from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.simulation import Simulation, decentralize
 from fedjax_muon.privacy.clipping import clipped
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks.task import Batch
 

@@ -30,9 +30,8 @@ from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.cli.errors import refusing, show_error
 from fedjax_muon.core import Algorithm, numbers_of
 from fedjax_muon.core.schedules import cosine_decay
-from fedjax_muon.experiments import Swept
-from fedjax_muon.experiments.directory import versions
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import Swept, metrics_csv
+from fedjax_muon.runs.directory import versions
 
 Scale = Literal["smoke", "cpu", "full"]
 Grid = Mapping[str, tuple[float, ...]]

@@ -34,8 +34,8 @@ from fedjax_muon.data.partition import dirichlet
 from fedjax_muon.privacy import FullBatch, Poisson, report
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import client_spec
-from fedjax_muon.reporting import intervals
-from fedjax_muon.reporting.style import drawing, logarithmic, styles
+from fedjax_muon.runs import intervals
+from fedjax_muon.runs.style import drawing, logarithmic, styles
 from fedjax_muon.simulation.cohorts import PoissonDraw, fixed_cohort, sampled
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.sweeps import Cell, run_cells

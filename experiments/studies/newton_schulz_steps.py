@@ -26,9 +26,9 @@ from benchmarks.machine import machine
 from experiments import dots
 from experiments.arguments import call
 from fedjax_muon import data, problems, tasks, transforms
-from fedjax_muon.experiments.prepared import start_key
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.linalg.newton_schulz import orthogonalize
+from fedjax_muon.runs.simulate import start_key
 from fedjax_muon.transforms.variants import blocks_of
 
 TABLE = """

@@ -25,7 +25,7 @@ from experiments.board.tracks import TRACKS
 from experiments.studies.tuned import read
 from fedjax_muon.linalg.newton_schulz import orthogonalize
 from fedjax_muon.linalg.products import has_fast_products
-from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.runs.intervals import half_width
 
 BOARD = Path("results/board")
 METHODS = "fedmuon", "local_muon"

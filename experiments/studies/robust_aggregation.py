@@ -21,8 +21,8 @@ from experiments.studies import tuned
 from experiments.studies.tuned import Row
 from fedjax_muon import aggregators, attacks
 from fedjax_muon.core import Algorithm
-from fedjax_muon.reporting.intervals import half_width
-from fedjax_muon.reporting.style import closest, drawing, outside, styles
+from fedjax_muon.runs.intervals import half_width
+from fedjax_muon.runs.style import closest, drawing, outside, styles
 
 PLACE = Path("results/robust")
 CLIENTS, ROUNDS, SEEDS = 20, 30, (0, 1, 2, 3, 4)

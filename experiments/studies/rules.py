@@ -26,7 +26,7 @@ from experiments.arguments import call
 from experiments.studies import tuned
 from fedjax_muon import transforms
 from fedjax_muon.core import Algorithm
-from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.runs.intervals import half_width
 
 PLACE = Path("results/rules")
 SEEDS = (0, 1, 2, 3, 4)

@@ -22,7 +22,7 @@ from fedjax_muon.algorithms import diloco, fedmuon_correct, local_muon_persisten
 from fedjax_muon.core import Algorithm
 from fedjax_muon.linalg import lmo
 from fedjax_muon.linalg.newton_schulz import polar
-from fedjax_muon.reporting.style import NOTE, Label, drawing, label_ends, line_of
+from fedjax_muon.runs.style import NOTE, Label, drawing, label_ends, line_of
 from fedjax_muon.transforms import orthogonalize, scale_by_lmo
 
 A = 4.0  # the counterexample's a: a power of two, so that nothing is rounded

@@ -18,7 +18,7 @@ from fedjax_muon import simulation
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.cli.load import load_run
 from fedjax_muon.engine import plans, processes, sharding
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 from fedjax_muon.simulation import batching, sweeps
 from fedjax_muon.simulation.batching import with_replacement
 

@@ -14,7 +14,7 @@ from experiments import kept
 from experiments.papers import frame, paper_report, presets
 from fedjax_muon import algorithms, problems
 from fedjax_muon.core import numbers_of
-from fedjax_muon.reporting.comparison import Point
+from fedjax_muon.runs.summary import Point
 
 pytestmark = pytest.mark.slow
 

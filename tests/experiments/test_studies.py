@@ -18,8 +18,8 @@ from experiments.studies.newton_schulz_steps import flops
 from fedjax_muon import engine
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.engine import plans
-from fedjax_muon.experiments.tuned import RATES as TUNED
 from fedjax_muon.linalg.newton_schulz import orthogonalize
+from fedjax_muon.runs.rates import RATES as TUNED
 from fedjax_muon.tasks import quadratic
 from fedjax_muon.tasks.heavy_tails import gaussian
 

@@ -15,8 +15,8 @@ LAYERS = (
     {"simulation"},
     {"decentralized"},
     {"problems"},
-    {"reporting", "deploy", "ahead_of_time"},
-    {"experiments"},
+    {"deploy", "ahead_of_time"},
+    {"runs"},
     {"cli"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

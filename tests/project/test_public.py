@@ -28,7 +28,7 @@ FUNCTIONS: dict[str, Any] = {f.__name__: f for f in METHODS} | {
 }
 CLASSES = {name: value for name, value in NAMED.items() if inspect.isclass(value)}
 # parts of the library that export names of their own
-NAMES = ("privacy", "compression", "decentralized", "reporting", "deploy")
+NAMES = ("privacy", "compression", "decentralized", "runs", "deploy")
 NAMES += ("aggregators", "attacks")
 PARTS = {name: getattr(fm, name) for name in NAMES}
 EXPORTED = [(part, name) for part, module in PARTS.items() for name in module.__all__]

@@ -12,7 +12,7 @@ import pytest
 import fedjax_muon as fm
 from fedjax_muon import tasks
 from fedjax_muon.core.recipe import in_words
-from fedjax_muon.experiments.identity import PYTHON, claimed, code_of, identity
+from fedjax_muon.runs.identity import PYTHON, claimed, code_of, identity
 from fedjax_muon.tasks import as_partial
 
 TEMPLATE = """

@@ -15,7 +15,7 @@ from fedjax_muon.decentralized.private_methods import ExamplePrivacy, PrivateAge
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.problems import Problem, key_of
-from fedjax_muon.reporting import comparison
+from fedjax_muon.runs import summary
 from fedjax_muon.simulation.arguments import check_algorithm, on_device
 from fedjax_muon.simulation.cohorts import as_cohort, needs_key
 from fedjax_muon.simulation.federated import federate
@@ -211,7 +211,7 @@ def title_of(method: Method, problem: Problem, how: Mapping[str, Any]) -> str:
 
 def score_of(problem: Problem) -> str:
     """What methods are ranked by, as tables call it."""
-    return comparison.score_of(problem.task.metrics).words
+    return summary.score_of(problem.task.metrics).words
 
 
 def check_seeds(seeds: Sequence[int]) -> None:

@@ -16,15 +16,8 @@ from matplotlib.ticker import PercentFormatter
 
 from fedjax_muon.data.partition import plot_counts
 from fedjax_muon.decentralized.topology import metropolis, spectral_gap
-from fedjax_muon.reporting import intervals
-from fedjax_muon.reporting.comparison import (
-    History,
-    Point,
-    Summary,
-    score_column,
-    score_in,
-)
-from fedjax_muon.reporting.style import (
+from fedjax_muon.runs import intervals
+from fedjax_muon.runs.style import (
     NOTE,
     Label,
     closest,
@@ -37,6 +30,13 @@ from fedjax_muon.reporting.style import (
     styles,
     target_line,
     tick_labels,
+)
+from fedjax_muon.runs.summary import (
+    History,
+    Point,
+    Summary,
+    score_column,
+    score_in,
 )
 
 MARKERS = ("o", "s", "^", "D", "v", "P")

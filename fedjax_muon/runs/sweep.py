@@ -28,10 +28,19 @@ import numpy as np
 from fedjax_muon.core import check_count, numbers_of, with_numbers
 from fedjax_muon.core.hyperparameters import plain_numbers, several
 from fedjax_muon.data.dataset import digest
-from fedjax_muon.experiments import directory as directories, sweep_reports
-from fedjax_muon.experiments.checked_rows import CheckedRows
-from fedjax_muon.experiments.identity import claimed, identity
-from fedjax_muon.experiments.prepared import (
+from fedjax_muon.files import named
+from fedjax_muon.problems import Problem
+from fedjax_muon.runs import (
+    directory as directories,
+    metrics_csv,
+    plots,
+    summary,
+    tables,
+)
+from fedjax_muon.runs.checked_rows import CheckedRows
+from fedjax_muon.runs.identity import claimed, identity
+from fedjax_muon.runs.search import wider
+from fedjax_muon.runs.simulate import (
     Method,
     check_seeds,
     made_by,
@@ -42,22 +51,20 @@ from fedjax_muon.experiments.prepared import (
     start_key,
     title_of,
 )
-from fedjax_muon.experiments.suspended import Suspended, clear
-from fedjax_muon.experiments.training import (
+from fedjax_muon.runs.summary import History, Point
+from fedjax_muon.runs.suspended import Suspended, clear
+from fedjax_muon.runs.train import (
     check_one_process,
     followed,
     ignore,
     resumable,
 )
-from fedjax_muon.files import named
-from fedjax_muon.problems import Problem
-from fedjax_muon.reporting import comparison, metrics_csv, tables
-from fedjax_muon.reporting.comparison import History, Point
 from fedjax_muon.simulation.sweeps import Cell, Outcome, run_cells
 from fedjax_muon.terminal import Progress
 
 CELLS, PARTS, ALL = "cells.csv", "parts", "1/1"
 MOST_RATES = 8  # that are tried for a method
+DRAWN = 10  # methods whose curves are drawn, the best
 SHARES = (0.1, 0.3, 1.0, 3.0)  # of a rate, to try first
 Grid = Mapping[str, Sequence[float]]
 Values = tuple[dict[str, float], int]  # hyperparameters and seed of a cell
@@ -75,7 +82,7 @@ class Swept(NamedTuple):
     @property
     def best(self) -> Point | None:
         """The best point by validation; None if all diverged."""
-        return comparison.best(self.points)
+        return summary.best(self.points)
 
     @property
     def chosen(self) -> dict[str, float]:
@@ -95,7 +102,7 @@ class Swept(NamedTuple):
         """What speaks against the best point: its grid ends there, or mostly diverged;
         empty if nothing does."""
         point = self.best
-        edge = point is None or comparison.edges(self.points, point)
+        edge = point is None or summary.edges(self.points, point)
         words = [tables.EDGE_MARK] if edge else []
         diverged = sum(each.diverged > 0 for each in self.points)
         if 2 * diverged > len(self.points):
@@ -111,9 +118,7 @@ class Swept(NamedTuple):
 
     def write(self, directory: str | Path) -> tables.Cells:
         """Writes tables and figures; returns the table."""
-        grids = {name_of(self.method): self.points}
-        place, (seeds, score) = Path(directory), (self.seeds, self.score)
-        return sweep_reports.report(grids, place, self.title, seeds, score)
+        return report_of({name_of(self.method): self}, Path(directory))
 
 
 def around(method: Method) -> Grid:
@@ -129,16 +134,89 @@ def around(method: Method) -> Grid:
 
 def table_of(sweeps: Mapping[str, Swept]) -> tables.Cells:
     """The best points of several sweeps on one problem, by the labels of methods."""
-    first = next(iter(sweeps.values()))
-    grids = {label: each.points for label, each in sweeps.items()}
-    return sweep_reports.table_of(grids, first.title, first.seeds, first.score)
+    first, grids = next(iter(sweeps.values())), _grids(sweeps)
+    chosen, ranked, target = _ranked(grids)
+    edges = _edges(grids, chosen)
+    rows = [(row, chosen[row.method], edges[row.method]) for row in ranked]
+    diverged = [method for method in grids if method not in chosen]
+    lost = {}
+    for name, points in grids.items():
+        number = sum(point.diverged > 0 for point in points)
+        if number:
+            lost[name] = f"{number} of {len(points)} diverged"
+    about = first.title, first.seeds, first.score
+    return tables.swept(rows, diverged, target, *about, lost)
 
 
 def report_of(sweeps: Mapping[str, Swept], directory: Path) -> tables.Cells:
-    """Writes tables and figures of several sweeps; returns the table."""
-    first = next(iter(sweeps.values()))
-    grids = {label: each.points for label, each in sweeps.items()}
-    return sweep_reports.report(grids, directory, first.title, first.seeds, first.score)
+    """Writes tables and figures of several sweeps; returns that of `table_of`."""
+    first, grids = next(iter(sweeps.values())), _grids(sweeps)
+    title, score = first.title, first.score
+    chosen, ranked, target = _ranked(grids)
+    kind = summary.score_named(score).metric
+    _write_points(grids, chosen, directory / "points.csv", kind)
+    plots.grids(grids, directory / "grids.png", title=title)
+    if chosen:
+        path, name = directory / "ranking.png", f"test {score}"
+        plots.ranking(ranked, path, title=title, score=name, seeds=first.seeds)
+        drawn = {row.method: chosen[row.method].runs for row in ranked[:DRAWN]}
+        plots.curves(drawn, directory / "curves.png", title=title, target=target)
+    table = table_of(sweeps)
+    (directory / "summary.md").write_text(tables.markdown(table))
+    edges = _edges(grids, chosen).items()
+    about = {
+        "hyper": {name: tables.hyper_text(point) for name, point in chosen.items()},
+        "edge": {name: " ".join(at_edge) for name, at_edge in edges},
+    }
+    status = {name: "diverged" for name in grids if name not in chosen}
+    path = directory / "summary.csv"
+    summary.write(ranked, path, diverged=status, columns=about)
+    return table
+
+
+def _grids(sweeps: Mapping[str, Swept]) -> dict[str, list[Point]]:
+    return {label: each.points for label, each in sweeps.items()}
+
+
+def _ranked(
+    grids: Mapping[str, Sequence[Point]],
+) -> tuple[dict[str, Point], list[summary.Summary], float]:
+    """The best points by method, their summaries from the best on, and the target."""
+    best = {method: summary.best(points) for method, points in grids.items()}
+    chosen = {method: point for method, point in best.items() if point is not None}
+    if not chosen:
+        return {}, [], np.nan
+    runs = {method: point.runs for method, point in chosen.items()}
+    target = summary.target_score(runs)
+    summaries = summary.summarize(runs, target)
+    sign = summary.score_in(next(iter(runs.values()))[0]).sign
+    return chosen, sorted(summaries, key=lambda row: -sign * row.score_mean), target
+
+
+def _edges(
+    grids: Mapping[str, Sequence[Point]], chosen: Mapping[str, Point]
+) -> dict[str, list[str]]:
+    return {name: summary.edges(grids[name], p) for name, p in chosen.items()}
+
+
+def _write_points(grids, best: Mapping[str, Point], path, kind: str) -> None:
+    columns = (f"validation_{kind}", f"test_{kind}", "train_loss")
+    rows = []
+    for method, points in grids.items():
+        chosen = best.get(method)
+        for point in points:
+            row: dict[str, Any] = {
+                "method": method,
+                "hyper": tables.hyper_text(point),
+                "status": "diverged" if point.diverged else "finished",
+                "diverged_seeds": point.diverged,
+                "best": int(chosen is not None and point.hyper == chosen.hyper),
+            }
+            for column in columns:
+                mean, std = ("", "") if point.diverged else point.last(column)
+                row |= {f"{column}_mean": mean, f"{column}_std": std}
+            rows.append(row)
+    path.write_text(metrics_csv.text_of(rows, header=True), newline="")
 
 
 @plain_numbers
@@ -243,10 +321,10 @@ def sweep(
             done = Swept(method, points, heading, len(seeds), score)
             if not extend or "lr" not in grid or len(grid["lr"]) >= MOST_RATES:
                 break
-            wider = sweep_reports.wider(grid["lr"], done.best)
-            if wider == grid["lr"]:
+            more = wider(grid["lr"], done.best)
+            if more == grid["lr"]:
                 break
-            old, grid = grid, {**grid, "lr": wider}
+            old, grid = grid, {**grid, "lr": more}
             course.total += (_size(grid) - _size(old)) * len(seeds) * rounds
     if search.own is not None:
         clear(search.own / "suspended")

@@ -19,10 +19,10 @@ import jax
 
 from fedjax_muon import files
 from fedjax_muon.engine.processes import broadcast_from_first, is_first, run_on_first
-from fedjax_muon.experiments.directory import CHECKPOINTS, CLIENTS, METRICS, held
-from fedjax_muon.experiments.privacy import Secret, published
 from fedjax_muon.privacy.ledger import AGAIN
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
+from fedjax_muon.runs.directory import CHECKPOINTS, CLIENTS, METRICS, held
+from fedjax_muon.runs.private import Secret, published
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Step, steps

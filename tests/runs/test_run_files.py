@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fedjax_muon import files
-from fedjax_muon.experiments.checked_rows import CheckedRows
-from fedjax_muon.experiments.identity import IDENTITY, claimed
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
+from fedjax_muon.runs.checked_rows import CheckedRows
+from fedjax_muon.runs.identity import IDENTITY, claimed
 
 FIRST = {"lr": 0.1, "seed": 3, "diverged": -1}
 ROWS = [FIRST | {"round": r, "loss": np.sqrt(2) / (r + 1)} for r in range(5)]

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
-from fedjax_muon.reporting import (
+from fedjax_muon.runs import (
     comparison,
     intervals,
     metrics_csv,

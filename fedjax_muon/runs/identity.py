@@ -24,9 +24,9 @@ import numpy as np
 
 from fedjax_muon.core.recipe import Recipe, described, in_words, type_name
 from fedjax_muon.engine.processes import run_on_first
-from fedjax_muon.experiments.prepared import Method, made_by, settings_of
 from fedjax_muon.files import claim, read_text, reading
 from fedjax_muon.problems import Problem
+from fedjax_muon.runs.simulate import Method, made_by, settings_of
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.simulation import Simulation
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_muon import files
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 
 
 class CheckedRows:

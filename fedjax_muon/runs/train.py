@@ -20,8 +20,10 @@ from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine.processes import is_first, run_on_first
-from fedjax_muon.experiments import logs, privacy
-from fedjax_muon.experiments.directory import (
+from fedjax_muon.privacy.guarantees import CLIENT
+from fedjax_muon.problems import Problem
+from fedjax_muon.runs import metrics_csv, private, trackers
+from fedjax_muon.runs.directory import (
     CHECKPOINTS,
     CLIENTS,
     METRICS,
@@ -30,18 +32,15 @@ from fedjax_muon.experiments.directory import (
     interruptible,
     note_versions,
 )
-from fedjax_muon.experiments.identity import (
+from fedjax_muon.runs.identity import (
     IDENTITY,
     arrays_of,
     check_same,
     claimed,
     identity,
 )
-from fedjax_muon.experiments.prepared import Method, name_of, simulate, start_key
-from fedjax_muon.experiments.recording import Course, is_complete, last_state, record
-from fedjax_muon.privacy.guarantees import CLIENT
-from fedjax_muon.problems import Problem
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs.record import Course, is_complete, last_state, record
+from fedjax_muon.runs.simulate import Method, name_of, simulate, start_key
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record, steps
 from fedjax_muon.terminal import Progress, plain_console, shown
@@ -82,7 +81,7 @@ class Job(NamedTuple):
         secret = None
         if self.directory is not None:
             guarantee = self.simulation.guarantee
-            secret = privacy.secret_of(guarantee, self.directory)
+            secret = private.secret_of(guarantee, self.directory)
         public = dict(self.public)
         about = {"method": self.name, "rounds": self.rounds, **public}
         key, numbers = start_key(self.seed), (self.rounds, self.evaluate_every)
@@ -148,13 +147,13 @@ def begin(
     """Makes the directories of jobs, or checks them, and charges private ones: all or
     none, before the first starts. Returns the statements of what these promise."""
     run_on_first(lambda: _check_same(jobs))
-    private = {_place(job): _private(job) for job in jobs if job.simulation.guarantee}
-    if not private and (ledger is not None or budget is not None):
+    charged = {_place(job): _private(job) for job in jobs if job.simulation.guarantee}
+    if not charged and (ledger is not None or budget is not None):
         raise ValueError(
             "a ledger and a budget are for private runs; leave them out, or add privacy"
         )
-    privacy.check_budget(private, dataset, ledger, budget)
-    if private and (dataset.held_out or dataset.test_owners is not None):
+    private.check_budget(charged, dataset, ledger, budget)
+    if charged and (dataset.held_out or dataset.test_owners is not None):
         taken = "taken from the private ones, since none were given"
         whose = taken if dataset.held_out else "those of private clients"
         warnings.warn(
@@ -165,11 +164,11 @@ def begin(
     for job in jobs:
         claimed(_place(job), job.public)
     run_on_first(lambda: note_versions(root))
-    if not private:
+    if not charged:
         return []
-    statements = privacy.state(private, dataset, root, ledger, budget)
+    statements = private.state(charged, dataset, root, ledger, budget)
     for job in (job for job in jobs if job.has_secrets):
-        folder = privacy.secret_in(_place(job)).folder
+        folder = private.secret_in(_place(job)).folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         claimed(folder, job.hidden)
     return statements
@@ -178,8 +177,8 @@ def begin(
 def _check_same(jobs: Sequence[Job]) -> None:
     for job in jobs:
         check_same(_place(job), job.public)
-        if job.has_secrets and privacy.is_charged(_place(job)):
-            check_same(privacy.secret_in(_place(job)).folder, job.hidden)
+        if job.has_secrets and private.is_charged(_place(job)):
+            check_same(private.secret_in(_place(job)).folder, job.hidden)
 
 
 def _place(job: Job) -> Path:
@@ -187,7 +186,7 @@ def _place(job: Job) -> Path:
     return job.directory
 
 
-def _private(job: Job) -> privacy.Private:
+def _private(job: Job) -> private.Private:
     guarantee = job.simulation.guarantee
     assert guarantee is not None
     epsilon = getattr(job.simulation.settings.privacy, "epsilon", None)
@@ -197,7 +196,7 @@ def _private(job: Job) -> privacy.Private:
     about = f"{method} at epsilon {epsilon:g} on {job.title}, seed {job.seed}"
     clients = job.clients if guarantee.spec.unit == CLIENT else ""
     made = guarantee, epsilon, method, job.name, about, job.seed, clients
-    return privacy.Private(*made)
+    return private.Private(*made)
 
 
 @contextlib.contextmanager
@@ -231,7 +230,7 @@ def followed(progress: bool | Progress, total: int, title: str) -> Iterator[Prog
 
 
 def run(
-    job: Job, progress: Progress, stop: Any, trackers: Sequence[Tracker] = ()
+    job: Job, progress: Progress, stop: Any, followers: Sequence[Tracker] = ()
 ) -> tuple[Any, list[Record]]:
     """Trains a job from its newest checkpoint, or from the start: state and records."""
     course, directory = job.course, job.directory
@@ -243,7 +242,7 @@ def run(
             progress.skip(job.rounds)
         else:
             with _given_back(job, directory):
-                record(job.simulation, course, directory, progress, stop, trackers)
+                record(job.simulation, course, directory, progress, stop, followers)
         return None, metrics_csv.rows_of(directory / METRICS)
     drop, rows = job.drop_nonfinite, []
     state = job.simulation.init(course.key, drop_nonfinite=drop)
@@ -357,15 +356,15 @@ def train(
         evaluate_every=evaluate_every,
         drop_nonfinite=drop_nonfinite,
     )
-    trackers: list[Tracker] = []
+    followers: list[Tracker] = []
     if place is not None:
         book = None if ledger is None else Path(ledger).expanduser().resolve()
         for statement in begin([job], problem.dataset, place, book, budget):
             say(statement, progress)
-        trackers = logs.again(place, log or logs.NONE).of_run(place)
+        followers = trackers.again(place, log or trackers.NONE).of_run(place)
     begun()
     with resumable(place) as stop, followed(progress, rounds, job.name) as shown_rounds:
-        state, records = run(job, shown_rounds, stop, trackers)
+        state, records = run(job, shown_rounds, stop, followers)
     if place is not None:
         state = last_state(simulation, job.course, place)
     return Trained(state, records, simulation)
@@ -380,7 +379,7 @@ def check_directory(
     """Raises `ValueError` for what needs a directory, where there is none."""
     if isinstance(log, str):
         raise TypeError(f"log must be a list of names, got {log!r}")
-    logs.check(log)
+    trackers.check(log)
     needing = {"ledger": ledger, "budget": budget, "log": log or None}
     for name, value in needing.items() if directory is None else ():
         if value is not None:

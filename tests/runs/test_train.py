@@ -20,11 +20,10 @@ import fedjax_muon as fm
 from fedjax_muon import clocks, data, partition, problems, tracking
 from fedjax_muon.decentralized import dsgd
 from fedjax_muon.decentralized.private_methods import ExamplePrivacy
-from fedjax_muon.experiments import logs, recording
-from fedjax_muon.experiments.training import train
 from fedjax_muon.models import MLP
 from fedjax_muon.privacy import ClientPrivacy
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv, record, trackers
+from fedjax_muon.runs.train import train
 
 SIZES = {"cohort": 3, "local_steps": 2, "batch_size": 8}
 TINY = {"clients": 6, "model": partial(problems.mlp, hidden=(4,))}
@@ -129,7 +128,7 @@ def dies(monkeypatch):
                 raise KilledError
             real(path, row)
 
-        monkeypatch.setattr(recording, "SECONDS_BETWEEN_CHECKPOINTS", every)
+        monkeypatch.setattr(record, "SECONDS_BETWEEN_CHECKPOINTS", every)
         monkeypatch.setattr(metrics_csv, "append", append)
 
     return before
@@ -281,7 +280,7 @@ def test_a_problem_of_a_users_own_is_one_function(tmp_path):
 def test_trackers_get_every_record_once(tmp_path, monkeypatch, dies):
     told = []
     tracker = tracking.Tracker("list", told.append, told.append, told.append)
-    monkeypatch.setitem(logs.TRACKERS, "list", ("json", lambda place: tracker))
+    monkeypatch.setitem(trackers.TRACKERS, "list", ("json", lambda place: tracker))
     dies(4)
     with pytest.raises(KilledError):
         fedavg(tmp_path / "run", log=("list",))
@@ -441,9 +440,9 @@ PROGRAM = """
 import sys
 from functools import partial
 from fedjax_muon import fedavg, problems
-from fedjax_muon.experiments import logs, recording
-from fedjax_muon.experiments.training import train
-recording.SECONDS_BETWEEN_CHECKPOINTS = 0
+from fedjax_muon.runs import record
+from fedjax_muon.runs.train import train
+record.SECONDS_BETWEEN_CHECKPOINTS = 0
 model = partial(problems.mlp, hidden=(4,))
 problem = problems.classification(clients=6, model=model)
 sizes = dict(cohort=3, local_steps=2, batch_size=8)

@@ -18,19 +18,22 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import networkx as nx
 import numpy as np
 
 from fedjax_muon.core import Algorithm
 from fedjax_muon.core.hyperparameters import plain_numbers, several
+from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.data.dataset import digest
-from fedjax_muon.experiments import logs
-from fedjax_muon.experiments.compared import Comparison, graph_of, rate_of
-from fedjax_muon.experiments.identity import words_of
-from fedjax_muon.experiments.prepared import (
+from fedjax_muon.files import named, write
+from fedjax_muon.problems import Problem
+from fedjax_muon.runs import fairness, plots, summary, tables, trackers
+from fedjax_muon.runs.identity import words_of
+from fedjax_muon.runs.simulate import (
     Method,
     check_seeds,
     needs_all,
@@ -40,8 +43,9 @@ from fedjax_muon.experiments.prepared import (
     simulate,
     title_of,
 )
-from fedjax_muon.experiments.sweeping import Grid, Swept, check_sweep, sweep
-from fedjax_muon.experiments.training import (
+from fedjax_muon.runs.summary import History
+from fedjax_muon.runs.sweep import Grid, Swept, check_sweep, sweep
+from fedjax_muon.runs.train import (
     Job,
     begin,
     check_directory,
@@ -53,16 +57,84 @@ from fedjax_muon.experiments.training import (
     run,
     say,
 )
-from fedjax_muon.files import named
-from fedjax_muon.problems import Problem
-from fedjax_muon.reporting import comparison
-from fedjax_muon.reporting.comparison import History
 from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
 from fedjax_muon.simulation.training import Record
 from fedjax_muon.terminal import Progress
 
 TUNING = "tuning"
 LONG = 1.0  # minutes of a search that are said after its first method
+
+
+class Comparison(NamedTuple):
+    """The results of methods, by the names that they have in tables."""
+
+    title: str
+    runs: dict[str, list[History]]  # columns, by seed; without methods that diverged
+    diverged: dict[str, str]  # where, such as "round 5"
+    rates: dict[str, str]  # learning rates, in words
+    sweeps: dict[str, Swept]  # that chose numbers
+    epsilons: dict[str, tuple[str, float]]  # of private rows: method and epsilon
+    score: str  # what methods are ranked by, such as "accuracy"
+    seeds: int
+    graph: nx.Graph | None = None  # of agents of the first seed
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def table(self) -> tables.Cells:
+        """The scores after the last round, over seeds."""
+        target = self._target
+        summaries = summary.summarize(self.runs, target)
+        numbers = target, self.title, self.seeds, self.score
+        rates, diverged = self.rates, self.diverged
+        return tables.compared(summaries, *numbers, rates=rates, diverged=diverged)
+
+    def all_tables(self) -> list[tables.Cells]:
+        """The table, and the accuracies of clients that have test examples."""
+        own = self._of_clients()
+        return [self.table(), *([fairness.table(own, "Clients")] if own else [])]
+
+    def _of_clients(self) -> dict[str, list[History]]:
+        name = fairness.PREFIX + "min"
+        return {k: runs for k, runs in self.runs.items() if name in runs[0]}
+
+    @property
+    def _target(self) -> float:
+        return summary.target_score(self.runs) if self.runs else np.nan
+
+    def plot(self, path: str | Path) -> None:
+        """Draws the curves of all methods."""
+        lost = "".join(f"; {k} diverged ({at})" for k, at in self.diverged.items())
+        target, title = self._target, self.title
+        plots.curves(self.runs, Path(path), title=title, target=target, note=lost)
+
+    def write(self, directory: str | Path) -> list[tables.Cells]:
+        """Writes the summary and its figures; returns its tables."""
+        place, shown = Path(directory), self.all_tables()
+        summaries = summary.summarize(self.runs, self._target)
+        status = {name: f"diverged ({at})" for name, at in self.diverged.items()}
+        columns = {"lr": self.rates}
+        path = place / "summary.csv"
+        summary.write(summaries, path, diverged=status, columns=columns)
+        if self.graph is not None:
+            plots.graph(self.graph, place / "graph.png", title="graph of the agents")
+        if self.runs:
+            self.plot(place / "comparison.png")
+            if own := self._of_clients():
+                fairness.figure(own, place / "fairness.png", title=self.title)
+        if len({epsilon for _, epsilon in self.epsilons.values()}) > 1 and self.runs:
+            path, how = place / "utility.png", {"score": self.score}
+            plots.utility(self._by_epsilon(), path, title=self.title, **how)
+        write(place / "summary.tex", "\n".join(map(tables.latex, shown)))
+        return shown
+
+    def _by_epsilon(self) -> dict[str, dict[float, list[float]]]:
+        by_method: dict[str, dict[float, list[float]]] = {}
+        for name, runs in self.runs.items():
+            method, epsilon = self.epsilons[name]
+            scores = [float(run[summary.score_column(run)][-1]) for run in runs]
+            by_method.setdefault(method, {})[epsilon] = scores
+        return by_method
 
 
 @plain_numbers
@@ -307,12 +379,13 @@ def _run(
     diverged: dict[str, str] = {}
     total = sum(job.rounds for job in jobs)
     with resumable(place) as stop, followed(progress, total, "all") as course:
-        trackers = logs.NO_LOG if place is None else logs.again(place, log or logs.NONE)
+        names = log or trackers.NONE
+        told = trackers.NO_LOG if place is None else trackers.again(place, names)
         for job in jobs:
             course.title = f"{job.name}, seed {job.seed}"
             followers = []
             if place is not None and job.directory is not None:
-                followers = trackers.of_cell(place, job.directory)
+                followers = told.of_cell(place, job.directory)
             try:
                 _, rows = run(job, course, stop, followers)
             except NonFiniteError as error:
@@ -320,11 +393,11 @@ def _run(
                 diverged.setdefault(job.name, f"round {error.round}")
                 continue
             records.setdefault(job.name, []).append(rows)
-            column = comparison.score_column(_columns(rows))
+            column = summary.score_column(_columns(rows))
             lost = [row["round"] for row in rows if np.isnan(row[column])]
             if lost:  # of a private run, which does not stop
                 diverged.setdefault(job.name, f"round {lost[0]}")
-            elif words := comparison.risen_loss(_columns(rows)):
+            elif words := summary.risen_loss(_columns(rows)):
                 say(f"{job.name}, seed {job.seed}: {words}", progress)
     return records, diverged
 
@@ -347,3 +420,33 @@ def _told(
     if needs_all(method, problem, how):
         words.append("(all clients)")
     return " ".join(words)
+
+
+def rate_of(method: Any) -> str:
+    """The learning rate of a method in words, such as `0.1` or `0.1 cosine`."""
+    recipe = None if method is None else recipe_of(method)
+    if recipe is None:
+        return "-"
+    lr, inner = recipe.arguments.get("lr"), recipe.arguments.get("algorithm")
+    if lr is None:
+        return rate_of(inner)
+    if isinstance(lr, int | float):
+        rate = f"{lr:g}"
+        if inner is not None:  # this is a schedule of its rate, such as cosine_decay
+            rate += f" {recipe.function.__name__.partition('_')[0]}"
+        return rate
+    made, _, kind = getattr(lr, "__qualname__", "").partition("_")
+    # a schedule of optax, such as cosine_decay_schedule.<locals>.schedule
+    return f"{float(lr(0)):.3g} {made}" if "_schedule." in kind else "schedule"
+
+
+def graph_of(
+    problem: Problem, simulations: Iterable[Simulation], seed: int
+) -> nx.Graph | None:
+    """Who exchanges messages with whom, if there are agents."""
+    sizes = [len(each.clients.size) for each in simulations if each.program.mix]
+    if not sizes:
+        return None
+    weights = np.atleast_3d(problem.mixing(seed, sizes[0]).T)
+    linked = np.asarray(weights.any(-1), int)
+    return nx.from_numpy_array(linked * (1 - np.eye(len(linked), dtype=int)))

@@ -9,9 +9,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy import stats
 
-from fedjax_muon.reporting import comparison, plots, style, tables
-from fedjax_muon.reporting.comparison import Point, Summary
-from fedjax_muon.reporting.tables import Cells, latex
+from fedjax_muon.runs import plots, style, summary, tables
+from fedjax_muon.runs.summary import Point, Summary
+from fedjax_muon.runs.tables import Cells, latex
 
 
 def point(lr, *runs, diverged=0):
@@ -31,7 +31,7 @@ def test_the_best_point_is_the_best_on_validation_after_the_last_round():
     for _ in range(30):
         means = draw(size=(4, 3))
         points = [point(lr, *made(row)) for lr, row in enumerate(means)]
-        assert comparison.best(points) is points[np.argmax(means.mean(1))]
+        assert summary.best(points) is points[np.argmax(means.mean(1))]
 
 
 def test_equals_on_validation_are_told_apart_by_its_loss():
@@ -39,14 +39,14 @@ def test_equals_on_validation_are_told_apart_by_its_loss():
     for order in itertools.permutations([low, high, nan]):
         points = [point(lr, ending) for lr, ending in enumerate(order)]
         expected = points[[ending is low for ending in order].index(True)]
-        assert comparison.best(points) is expected
+        assert summary.best(points) is expected
     first, better = point(1, low), point(3, run(0.51, 7.0, 0.1))
-    assert comparison.best([first, point(2, low)]) is first
-    assert comparison.best([first, better]) is better
+    assert summary.best([first, point(2, low)]) is first
+    assert summary.best([first, better]) is better
     # points without a validation score are not chosen
     undefined, first = point(0, run(0.9), run(np.nan)), point(1, run(0.2))
-    assert comparison.best([undefined, first]) is first
-    assert comparison.best([undefined]) is None
+    assert summary.best([undefined, first]) is first
+    assert summary.best([undefined]) is None
 
 
 @pytest.mark.slow
@@ -74,14 +74,14 @@ def test_a_sweep_in_which_everything_diverged_is_reported(tmp_path):
 def test_edges_are_of_hyper_parameters_with_several_values():
     hyper = [{"lr": lr, "align": a} for lr in (1.0, 0.1, 0.01) for a in (0.5, 1.0)]
     grid = [Point(given | {"decay": 0.1}, [], 0) for given in hyper]
-    at_edge = [comparison.edges(grid, one) for one in grid]
+    at_edge = [summary.edges(grid, one) for one in grid]
     assert at_edge == [["lr", "align"]] * 2 + [["align"]] * 2 + [["lr", "align"]] * 2
     best = grid[2]._replace(runs=[run(0.5)])
-    named = tables.swept([(summary("A"), best, ["align"])], [], 0.5, "", 1)
+    named = tables.swept([(summarized("A"), best, ["align"])], [], 0.5, "", 1)
     assert named.rows[0][1] == "lr=0.1 align=0.5 decay=0.1 (edge: align)"
 
 
-def summary(method, accuracy=0.5, spread=0.02, megabytes=3.0, rounds=4.0):
+def summarized(method, accuracy=0.5, spread=0.02, megabytes=3.0, rounds=4.0):
     return Summary(method, accuracy, spread, rounds, megabytes, 1234567.0, 1.0)
 
 
@@ -101,8 +101,8 @@ def bars(container):
 
 
 def test_the_ranking_has_a_line_for_every_method(figures, tmp_path):
-    rows = [summary("A", 0.8, 0.1, 5.0), summary("B", 0.7, np.nan, np.nan)]
-    rows.append(summary("C", 0.6, 0.02, 0.5))
+    rows = [summarized("A", 0.8, 0.1, 5.0), summarized("B", 0.7, np.nan, np.nan)]
+    rows.append(summarized("C", 0.6, 0.02, 0.5))
     plots.ranking(rows, tmp_path / "ranking.png", seeds=3)
     accuracy, traffic = figures[0].axes
     drawn = map(bars, accuracy.containers)
@@ -230,7 +230,7 @@ ODD = "$5_$10 to $x$"  # matplotlib takes dollars for formulas, and fails at the
     "draw",
     [
         lambda path: plots.curves({ODD: [random_run(0)]}, path, title=ODD),
-        lambda path: plots.ranking([summary(ODD, 0.8, 0.1, 5.0)], path, title=ODD),
+        lambda path: plots.ranking([summarized(ODD, 0.8, 0.1, 5.0)], path, title=ODD),
         lambda path: plots.label_counts(np.ones((2, 2), int), [ODD, ODD], path),
         lambda path: plots.utility({ODD: {1.0: [0.5], 8.0: [0.7]}}, path, title=ODD),
         lambda path: plots.grids({ODD: GRID["aligned"]}, path, title=ODD),

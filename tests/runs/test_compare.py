@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -16,17 +17,14 @@ from fedjax_muon import partition, problems
 from fedjax_muon.core import numbers_of
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.decentralized import dsgd
-from fedjax_muon.experiments import (
-    compared as compared_,
-    comparing,
-    sweep_reports,
-    sweeping,
-)
-from fedjax_muon.experiments.comparing import compare
-from fedjax_muon.experiments.sweeping import sweep, table_of
-from fedjax_muon.experiments.training import train
 from fedjax_muon.privacy import ClientPrivacy
+from fedjax_muon.runs.compare import compare, rate_of
+from fedjax_muon.runs.search import wider
+from fedjax_muon.runs.sweep import around, read_points, sweep, table_of
+from fedjax_muon.runs.train import train
 
+SWEEP = import_module("fedjax_muon.runs.sweep")
+COMPARE = import_module("fedjax_muon.runs.compare")
 SIZES = {"cohort": 3, "local_steps": 2, "batch_size": 8}
 EVERY = {"rounds": 4, "evaluate_every": 2, "progress": False}
 PROBLEM = problems.classification(
@@ -46,7 +44,7 @@ def compared(tmp_path_factory):
     place = tmp_path_factory.mktemp("compared")
     options = {**EVERY, **SIZES, "seeds": (0, 1), "grids": {"fedavg": GRID}}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sweeping, "MOST_RATES", 3)
+        patched.setattr(SWEEP, "MOST_RATES", 3)
         result = compare(METHODS, PROBLEM, directory=place / "new", **options)
     return place, result
 
@@ -105,7 +103,7 @@ def counted(monkeypatch):
 def test_what_is_killed_in_a_search_or_a_run_goes_on(compared, tmp_path, counted):
     monkeypatch, place = pytest.MonkeyPatch(), tmp_path / "run"
     options = {**EVERY, **SIZES, "seeds": (0, 1), "grids": {"fedavg": GRID}}
-    monkeypatch.setattr(sweeping, "MOST_RATES", 3)
+    monkeypatch.setattr(SWEEP, "MOST_RATES", 3)
     go = lambda: compare(METHODS, PROBLEM, directory=place, **options)
     try:
         for at in (6, 6, 6):  # in the wider grid, in the first run, in a later one
@@ -158,7 +156,7 @@ def test_a_comparison_is_extended_and_others_are_refused(compared, tmp_path):
     rated = {**how, "grids": {"fedmuon": {"lr": (0.01,)}}, "rounds": 2}
     rated["directory"] = tmp_path / "tuned"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sweeping, "MOST_RATES", 1)
+        patched.setattr(SWEEP, "MOST_RATES", 1)
         chosen = [compare(methods, PROBLEM, **{**rated, "rounds": n}) for n in (1, 2)]
     first, second = (each.sweeps["fedmuon"].points[0].runs[0] for each in chosen)
     np.testing.assert_array_equal(first["round"], second["round"])
@@ -222,7 +220,7 @@ def test_parts_of_a_sweep_are_merged_to_the_whole(tmp_path, counted):
     for one, other in zip(whole.points, merged.points, strict=True):
         for known, run in zip(one.runs, other.runs, strict=True):
             np.testing.assert_array_equal(known["test_loss"], run["test_loss"])
-    assert [point.hyper for point in sweeping.read_points(place)] != []
+    assert [point.hyper for point in read_points(place)] != []
     rows = place / "parts/1-of-3/cells.csv"
     rows.write_text(rows.read_text().replace("1", "2", 1))
     with pytest.raises(ValueError, match=r"is not what cells\.json says of it"):
@@ -239,15 +237,15 @@ def test_learning_rates_are_told_in_words():
         "schedule": fm.fedavg(lr=lambda index: 0.1),
         "-": fm.fedavg(lr=0.1)._replace(recipe=None),
     }
-    assert {words: compared_.rate_of(method) for words, method in told.items()} == {
+    assert {words: rate_of(method) for words, method in told.items()} == {
         words: words for words in told
     }
 
 
 def test_grids_lie_around_the_rate_of_a_method():
-    assert sweeping.around(fm.fedavg(lr=0.3)) == {"lr": (0.03, 0.09, 0.3, 0.9)}
+    assert around(fm.fedavg(lr=0.3)) == {"lr": (0.03, 0.09, 0.3, 0.9)}
     with pytest.raises(ValueError, match="has no number as its learning rate"):
-        sweeping.around(fm.fedavg(lr=lambda index: 0.1))
+        around(fm.fedavg(lr=lambda index: 0.1))
 
 
 def test_methods_that_need_all_clients_have_them_and_say_so():
@@ -354,11 +352,11 @@ def test_wrong_comparisons_are_refused_and_leave_nothing(said, tmp_path):
 
 def test_smaller_rates_are_tried_where_all_have_diverged():
     for rates in ((0.1,), (0.1, 0.3)):
-        assert sweep_reports.wider(rates, None) == (0.03, *rates)
+        assert wider(rates, None) == (0.03, *rates)
 
 
 def test_the_time_of_a_long_search_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(comparing, "LONG", 0.0)
+    monkeypatch.setattr(COMPARE, "LONG", 0.0)
     methods = {"A": fm.fedavg(lr=0.1), "B": fm.fedprox(lr=0.1)}
     grids = {name: {"lr": (0.1, 0.3)} for name in methods}
     fm.compare(methods, PROBLEM, rounds=2, seeds=(0,), grids=grids, **SIZES)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.reporting.metrics_csv import text_of
+from fedjax_muon.runs.metrics_csv import text_of
 
 SHARE_OF_BEST = 0.9
 History = Mapping[str, np.ndarray]  # columns by name, see `metrics_csv.read`

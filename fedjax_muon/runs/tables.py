@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.table import Table
 
-from fedjax_muon.reporting.comparison import (
+from fedjax_muon.runs.summary import (
     SHARE_OF_BEST,
     Point,
     Summary,

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_muon.reporting.comparison import History, mean_and_std
-from fedjax_muon.reporting.style import drawing, styles
-from fedjax_muon.reporting.tables import Cells, count, percent
+from fedjax_muon.runs.style import drawing, styles
+from fedjax_muon.runs.summary import History, mean_and_std
+from fedjax_muon.runs.tables import Cells, count, percent
 
 PREFIX = "client_test_accuracy_"
 COLUMNS = {  # of metrics.csv, and their titles

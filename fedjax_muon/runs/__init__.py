@@ -10,11 +10,10 @@ known by what its run computes: the words of its method, problem and settings, d
 of its arrays, and of the code of your functions. Another run is refused there.
 """
 
-from fedjax_muon.experiments.compared import Comparison
-from fedjax_muon.experiments.comparing import compare
-from fedjax_muon.experiments.prepared import simulate
-from fedjax_muon.experiments.sweeping import Swept, around, sweep
-from fedjax_muon.experiments.training import Trained, train
+from fedjax_muon.runs.compare import Comparison, compare
+from fedjax_muon.runs.simulate import simulate
+from fedjax_muon.runs.sweep import Swept, around, sweep
+from fedjax_muon.runs.train import Trained, train
 
 __all__ = [
     "Comparison",
