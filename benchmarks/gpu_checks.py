@@ -227,7 +227,7 @@ def check_language() -> Checks:
         state, _ = simulation.train_rounds(state, 2)
         jax.block_until_ready(state)
         seconds = (time.perf_counter() - began) / 2
-        tokens = simulation.tokens_after(1)
+        tokens = simulation.meter.tokens_after(1)
         assert tokens is not None
         return {"parameters": size, "tokens_per_second": tokens / seconds}
 

@@ -247,7 +247,7 @@ def _check_sent(name: str, row: Row, simulation: Simulation) -> None:
     """Raises `ValueError` if messages are not as long as the row says."""
     params = jax.eval_shape(simulation.data.task.init, jax.random.key(0))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    (_, before), (_, after) = (simulation.bytes_after(n, None) for n in (1, 2))
+    (_, before), (_, after) = (simulation.meter.bytes_after(n, None) for n in (1, 2))
     sent = (after - before) / size
     assert row.sends is not None
     if abs(sent - row.sends) > 0.01:

@@ -315,7 +315,7 @@ def in_time(row: Row, problem: Problem) -> int:
     algorithm = algorithm_of(row, 1, lr=row.space["lr"])
     simulation = with_stragglers(algorithm, row, problem, 0, 1, "")
     start = simulation.program.create(simulation.data, simulation.run, start_key(0))
-    timing = simulation.timing(start[1])
+    timing = simulation.meter.timing(start[1])
     assert timing is not None
     low, high = 1, 4096
     while high - low > 1:

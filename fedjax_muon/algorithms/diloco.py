@@ -209,7 +209,7 @@ def sparseloco(
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> for algorithm in (fm.diloco(), fm.sparseloco(k=2, chunk=8)):
       ...     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
-      ...     print(simulation.bytes_after(1).up)
+      ...     print(simulation.meter.bytes_after(1).up)
       4960
       492
 

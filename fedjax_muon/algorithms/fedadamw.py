@@ -67,7 +67,7 @@ def fedadamw(
       >>> for whole in (False, True):
       ...     algorithm = fm.fedadamw(whole_moments=whole)
       ...     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
-      ...     print(simulation.bytes_after(1).up)
+      ...     print(simulation.meter.bytes_after(1).up)
       5024
       9920
 

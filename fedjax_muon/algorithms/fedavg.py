@@ -163,7 +163,7 @@ def local_sgdm(lr: core.Hyper = 0.01, *, momentum: core.Number = 0.9) -> core.Al
     Example:
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> simulation = fm.federate(fm.local_sgdm(), task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # twice as much as with `fedavg`
+      >>> simulation.meter.bytes_after(1)  # twice as much as with `fedavg`
       Traffic(down=9920, up=9920)
 
     See also: `fedavg_momentum` resets momenta, `fedmuon` orthogonalizes the averaged

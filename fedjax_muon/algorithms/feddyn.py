@@ -44,7 +44,7 @@ def feddyn(
       >>> sizes = {"cohort": 2, "local_steps": 5, "batch_size": 8}
       >>> for algorithm in (fm.feddyn(alpha=0.1), fm.scaffold()):
       ...     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
-      ...     print(simulation.bytes_after(1).up)
+      ...     print(simulation.meter.bytes_after(1).up)
       2480
       4960
 

@@ -54,7 +54,7 @@ def fedexp(
     Example:
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> simulation = fm.federate(fm.fedexp(eps=0.1), task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # one number more per client than with FedAvg
+      >>> simulation.meter.bytes_after(1)  # one number more per client than with FedAvg
       Traffic(down=4960, up=4976)
 
     See also: `fedavg` with a `server_lr` that is tuned instead.

@@ -55,7 +55,7 @@ def fedlada(
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> amended = fm.fedlada(lr=0.001, amend=0.25)
       >>> simulation = fm.federate(amended, task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # x, v and d down, x and v up
+      >>> simulation.meter.bytes_after(1)  # x, v and d down, x and v up
       Traffic(down=14880, up=9920)
 
     See also: `fedadamw` sends one number per second moment, `fedcm` amends SGD.

@@ -58,7 +58,7 @@ def fedmuon(
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> exact = fm.fedmuon(lr=0.02, polar=svd)
       >>> simulation = fm.federate(exact, task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # a momentum travels with the parameters
+      >>> simulation.meter.bytes_after(1)  # a momentum travels with the parameters
       Traffic(down=14880, up=14880)
 
     See also: `fedmuon_align` and `fedmuon_correct`, the other methods of this name;

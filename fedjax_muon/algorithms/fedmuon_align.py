@@ -154,7 +154,7 @@ def fedmuon_svd(
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> for algorithm in (fm.fedmuon_align(), fm.fedmuon_svd(share=0.1)):
       ...     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
-      ...     print(simulation.bytes_after(1).up)
+      ...     print(simulation.meter.bytes_after(1).up)
       9696
       6304
 

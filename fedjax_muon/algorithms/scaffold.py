@@ -46,7 +46,7 @@ def scaffold(
       >>> simulation = fm.federate(
       ...     fm.scaffold(lr=0.03, rule=muon), task, digits, clients, **sizes
       ... )
-      >>> simulation.bytes_after(1).up  # parameters and controls of two clients
+      >>> simulation.meter.bytes_after(1).up  # parameters and controls of two clients
       4960
 
     See also: `scaffold_m` adds a server momentum, `feddyn` sends half as much,

@@ -54,7 +54,7 @@ def scaffold_vr(
     Example:
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> simulation = fm.federate(fm.scaffold_vr(), task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # three models down, two up
+      >>> simulation.meter.bytes_after(1)  # three models down, two up
       Traffic(down=14880, up=9920)
 
     See also: `scaffold_m`, `fedavg_vr` without control variates, `padamfed_vr` with

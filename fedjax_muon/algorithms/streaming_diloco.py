@@ -77,7 +77,7 @@ def streaming_diloco(
       >>> stream = fm.streaming_diloco(lr=0.02, fragments=2, rule=muon)
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> simulation = fm.federate(stream, task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # half a model in each direction
+      >>> simulation.meter.bytes_after(1)  # half a model in each direction
       Traffic(down=2480, up=2480)
 
     See also: `diloco`, `muloco`, and `sparseloco` for fewer bytes in total.

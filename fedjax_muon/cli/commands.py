@@ -33,7 +33,8 @@ from fedjax_muon.runs.rates import RATES
 from fedjax_muon.runs.simulate import score_of
 from fedjax_muon.runs.sweep import SHARES, Swept, check_sweep, report_of
 from fedjax_muon.simulation.memory import check_memory
-from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
+from fedjax_muon.simulation.meter import NonFiniteError
+from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.tuning import tune
 from fedjax_muon.terminal import plain_console
 

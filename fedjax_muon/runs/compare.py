@@ -57,7 +57,8 @@ from fedjax_muon.runs.train import (
     run,
     say,
 )
-from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
+from fedjax_muon.simulation.meter import NonFiniteError
+from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record
 from fedjax_muon.terminal import Progress
 

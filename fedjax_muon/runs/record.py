@@ -24,6 +24,7 @@ from fedjax_muon.runs import metrics_csv
 from fedjax_muon.runs.directory import CHECKPOINTS, CLIENTS, METRICS, held
 from fedjax_muon.runs.private import Secret, published
 from fedjax_muon.simulation import checkpoint
+from fedjax_muon.simulation.scores import client_scores
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Step, steps
 from fedjax_muon.terminal import Progress
@@ -308,7 +309,7 @@ def clients_of(simulation: Simulation, state: Any) -> str:
     """The text of clients.csv; none if clients have no test examples, or privacy."""
     if simulation.run.client_tests is None or simulation.guarantee is not None:
         return ""
-    columns = simulation.client_scores(state)
+    columns = client_scores(simulation, state)
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = [
         {"round": state.round, "client": client, **dict(zip(columns, row, strict=True))}

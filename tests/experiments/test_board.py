@@ -204,7 +204,7 @@ def test_rows_with_other_sizes_send_as_many_bytes():
     for name in ("diloco", "diloco_30"):
         rounds = track.rounds_of(ROWS[name], problem)
         simulation = track.simulation(ROWS[name], problem)
-        sent.append(sum(simulation.bytes_after(rounds, None)))
+        sent.append(sum(simulation.meter.bytes_after(rounds, None)))
     assert rounds == 50
     assert sent[0] == sent[1]
 
@@ -217,7 +217,7 @@ def test_stragglers_train_for_the_same_time():
         rounds = track.rounds_of(ROWS[name], problem)
         key = protocol.start_key(0)
         key = simulation.program.create(simulation.data, simulation.run, key)[1]
-        timing = simulation.timing(key)
+        timing = simulation.meter.timing(key)
         assert timing.seconds(rounds) <= 400 < timing.seconds(rounds + 1)
 
 

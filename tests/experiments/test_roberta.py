@@ -288,4 +288,4 @@ def test_fedmuon_trains_adapters_and_head(tmp_path):
     size, momentum = 4 * (matrices + WIDTH + 2), 4 * matrices
     assert tree.nbytes(state.params) == size
     down, up = 4 * (2 * size + momentum), 4 * (size + momentum)
-    assert prepared.bytes_after(1) == (down, up)
+    assert prepared.meter.bytes_after(1) == (down, up)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedjax_muon.runs import Swept, metrics_csv
-from fedjax_muon.runs.sweep import report_of
 from fedjax_muon.runs.summary import Point
+from fedjax_muon.runs.sweep import report_of
 
 
 def table(path: Path) -> list[dict[str, str]]:

@@ -12,7 +12,7 @@ from fedjax_muon import decentralized, models, simulation, tasks
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import simulation as decentralized_simulation
-from fedjax_muon.simulation import groups, rounds
+from fedjax_muon.simulation import client_accuracies, groups, rounds
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy
 from fedjax_muon.tasks.lora import lora_classification, merged
 from fedjax_muon.transforms import muon_dimension_numbers
@@ -217,7 +217,7 @@ def test_what_adapters_send(algorithm, folded, down, up):
     head = 7 * 2 + 2
     entries = lambda part: sizes @ part if isinstance(part, tuple) else part
     expected = tuple(round(4 * (entries(part) + head)) for part in (down, up))
-    assert run.bytes_after(1) == expected
+    assert run.meter.bytes_after(1) == expected
 
 
 @pytest.mark.parametrize("make", [fm.fedex_lora, fm.flora])
@@ -246,7 +246,7 @@ def test_clients_are_evaluated_with_the_factors_that_they_keep():
         assert kept["a"] is None
         moved = np.any(kept["b"], axis=(1, 2))
         assert sorted(moved) == [False, True]  # the other one was not there
-        trained, shared = run.client_accuracies(state)[np.argsort(~moved)]
+        trained, shared = client_accuracies(run, state)[np.argsort(~moved)]
         assert float(run.evaluate(state)["test_accuracy"]) == pytest.approx(shared)
         assert trained != shared
 
