@@ -8,6 +8,7 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
+from optax.contrib import MuonDimensionNumbers
 
 import fedjax_muon as fm
 from fedjax_muon import aggregators, attacks, clocks, engine, models, staleness
@@ -29,6 +30,7 @@ from fedjax_muon.simulation import batching
 from fedjax_muon.tasks import adversarial, agnostic, auc
 from fedjax_muon.tasks.augmentation import crop_and_flip
 from fedjax_muon.tasks.heavy_tails import alpha_stable, gaussian, pareto
+from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.tasks.metrics import hill
 from fedjax_muon.tasks.quadratic import draw_quadratic
 from fedjax_muon.tasks.robust import robust_logistic
@@ -74,7 +76,14 @@ shape_of = lambda model, *shape: (
 )
 ratios = lambda labels, shares: lambda: imbalance.with_ratios(labels, shares, key=KEY)
 fewer = lambda labels, share: lambda: imbalance.drop_positives(labels, share, key=KEY)
-init = lambda algorithm: lambda: engine.init(algorithm, {"w": jnp.ones((2, 2))}, 5)
+ZERO, TWO, ONES = jnp.zeros((2, 2)), jnp.ones((2, 2)), jnp.ones(3)
+STACKED = lambda params: {"w": MuonDimensionNumbers(1, 2)}
+init = lambda algorithm, params={"w": TWO}: lambda: engine.init(algorithm, params, 5)
+FACTORS = {"a": np.zeros((2, 3)), "b": np.zeros((3, 4))}
+KERNEL = {"layer": {**FACTORS, "kernel": np.zeros((2, 4))}}
+LENET = jax.eval_shape(models.LeNet().init, KEY, jnp.zeros((1, 28, 28, 1)))["params"]
+DENSE = jax.eval_shape(MLP.init, KEY, jnp.zeros((1, 5)))["params"]
+adapters = lambda **options: lambda: lora_classification(MLP, DENSE, (5,), **options)
 VALUES = [
     # core
     (lambda: with_numbers(fm.fedavg(), {"mu": 0.5}), "fedavg has no hyperparameter"),
@@ -84,15 +93,43 @@ VALUES = [
     (lambda: tree.pick(optax.EmptyState(), ("mu",)), "it has no named parts"),
     (lambda: METHODS["fafed"].function(beta=lambda i: 0.5), "beta must be a number"),
     (lambda: fm.fedmuon(rule=optax.identity(), polar=1), "either rule or polar"),
+    # low-rank adapters
+    (lambda: fm.flora(ranks=(2, -1)), "ranks must be at least 0"),
+    (lambda: fm.flexlora(ranks=(0,)), "ranks must be at least 1"),
+    (init(fm.fedsubmuon(), KERNEL), "rank 3 does not fit a kernel of 2 x 4"),
+    (init(fm.fedsubmuon_gt(), {"layer": FACTORS}), "..., folded=True"),
+    (init(fm.fedex_lora(), {"layer": FACTORS}), "lora_classification(..., folded=True"),
+    (init(fm.flora(), {"layer": FACTORS}), "lora_classification(..., folded=True"),
+    (adapters(layers="query"), "layers must be a sequence of names, got"),
+    (adapters(layers=()), "layers must be a sequence of names, got"),
+    (adapters(rank=0), "rank must be at least 1, got 0"),
+    (adapters(alpha=0.0), "alpha must lie in (0, infinity), got 0"),
+    (adapters(layers=("Dense_0", "q_proj")), "has no layers ['q_proj'] with a kernel"),
+    (adapters(layers=("head",)), "no layers ['head'] with a kernel outside its head"),
+    (adapters(layers=("Dense_0",), head="last"), "no layer 'last' to be its head; it"),
+    (
+        lambda: lora_classification(
+            models.LeNet(), LENET, (28, 28, 1), layers=("Conv_0",), head="head"
+        ),
+        "has shape (5, 5",
+    ),
     # engine
     (lambda: plans.chunked(0), "chunk_size must be at least 1, got 0"),
     (lambda: engine.init(fm.fedavg(), jnp.ones(2), 0), "num_clients must be at least"),
     (lambda: sharding.mesh_of([]), "one or more devices"),
     (lambda: sharding.mesh_of([jax.devices()[0]] * 2), "each once"),
     # compression
+    *(
+        (lambda f=f: f(fm.fedavg(), fm.top_k(0.1), fields="m"), "a sequence of names")
+        for f in (fm.compress, fm.compress_broadcasts)
+    ),
     (
-        lambda: fm.compress(fm.fedavg(), fm.top_k(0.1), fields="m"),
-        "a sequence of names",
+        init(fm.compress_broadcasts(fm.fedavg(), fm.truncated_svd(1), fields=["m"])),
+        "no broadcast has a field 'm'; there are",
+    ),
+    (
+        init(fm.compress_broadcasts(fm.fedavg(), fm.truncated_svd(1)), {"b": ONES}),
+        "broadcast.params['b'] can't be",
     ),
     (lambda: fm.compress(fm.fedavg(), fm.top_k(0.1), feedback=1.1), "feedback must"),
     (lambda: fm.truncated_svd(0), "rank must be at least 1, got 0"),
@@ -189,6 +226,21 @@ VALUES = [
     (init(fm.keep_own(fm.fedavg(), ["head"])), "no parameter has 'head'"),
     (init(fm.keep_own(fm.fedavg(), ["w"])), "w cover all parameters"),
     (lambda: fm.ditto(fm.fedavg(), pull=-1.0), "pull must"),
+    # norms of parameters
+    (init(fm.muonh(), {"up": ZERO, "head": ZERO}), "['up'] is 0"),
+    (
+        init(fm.muonh(layout=STACKED), {"w": jnp.stack([TWO, ZERO])}),
+        "draw it at random, or leave it out of the layout",
+    ),
+    (init(fm.keep_norms(fm.streaming_diloco())), "unlike those of streaming_diloco"),
+    (
+        init(fm.keep_norms(fm.compress_broadcasts(fm.fedavg(), fm.top_k(0.5)))),
+        "other wrappers around keep_norms",
+    ),
+    (
+        lambda: fm.transforms.hyperball().update(TWO, optax.EmptyState()),
+        "hyperball needs the parameters",
+    ),
     # robust rules and attacks
     (lambda: aggregators.trimmed_mean(0.5), "bad must lie in [0, 0.5), got 0.5"),
     (lambda: aggregators.trimmed_mean(-1), "bad must be at least 0, got -1"),
