@@ -1,6 +1,7 @@
 """Values that functions refuse, with the words of the message; see also the laws."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,6 @@ from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 from fedjax_muon.decentralized.private import private_gradient, private_storm
 from fedjax_muon.decentralized.suda import Triple, suda
-from fedjax_muon.decentralized.tracking import gradient_tracking
 from fedjax_muon.engine import plans, sharding
 from fedjax_muon.linalg.newton_schulz import orthogonalize, polar
 from fedjax_muon.privacy.clipping import Difference, Each, Split
@@ -65,6 +65,7 @@ CLASSES = np.arange(40) % 4
 PARTS = [np.arange(20), np.arange(20, 40)]
 BINARY = [0, 1] * 9
 MLP = models.MLP(2, (3,))
+LLAMA = partial(models.llama, 61)
 NONE = fm.Objective(lambda params, batch, key: params)
 LIKE_ADAM = optax.scale_by_adam().init({"w": jnp.ones(2)})
 ECHO = Gossip(lambda *given: (), lambda *given: ())
@@ -92,7 +93,6 @@ VALUES = [
     (lambda: tree.pick(LIKE_ADAM, ("trace",)), "has no 'trace'; it has count, mom"),
     (lambda: tree.pick(optax.EmptyState(), ("mu",)), "it has no named parts"),
     (lambda: METHODS["fafed"].function(beta=lambda i: 0.5), "beta must be a number"),
-    (lambda: fm.fedmuon(rule=optax.identity(), polar=1), "either rule or polar"),
     # low-rank adapters
     (lambda: fm.flora(ranks=(2, -1)), "ranks must be at least 0"),
     (lambda: fm.flexlora(ranks=(0,)), "ranks must be at least 1"),
@@ -144,7 +144,6 @@ VALUES = [
     # gossip
     (lambda: estimators.storm(Pair(0.1, -1)), "beta.y must lie in [0, 1]"),
     (lambda: estimators.noisy(estimators.fresh(), -1.0), "sigma must lie in [0, inf"),
-    (lambda: gradient_tracking(-1.0), "lr must lie in [0, infinity)"),
     (lambda: suda(triple=TRIPLE), "B2 must sum up to 0"),
     (lambda: Each(Pair(1.0, -1.0)), "clip_norm.y must lie in (0, infinity)"),
     (lambda: Each(lambda t: 1.0), "clip_norm must be a number"),
@@ -184,6 +183,15 @@ VALUES = [
     (lambda: fm.transforms.scale_by_fedyogi(b2=-0.1), "b2 must lie in [0, 1), got -0"),
     (lambda: fm.transforms.scale_by_fedadagrad(tau=0.0), "tau must lie in (0, inf"),
     (lambda: fm.transforms.muon(1.0), "momentum must lie in [0, 1), got 1.0"),
+    (lambda: fm.transforms.biclip(-0.1, 1.0), "low must lie in [0, infinity), got -0"),
+    (lambda: fm.transforms.biclip(0.1, -1.0), "high must lie in [0, infinity), got -1"),
+    (lambda: fm.transforms.biclip(2.0, 1.0), "low must lie in [0, 1], got 2.0"),
+    (lambda: fm.transforms.orthogonalize_blocks(0, 4), "period must be at least 1"),
+    (lambda: fm.transforms.orthogonalize_blocks(3, 0), "blocks must be at least 1"),
+    (
+        lambda: fm.transforms.muon_dimension_numbers({"b": TWO}, exclude="head"),
+        "sequence of names, got 'head'",
+    ),
     (lambda: fm.transforms.normalize_axes("out", "out"), "the sides must be 'out'"),
     (lambda: fm.transforms.equilibrate("rows"), "the sides must be 'out'"),
     # models
@@ -192,6 +200,24 @@ VALUES = [
     (shape_of(models.ViT(), 2, 30, 32, 3), "multiples of"),
     (shape_of(models.ViT(dropout=1.0), 2, 32, 32, 3), "dropout must"),
     (shape_of(models.ViT(heads=0), 2, 32, 32, 3), "ViT's heads must be at least 1"),
+    *(
+        (shape_of(models.ALL[name](), 2, *image), "takes images [B, H, W, C]")
+        for name in ("resnet18", "vit", "vit_tiny")
+        for image in ((3072,), (32, 32))
+    ),
+    *(
+        (shape_of(models.ResNet18(**sizes), 2, 32, 32, 3), "positive multiples of grou")
+        for sizes in (
+            *({"groups": 0}, {"groups": 3}, {"widths": ()}),
+            {"groups": 2, "widths": (4, 0)},
+        )
+    ),
+    (shape_of(models.GPT(61, heads=5), 2, 12), "must divide its width 768, got 5"),
+    (shape_of(LLAMA(heads=4, key_heads=3), 2, 12), "must divide its heads 4, got 3"),
+    (shape_of(LLAMA(head_width=5), 2, 12), "rotary needs heads of an even width, got"),
+    (shape_of(models.GPT(61, depth=0), 2, 12), "GPT's depth must be at least 1, got 0"),
+    (shape_of(models.GPT(61, dropout=1.0), 2, 12), "dropout must lie in"),
+    (shape_of(models.GPT(61, context=11), 2, 12), "N from 1 to its context 11, got"),
     (shape_of(models.RNN(3, 4), 2, 28, 28, 1), "token ids [B, length]"),
     (shape_of(models.RNN(hidden=0), 2, 5), "RNN's hidden must be at least 1, got 0"),
     # tasks

@@ -14,6 +14,7 @@ from oracles import fedavg as avg
 from oracles.cases import ALONE, FULL, PARTIAL, X
 
 import fedjax_muon as fm
+from fedjax_muon import engine
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms import by_rank, hyperball, muon, scale_by_normuon
