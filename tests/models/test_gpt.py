@@ -270,26 +270,6 @@ def test_tokens_are_those_that_are_drawn_without_a_cache(name, temperature, top_
             equal(one, tokens[0])
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"prompt": np.arange(10)}, "at most 14 tokens.* got 10 and 5; give the end"),
-        ({"prompt": [3, 61]}, "from 0 to 60, got 61"),
-        ({"prompt": [-1]}, "from 0 to 60, got -1"),
-        ({"prompt": [1.5]}, r"integers \[B, N\] .*got float64\[1\]; encode text first"),
-        ({"prompt": np.zeros((2, 0), int)}, r"one or more, got int64\[2, 0\]"),
-        ({"temperature": 0.0}, r"temperature must lie in \(0, infinity\), got 0.0"),
-        ({"top_k": 0}, "top_k must be at least 1, got 0"),
-        ({"top_k": 62}, "top_k must be at most 61, the model's vocabulary, got 62"),
-        ({"length": 0}, "length must be at least 1, got 0"),
-    ],
-)
-def test_what_sampling_refuses(given, message):
-    usual = {"prompt": [1, 2], "length": 5, "key": KEY}
-    with pytest.raises(ValueError, match=message):
-        generate(SMALL["gpt2"], {}, **usual | given)
-
-
 # ------------------------------------------------------------------------ checkpoints
 
 

@@ -75,6 +75,13 @@ split = lambda function, *given, key=KEY: lambda: function(CLASSES, *given, key=
 shape_of = lambda model, *shape: (
     lambda: jax.eval_shape(model.init, KEY, jnp.zeros(shape))
 )
+GPT = models.GPT(61, context=14, width=4, depth=1, heads=1)
+ASKED = {"prompt": [1, 2], "length": 5, "key": KEY}
+sample = lambda **given: lambda: models.generate(GPT, {}, **ASKED | given)
+X, Y = np.random.default_rng(0).normal(size=(60, 4)), np.array(["low", "high"] * 30)
+arrays = lambda **given: lambda: fm.data.from_arrays(**{"x": X, "y": Y} | given)
+ANN = {"ann": 9 * "to be or not"}
+texts = lambda source=ANN, **given: lambda: fm.data.from_text(source, **given)
 ratios = lambda labels, shares: lambda: imbalance.with_ratios(labels, shares, key=KEY)
 fewer = lambda labels, share: lambda: imbalance.drop_positives(labels, share, key=KEY)
 ZERO, TWO, ONES = jnp.zeros((2, 2)), jnp.ones((2, 2)), jnp.ones(3)
@@ -220,6 +227,18 @@ VALUES = [
     (shape_of(models.GPT(61, context=11), 2, 12), "N from 1 to its context 11, got"),
     (shape_of(models.RNN(3, 4), 2, 28, 28, 1), "token ids [B, length]"),
     (shape_of(models.RNN(hidden=0), 2, 5), "RNN's hidden must be at least 1, got 0"),
+    (
+        sample(prompt=np.arange(10)),
+        "14 tokens, the model's context, got 10 and 5; give",
+    ),
+    (sample(prompt=[3, 61]), "from 0 to 60, got 61"),
+    (sample(prompt=[-1]), "from 0 to 60, got -1"),
+    (sample(prompt=[1.5]), "or [N], one or more, got float64[1]; encode text"),
+    (sample(prompt=np.zeros((2, 0), int)), "one or more, got int64[2, 0]"),
+    (sample(temperature=0.0), "temperature must lie in (0, infinity), got 0.0"),
+    (sample(top_k=0), "top_k must be at least 1, got 0"),
+    (sample(top_k=62), "top_k must be at most 61, the model's vocabulary, got 62"),
+    (sample(length=0), "length must be at least 1, got 0"),
     # tasks
     (lambda: crop_and_flip(-1), "padding must be at least 0, got -1"),
     (lambda: crop_and_flip(1.5), "padding must be a whole number"),
@@ -329,6 +348,26 @@ VALUES = [
     (ratios(BINARY, []), "one number for every client, got none"),
     (ratios([0] * 99, [0.5, 0.5]), "client 0 of 2 with a ratio of 0.5"),
     (ratios([0] * 5 + [1], [0.0, 1.0, 1.0]), "client 2 of 3 with a ratio of 1.0"),
+    # arrays and texts of a user
+    (arrays(y=Y[:5]), "y must be 60 integers or strings"),
+    (arrays(y=["low"] * 60), "all labels are 'low'; classification needs two or more"),
+    (arrays(x=[["a"]] * 60), "x must be an array of numbers, got <U1"),
+    (arrays(x=np.full((60, 2), np.nan)), "x has NaN or infinity in 60 of 60 examples"),
+    (arrays(owners=[None] * 60), "example 0: owners is empty (60 of 60 are missing)"),
+    (arrays(classes=("low", "mid")), "y has the label 'high', which is not one of t"),
+    (arrays(test_share=1.0), "the test share must be in (0, 1), got 1.0"),
+    (arrays(text=True), "x must be an array of token ids, got float64"),
+    (
+        arrays(x=np.full((60, 2), 2**40), text=True),
+        "x: token ids must be below 2^31, got 1099511627776",
+    ),
+    (arrays(test=(X[:, :3], Y)), "x_test must hold examples of one shape, got [4]"),
+    (texts({}), "there is no document; give at least one text"),
+    (texts({"ann": None}), "ann must be a text, got NoneType"),
+    (texts(window=1), "window must be at least 2, got 1"),
+    (texts(tokenizer="words"), "no tokenizer 'words'; give bytes, characters"),
+    (texts(window=4, test_share=1.0), "test_share must lie in (0, 1), got 1"),
+    (lambda: fm.data.tokenizers.characters("ab").encode("xa"), "has no 'x'; leave it"),
     # batches
     (lambda: batching.poisson(3)(KEY, jnp.int32(9), 1, 4, 16), "longest_batch must be"),
 ]
