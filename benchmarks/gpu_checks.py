@@ -168,8 +168,7 @@ def check_tune() -> Checks:
 
     several = {"mlp": Setting(clients=100, cohort=10)}
     for name, setting in (several | MODELS).items():
-        if name in ("mlp", "emnist_cnn", "resnet18", "vit_tiny"):
-            yield name, partial(measure, setting)
+        yield name, partial(measure, setting)
 
 
 def check_newton_schulz() -> Checks:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import cpu_model
 from experiments.board import protocol
 from experiments.board.protocol import Line, Runs
 from experiments.board.row import Row
 from experiments.board.tracks import Track, score_of
+from experiments.machine import cpu_model
 from experiments.studies.tuned import read
 from fedjax_muon.core.recipe import in_words
 from fedjax_muon.problems import Problem

@@ -23,8 +23,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from benchmarks.machine import machine
 from experiments.arguments import call
+from experiments.machine import machine
 from experiments.studies.muon_bound import muon_bound
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.core import Algorithm, Hyper, recorded

@@ -9,6 +9,17 @@ from numpy.typing import ArrayLike
 
 from fedjax_muon.runs.metrics_csv import text_of
 
+__all__ = [
+    "History",
+    "Point",
+    "Summary",
+    "best",
+    "mean_curve",
+    "score_column",
+    "summarize",
+    "target_score",
+]
+
 SHARE_OF_BEST = 0.9
 History = Mapping[str, np.ndarray]  # columns by name, see `metrics_csv.read`
 
