@@ -90,3 +90,19 @@ def fedavg_m(
 
     main = Exchange(broadcast_state, client, server)
     return Algorithm(init, no_client_state, (main,))
+
+
+@recorded
+def fedcm(
+    lr: Hyper = 0.1,
+    *,
+    server_lr: Hyper = 1.0,
+    momentum: Hyper = 0.9,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> Algorithm:
+    """FedCM: the same algorithm as FedAvg-M, from an earlier paper.
+
+    Source: Xu et al. 2021, arXiv:2106.10874. Checked against independent code. The same
+    as `fm.fedavg_m()`.
+    """
+    return fedavg_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)

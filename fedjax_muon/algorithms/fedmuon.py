@@ -119,3 +119,19 @@ def fedmuon(
     main = Exchange(broadcast_state, client, server, local_params=after_change)
     init_client = no_client_state if synced else tree.zeros_like
     return Algorithm(init, init_client, (main,), (prologue,))
+
+
+@recorded
+def fedmuon_unsynced(
+    lr: Hyper = 0.01,
+    *,
+    momentum: Hyper = 0.9,
+    rule: optax.GradientTransformation | None = None,
+    polar: Polar | None = None,
+) -> Algorithm:
+    """FedMuon(unsynced start): the first momenta are not averaged, as in Algorithm 1.
+
+    Source: Zhang and Gao 2025, arXiv:2510.03866. Checked against the paper's text. The
+    same as `fm.fedmuon(synced=False)`.
+    """
+    return fedmuon(lr=lr, momentum=momentum, rule=rule, polar=polar, synced=False)

@@ -16,12 +16,14 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
+from fedjax_muon.linalg import lmo
 from fedjax_muon.transforms import (
     Polar,
     ShapeScale,
     by_rank,
     default_rule,
     orthogonalize,
+    scale_by_lmo,
     scale_by_shape,
     unscaled,
 )
@@ -106,3 +108,23 @@ def fedmuon_correct(
 
     main = Exchange(broadcast_state, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+
+
+@recorded
+def fedmuon_correct_euclidean(lr: Hyper = 0.01, *, momentum: Hyper = 0.9) -> Algorithm:
+    """FedMuon(bias correction, Euclidean): steps in the Euclidean norm of every array.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
+    text. The same as `fm.fedmuon_correct(rule=scale_by_lmo(lmo.euclidean))`.
+    """
+    return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.euclidean))
+
+
+@recorded
+def fedmuon_correct_max_norm(lr: Hyper = 0.001, *, momentum: Hyper = 0.9) -> Algorithm:
+    """FedMuon(bias correction, max norm): steps in the maximum norm.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
+    text. The same as `fm.fedmuon_correct(rule=scale_by_lmo(lmo.max_norm))`.
+    """
+    return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.max_norm))

@@ -8,6 +8,7 @@ from fedjax_muon.core import (
     Algorithm,
     Exchange,
     Hyper,
+    Number,
     broadcast_state,
     check_range,
     local_steps,
@@ -16,6 +17,7 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
+from fedjax_muon.transforms import heavy_ball
 
 
 class State(NamedTuple):
@@ -89,3 +91,28 @@ def scaffold(
 
     main = Exchange(broadcast_state, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+
+
+@recorded
+def scaffold_momentum(
+    lr: Hyper = 0.01, *, server_lr: Hyper = 1.0, momentum: Number = 0.9
+) -> Algorithm:
+    """SCAFFOLD(momentum): momentum of the corrected gradient, reset every round.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
+    text. The same as `fm.scaffold(rule=heavy_ball(momentum))`.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
+    """
+    return scaffold(lr=lr, server_lr=server_lr, rule=heavy_ball(momentum))
+
+
+@recorded
+def scaffold_adam(lr: Hyper = 0.001, *, server_lr: Hyper = 1.0) -> Algorithm:
+    """SCAFFOLD(Adam): Adam on the corrected gradient, reset every round.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
+    text. The same as `fm.scaffold(rule=optax.scale_by_adam())`.
+    """
+    return scaffold(lr=lr, server_lr=server_lr, rule=optax.scale_by_adam())

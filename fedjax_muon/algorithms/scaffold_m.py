@@ -16,6 +16,7 @@ from fedjax_muon.core import (
     tree,
     value_at,
 )
+from fedjax_muon.transforms import normalize
 
 
 class State(NamedTuple):
@@ -110,3 +111,16 @@ def scaffold_m(
 
     main = Exchange(send, client, server)
     return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+
+
+@recorded
+def padamfed(
+    lr: Hyper = 0.01, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
+) -> Algorithm:
+    """PAdaMFed: SCAFFOLD-M with local steps of the length `lr`.
+
+    Source: Yan et al. 2025, Problem-Parameter-Free Federated Learning, ICLR. Checked
+    against independent code. The same as `fm.scaffold_m(rule=normalize())` with other
+    defaults.
+    """
+    return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=normalize())
