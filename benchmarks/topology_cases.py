@@ -20,6 +20,7 @@ from experiments.papers.frame import METHODS, decayed
 from experiments.papers.pretrained.roberta import RoBERTa
 from experiments.papers.pretrained.swin import swin_tiny
 from fedjax_muon import algorithms, decentralized, minimax, partition, problems
+from fedjax_muon.algorithms.registry import base_of
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.data import NAMES, Dataset
 from fedjax_muon.engine import plans as execution
@@ -133,7 +134,7 @@ def methods() -> Iterator[Case]:
     """
     registries = algorithms.ALL | minimax.ALL | decentralized.ALL
     for chips, (name, row) in itertools.product((CHIP, POD), registries.items()):
-        if row.preset is None or name == "dm_hsgd":
+        if not base_of(row.function) or name == "dm_hsgd":
             plain = name in algorithms.ALL or name in DESCENT
             yield Case("methods", name, MLP if plain else AUC, chips)
 

@@ -30,7 +30,7 @@ from fedjax_muon.core.hyperparameters import plain_numbers, several
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.experiments import directory as directories, sweep_reports
 from fedjax_muon.experiments.checked_rows import CheckedRows
-from fedjax_muon.experiments.identity import claimed, identity
+from fedjax_muon.experiments.identity import as_begun, claimed, identity
 from fedjax_muon.experiments.prepared import (
     Method,
     check_seeds,
@@ -226,7 +226,7 @@ def sweep(
         words["data"] = digest(problem.dataset)
         for name in ("seed", *_varied(words, grid)):
             del words[name]
-        search.begin(words)
+        search.begin(as_begun(search.place, words))
     begun()
     if parts > 1:  # what is extended depends on the results of all parts
         extend = False

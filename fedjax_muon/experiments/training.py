@@ -33,6 +33,7 @@ from fedjax_muon.experiments.directory import (
 from fedjax_muon.experiments.identity import (
     IDENTITY,
     arrays_of,
+    as_begun,
     check_same,
     claimed,
     identity,
@@ -133,6 +134,9 @@ def job_of(
         public = words() | arrays
         if _has_secrets(simulation):
             public, hidden = words(publishable=True), public
+            if privacy.is_charged(directory):
+                hidden = as_begun(privacy.secret_in(directory).folder, hidden)
+        public = as_begun(directory, public)
     known = public, hidden, arrays.get("clients", "")
     numbers: Any = rounds, evaluate_every, drop, problem.name
     return Job(name, seed, simulation, *known, directory, *numbers)
