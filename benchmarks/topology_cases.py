@@ -16,6 +16,7 @@ import numpy as np
 
 import fedjax_muon as fm
 from fedjax_muon import algorithms, decentralized, minimax, partition, problems
+from fedjax_muon.algorithms.registry import base_of
 from fedjax_muon.core import numbers_of
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.core.schedules import cosine_decay
@@ -118,7 +119,7 @@ def methods() -> Iterator[Case]:
     """
     registries = algorithms.ALL | minimax.ALL | decentralized.ALL
     for chips, (name, row) in itertools.product((CHIP, POD), registries.items()):
-        if row.preset is None or name == "dm_hsgd":
+        if not base_of(row.function) or name == "dm_hsgd":
             plain = name in algorithms.ALL or name in DESCENT
             yield Case("methods", name, MLP if plain else AUC, chips)
 

@@ -6,7 +6,6 @@ Names are those of `__init__.pyi`; a module is imported when its name is first u
 """
 
 import difflib
-import importlib
 import types
 from typing import Any
 
@@ -37,9 +36,6 @@ def __getattr__(name: str) -> Any:
     except AttributeError:
         if name.startswith("_"):
             raise
-    methods = importlib.import_module(f"{__name__}.algorithms").ALL
-    if name in methods:  # presets
-        return methods[name].function
     for place in PLACES:
         found = getattr(_attribute(place), name, None)
         if found is not None and not isinstance(found, types.ModuleType):
@@ -50,5 +46,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    methods = importlib.import_module(f"{__name__}.algorithms").ALL
-    return sorted({*__all__, *methods})
+    return sorted(__all__)

@@ -1,6 +1,3 @@
-# ruff: noqa: E702
-import typing
-
 from . import (
     algorithms as algorithms,
     core as core,
@@ -25,33 +22,54 @@ from .algorithms.diloco import (
     diloco as diloco,
     heloco as heloco,
     muloco as muloco,
+    muloco_1 as muloco_1,
+    muloco_2 as muloco_2,
+    muloco_16 as muloco_16,
     sparseloco as sparseloco,
 )
 from .algorithms.ef21_muon import ef21_muon as ef21_muon
 from .algorithms.fafed import fafed as fafed
 from .algorithms.fedadamw import fedadamw as fedadamw
 from .algorithms.fedavg import (
+    adam_biclip as adam_biclip,
+    bi2clip as bi2clip,
     dp_fedmuon as dp_fedmuon,
+    fadas as fadas,
     fedadagrad as fedadagrad,
     fedadam as fedadam,
     fedavg as fedavg,
+    fedavg_adam as fedavg_adam,
+    fedavg_momentum as fedavg_momentum,
+    fedavg_server_momentum as fedavg_server_momentum,
     fedyogi as fedyogi,
     local_adamw as local_adamw,
     local_muon as local_muon,
+    local_muon_averaged as local_muon_averaged,
     local_sgdm as local_sgdm,
+    local_soap as local_soap,
     muonh as muonh,
+    ringmaster_lmo as ringmaster_lmo,
 )
-from .algorithms.fedavg_m import fedavg_m as fedavg_m
+from .algorithms.fedavg_m import fedavg_m as fedavg_m, fedcm as fedcm
 from .algorithms.fedavg_vr import fedavg_vr as fedavg_vr
 from .algorithms.feddyn import feddyn as feddyn
 from .algorithms.fedexp import fedexp as fedexp
 from .algorithms.fedlada import fedlada as fedlada
-from .algorithms.fedmuon import fedmuon as fedmuon
+from .algorithms.fedmuon import fedmuon as fedmuon, fedmuon_unsynced as fedmuon_unsynced
 from .algorithms.fedmuon_align import (
     fedmuon_align as fedmuon_align,
+    fedmuon_align_reset as fedmuon_align_reset,
     fedmuon_svd as fedmuon_svd,
+    fedpac_muon as fedpac_muon,
+    fedpac_soap as fedpac_soap,
+    local_adamw_align as local_adamw_align,
+    local_sgd_align as local_sgd_align,
 )
-from .algorithms.fedmuon_correct import fedmuon_correct as fedmuon_correct
+from .algorithms.fedmuon_correct import (
+    fedmuon_correct as fedmuon_correct,
+    fedmuon_correct_euclidean as fedmuon_correct_euclidean,
+    fedmuon_correct_max_norm as fedmuon_correct_max_norm,
+)
 from .algorithms.fednova import fednova as fednova
 from .algorithms.fedprox import fedprox as fedprox
 from .algorithms.fedsubmuon import (
@@ -71,8 +89,12 @@ from .algorithms.lora import (
     rolora as rolora,
 )
 from .algorithms.padamfed_vr import padamfed_vr as padamfed_vr
-from .algorithms.scaffold import scaffold as scaffold
-from .algorithms.scaffold_m import scaffold_m as scaffold_m
+from .algorithms.scaffold import (
+    scaffold as scaffold,
+    scaffold_adam as scaffold_adam,
+    scaffold_momentum as scaffold_momentum,
+)
+from .algorithms.scaffold_m import padamfed as padamfed, scaffold_m as scaffold_m
 from .algorithms.scaffold_vr import scaffold_vr as scaffold_vr
 from .algorithms.stem import stem as stem
 from .algorithms.streaming_diloco import streaming_diloco as streaming_diloco
@@ -158,16 +180,5 @@ from .wrappers.compression import (
 from .wrappers.personalization import ditto as ditto, keep_own as keep_own
 from .wrappers.spheres import keep_norms as keep_norms
 
-_Preset = typing.Callable[..., Algorithm]  # made by algorithms.ALL
-# fmt: off
-adam_biclip: _Preset; bi2clip: _Preset; fadas: _Preset; fedavg_adam: _Preset
-fedavg_momentum: _Preset; fedavg_server_momentum: _Preset; fedcm: _Preset
-fedmuon_align_reset: _Preset; fedmuon_correct_euclidean: _Preset
-fedmuon_correct_max_norm: _Preset; fedmuon_unsynced: _Preset; fedpac_muon: _Preset
-fedpac_soap: _Preset; local_adamw_align: _Preset; local_muon_averaged: _Preset
-local_sgd_align: _Preset; local_soap: _Preset; muloco_1: _Preset; muloco_16: _Preset
-muloco_2: _Preset; padamfed: _Preset; ringmaster_lmo: _Preset; scaffold_adam: _Preset
-scaffold_momentum: _Preset
-# fmt: on
 __all__: list[str]
 __version__: str

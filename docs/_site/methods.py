@@ -24,7 +24,7 @@ def functions() -> dict[str, str]:
     """The paths of methods' functions by name."""
     package = ROOT / "fedjax_muon"
     found = {}
-    for place in ("algorithms/*.py", "decentralized/[dt]*.py"):
+    for place in ("algorithms/*.py", "decentralized/[dst]*.py"):
         for path in package.glob(place):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             for name in re.findall(r"^@recorded\ndef (\w+)\(", path.read_text(), re.M):

@@ -38,9 +38,9 @@ PAGES = {
         ":fedmuon fedmuon_align fedmuon_correct fedavg scaffold fedprox",
         "algorithms:*",
         "algorithms:ALL",
-        "algorithms.registry:Method preset",
+        "algorithms.registry:Method",
     ),
-    "minimax": ("Minimax methods", "minimax"),
+    "minimax": ("Minimax methods", "minimax", "minimax:ALL"),
     "decentralized": (
         "Decentralized methods",
         ":decentralize",

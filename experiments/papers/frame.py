@@ -102,7 +102,8 @@ def chosen(
 
 def with_options(method: Method, **options: Any) -> Algorithm:
     """Makes a method with those of some options that it takes."""
-    taken = {name: value for name, value in options.items() if method.takes(name)}
+    known = inspect.signature(method.function).parameters
+    taken = {name: value for name, value in options.items() if name in known}
     return method.function(**taken)
 
 

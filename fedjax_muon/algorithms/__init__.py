@@ -1,39 +1,61 @@
 """Federated algorithms; `ALL` has each of them with its paper and published grid.
 
-All names in `ALL` are functions of this module, presets such as `fedcm` too.
+All names in `ALL` are functions of this module.
 """
 
-from typing import Any
-
-import optax
-
-from fedjax_muon import transforms
 from fedjax_muon.algorithms import minimax as minimax
-from fedjax_muon.algorithms.diloco import diloco, heloco, muloco, sparseloco
+from fedjax_muon.algorithms.diloco import (
+    diloco,
+    heloco,
+    muloco,
+    muloco_1,
+    muloco_2,
+    muloco_16,
+    sparseloco,
+)
 from fedjax_muon.algorithms.ef21_muon import ef21_muon
 from fedjax_muon.algorithms.fafed import fafed
 from fedjax_muon.algorithms.fedadamw import fedadamw
 from fedjax_muon.algorithms.fedavg import (
-    decayed_muon,
+    adam_biclip,
+    bi2clip,
     dp_fedmuon,
+    fadas,
     fedadagrad,
     fedadam,
     fedavg,
+    fedavg_adam,
+    fedavg_momentum,
+    fedavg_server_momentum,
     fedyogi,
-    heavy_ball,
     local_adamw,
     local_muon,
+    local_muon_averaged,
     local_sgdm,
+    local_soap,
     muonh,
+    ringmaster_lmo,
 )
-from fedjax_muon.algorithms.fedavg_m import fedavg_m
+from fedjax_muon.algorithms.fedavg_m import fedavg_m, fedcm
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
 from fedjax_muon.algorithms.feddyn import feddyn
 from fedjax_muon.algorithms.fedexp import fedexp
 from fedjax_muon.algorithms.fedlada import fedlada
-from fedjax_muon.algorithms.fedmuon import fedmuon
-from fedjax_muon.algorithms.fedmuon_align import fedmuon_align, fedmuon_svd
-from fedjax_muon.algorithms.fedmuon_correct import fedmuon_correct
+from fedjax_muon.algorithms.fedmuon import fedmuon, fedmuon_unsynced
+from fedjax_muon.algorithms.fedmuon_align import (
+    fedmuon_align,
+    fedmuon_align_reset,
+    fedmuon_svd,
+    fedpac_muon,
+    fedpac_soap,
+    local_adamw_align,
+    local_sgd_align,
+)
+from fedjax_muon.algorithms.fedmuon_correct import (
+    fedmuon_correct,
+    fedmuon_correct_euclidean,
+    fedmuon_correct_max_norm,
+)
 from fedjax_muon.algorithms.fednova import fednova
 from fedjax_muon.algorithms.fedprox import fedprox
 from fedjax_muon.algorithms.fedsubmuon import fedsubmuon, fedsubmuon_gt
@@ -48,21 +70,12 @@ from fedjax_muon.algorithms.lora import (
     rolora,
 )
 from fedjax_muon.algorithms.padamfed_vr import padamfed_vr
-from fedjax_muon.algorithms.registry import (
-    FromOptions,
-    Method,
-    Source,
-    attribute_of,
-    by_name,
-    preset,
-)
-from fedjax_muon.algorithms.scaffold import scaffold
-from fedjax_muon.algorithms.scaffold_m import scaffold_m
+from fedjax_muon.algorithms.registry import Method, Source, by_name
+from fedjax_muon.algorithms.scaffold import scaffold, scaffold_adam, scaffold_momentum
+from fedjax_muon.algorithms.scaffold_m import padamfed, scaffold_m
 from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
 from fedjax_muon.algorithms.stem import stem
 from fedjax_muon.algorithms.streaming_diloco import streaming_diloco
-from fedjax_muon.core import Number, after_first, check_range
-from fedjax_muon.linalg import lmo
 
 TEXT, AUTHORS, DEPARTS = Source.TEXT, Source.AUTHORS, Source.DEPARTS
 INDEPENDENT = Source.INDEPENDENT
@@ -116,105 +129,18 @@ SARFI_GRID = {"server_lr": (0.7, 0.9, 1.0)}
 MU_GRID = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
 
-def _decayed_heavy_ball(
-    momentum: Number, decay: Number
-) -> optax.GradientTransformation:
-    """Momentum with coupled weight decay.
-
-    Args:
-      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
-      decay: Weight decay that is added to the gradient, 0 to 0.001.
-    """
-    check_range("decay", decay, schedules=False)
-    return optax.chain(optax.add_decayed_weights(decay), heavy_ball(momentum))
-
-
-def _looking_ahead(
-    momentum: Number, polar: transforms.Polar | None
-) -> optax.GradientTransformation:
-    """Muon of matrices and the mean gradient of the rest, both looking ahead.
-
-    Args:
-      momentum: Weight of the past in the momentum, in [0, 1), usually 0.95.
-      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
-    """
-    ahead = optax.trace(momentum, nesterov=True)  # over 1 - b: b M + (1 - b) g
-    rest = optax.chain(ahead, optax.scale(1 - momentum))
-    make = lambda polar: transforms.muon(
-        momentum, nesterov=True, polar=polar, shape_scale=transforms.jordan, rest=rest
-    )
-    return transforms.default_rule(None, polar, make)
-
-
-def _decayed_soap(decay: Number) -> optax.GradientTransformation:
-    """SOAP with decoupled weight decay.
-
-    Args:
-      decay: Decoupled weight decay, relative to `lr`, 0 to 0.1.
-    """
-    check_range("decay", decay, schedules=False)
-    return optax.chain(transforms.scale_by_soap(), optax.add_decayed_weights(decay))
-
-
 ALL = by_name(
     Method(fedavg, "FedAvg", MCMAHAN, INDEPENDENT, LIU_SGD_GRID),
-    preset(
-        "fedavg_momentum",
-        "FedAvg(momentum)",
-        TAKEZAWA,
-        TEXT,
-        TAKEZAWA_GRID,
-        base=fedavg,
-        sentence="Local SGD with momentum that is reset every round.",
-        options={"lr": 0.1, "momentum": 0.9},
-        changes={"rule": FromOptions(heavy_ball)},
-    ),
-    preset(
-        "fedavg_server_momentum",
-        "FedAvg(server momentum)",
-        HSU,
-        INDEPENDENT,
-        base=fedavg,
-        sentence="FedAvgM: heavy-ball momentum at the server.",
-        options={"lr": 0.1, "server_lr": 1.0, "momentum": 0.9},
-        changes={"server_rule": FromOptions(heavy_ball)},
-    ),
-    preset(
-        "fedavg_adam",
-        "FedAvg(Adam)",
-        TAKEZAWA,
-        TEXT,
-        TAKEZAWA_GRID,
-        base=fedavg,
-        sentence="Local Adam that is reset every round.",
-        options={"lr": 0.001},
-        changes={"rule": optax.scale_by_adam()},
-    ),
+    Method(fedavg_momentum, "FedAvg(momentum)", TAKEZAWA, TEXT, TAKEZAWA_GRID),
+    Method(fedavg_server_momentum, "FedAvg(server momentum)", HSU, INDEPENDENT),
+    Method(fedavg_adam, "FedAvg(Adam)", TAKEZAWA, TEXT, TAKEZAWA_GRID),
     Method(local_adamw, "Local AdamW", LIU, DEPARTS, LIU_ADAM_GRID),
-    preset(
-        "local_soap",
-        "Local SOAP",
-        FEDPAC,
-        AUTHORS,
-        base=fedavg,
-        sentence="Local SOAP that is reset every round; its first call only looks.",
-        options={"lr": 0.003, "decay": 0.01},
-        changes={"rule": FromOptions(_decayed_soap)},
-    ),
+    Method(local_soap, "Local SOAP", FEDPAC, AUTHORS),
     Method(fedadamw, "FedAdamW", LIU_ADAMW, DEPARTS),
     Method(fedadam, "FedAdam", REDDI, INDEPENDENT, SERVER_GRID),
     Method(fedyogi, "FedYogi", REDDI, INDEPENDENT, SERVER_GRID),
     Method(fedadagrad, "FedAdagrad", REDDI, INDEPENDENT, SERVER_GRID),
-    preset(
-        "fadas",
-        "FADAS",
-        FADAS,
-        DEPARTS,
-        base=fedavg,
-        sentence="AMSGrad at the server, without any bias correction.",
-        options={"lr": 0.1, "server_lr": 0.001},
-        changes={"server_rule": transforms.scale_by_fadas()},
-    ),
+    Method(fadas, "FADAS", FADAS, DEPARTS),
     Method(fedprox, "FedProx", LI, INDEPENDENT, MU_GRID),
     Method(fednova, "FedNova", WANG, DEPARTS, LIU_SGD_GRID),
     Method(fedexp, "FedExP", JHUNJHUNWALA, DEPARTS),
@@ -229,28 +155,8 @@ ALL = by_name(
     Method(fedsubmuon, "FedSubMuon", CHEN, DEPARTS),
     Method(fedsubmuon_gt, "FedSubMuon-GT", CHEN, DEPARTS),
     Method(scaffold, "SCAFFOLD", KARIMIREDDY, INDEPENDENT, LIU_SGD_GRID),
-    preset(
-        "scaffold_momentum",
-        "SCAFFOLD(momentum)",
-        TAKEZAWA,
-        TEXT,
-        TAKEZAWA_GRID,
-        base=scaffold,
-        sentence="Momentum of the corrected gradient, reset every round.",
-        options={"lr": 0.01, "server_lr": 1.0, "momentum": 0.9},
-        changes={"rule": FromOptions(heavy_ball)},
-    ),
-    preset(
-        "scaffold_adam",
-        "SCAFFOLD(Adam)",
-        TAKEZAWA,
-        TEXT,
-        TAKEZAWA_GRID,
-        base=scaffold,
-        sentence="Adam on the corrected gradient, reset every round.",
-        options={"lr": 0.001, "server_lr": 1.0},
-        changes={"rule": optax.scale_by_adam()},
-    ),
+    Method(scaffold_momentum, "SCAFFOLD(momentum)", TAKEZAWA, TEXT, TAKEZAWA_GRID),
+    Method(scaffold_adam, "SCAFFOLD(Adam)", TAKEZAWA, TEXT, TAKEZAWA_GRID),
     Method(local_muon, "Local Muon", LIU, TEXT, LIU_MUON_GRID, color="#12a150"),
     Method(
         local_muon_persistent,
@@ -261,89 +167,34 @@ ALL = by_name(
         color="#0b7a4b",
     ),
     Method(fedmuon, "FedMuon", ZHANG, TEXT, ZHANG_GRID, color="#d62728"),
-    preset(
-        "fedmuon_unsynced",
-        "FedMuon(unsynced start)",
-        ZHANG,
-        TEXT,
-        base=fedmuon,
-        sentence="The first momenta are not averaged, as in Algorithm 1.",
-        options={"lr": 0.01, "momentum": 0.9, "rule": None, "polar": None},
-        changes={"synced": False},
-        color="#ff6b6b",
-    ),
+    Method(fedmuon_unsynced, "FedMuon(unsynced start)", ZHANG, TEXT, color="#ff6b6b"),
     Method(fedmuon_align, "FedMuon(alignment)", LIU, TEXT, ALIGN_GRID, color="#1f6fd6"),
     Method(fedmuon_svd, "FedMuon(SVD)", LIU, TEXT, LIU_MUON_GRID, color="#5b5bd6"),
-    preset(
-        "fedmuon_align_reset",
+    Method(
+        fedmuon_align_reset,
         "FedMuon(alignment, own momentum)",
         LIU,
         TEXT,
-        base=fedmuon_align,
-        sentence="Momenta start anew in every round, as in Table 5.",
-        options={
-            "lr": 0.03,
-            "align": 0.5,
-            "decay": 0.01,
-            "momentum": 0.98,
-            "polar": None,
-        },
-        changes={"averaged_state": ()},
         color="#4aa3ff",
     ),
-    preset(
-        "fedpac_muon",
-        "FedPAC(Muon)",
-        FEDPAC,
-        DEPARTS,
-        base=fedmuon_align,
-        sentence="FedMuon(alignment); the authors' decay has the factor 1 - align.",
-        options={
-            "lr": 0.03,
-            "align": 0.5,
-            "decay": 0.01,
-            "momentum": 0.95,
-            "polar": None,
-        },
-        color="#2b8ca8",
-    ),
-    preset(
-        "fedpac_soap",
-        "FedPAC(SOAP)",
-        FEDPAC,
-        DEPARTS,
-        base=fedmuon_align,
-        sentence="SOAP with averaged g g^T and g^T g, which steps in its first call.",
-        options={"lr": 0.003, "align": 0.5, "decay": 0.01},
-        changes={
-            "rule": transforms.scale_by_soap(first_step=True),
-            "averaged_state": ("grams",),
-        },
-    ),
-    preset(
-        "local_muon_averaged",
+    Method(fedpac_muon, "FedPAC(Muon)", FEDPAC, DEPARTS, color="#2b8ca8"),
+    Method(fedpac_soap, "FedPAC(SOAP)", FEDPAC, DEPARTS),
+    Method(
+        local_muon_averaged,
         "Local Muon(averaged momentum)",
         LIU,
         TEXT,
-        grid=LIU_MUON_GRID,
-        base=fedavg,
-        sentence="FedMuon(alignment) without alignment, an ablation.",
-        options={"lr": 0.03, "momentum": 0.98, "decay": 0.01, "polar": None},
-        changes={"rule": FromOptions(decayed_muon), "averaged_state": ("trace",)},
+        LIU_MUON_GRID,
         color="#7bbf2a",
     ),
     Method(dp_fedmuon, "DP-FedMuon", MCMAHAN_DP, Source.OURS, color="#2f7f7f"),
     Method(muonh, "MuonH", WEN, Source.OURS, color="#3d6b1f"),
-    preset(
-        "ringmaster_lmo",
+    Method(
+        ringmaster_lmo,
         "Ringmaster LMO",
         RINGMASTER,
         AUTHORS,
         {"server_lr": (0.04, 0.2, 1.0, 5.0)},
-        base=fedavg,
-        sentence="Muon at the server, for single gradients of asynchronous clients.",
-        options={"lr": 1.0, "server_lr": 0.04, "momentum": 0.95, "polar": None},
-        changes={"server_rule": FromOptions(_looking_ahead)},
         color="#7d2a6e",
     ),
     Method(
@@ -354,178 +205,61 @@ ALL = by_name(
         CORRECT_GRID,
         color="#e8820c",
     ),
-    preset(
-        "fedmuon_correct_euclidean",
+    Method(
+        fedmuon_correct_euclidean,
         "FedMuon(bias correction, Euclidean)",
         TAKEZAWA,
         TEXT,
-        base=fedmuon_correct,
-        sentence="Steps in the Euclidean norm of every array.",
-        options={"lr": 0.01, "momentum": 0.9},
-        changes={"rule": transforms.scale_by_lmo(lmo.euclidean)},
         color="#c9a400",
     ),
-    preset(
-        "fedmuon_correct_max_norm",
+    Method(
+        fedmuon_correct_max_norm,
         "FedMuon(bias correction, max norm)",
         TAKEZAWA,
         TEXT,
-        base=fedmuon_correct,
-        sentence="Steps in the maximum norm.",
-        options={"lr": 0.001, "momentum": 0.9},
-        changes={"rule": transforms.scale_by_lmo(lmo.max_norm)},
         color="#b5541c",
     ),
     Method(diloco, "DiLoCo", DOUILLARD, INDEPENDENT),
     Method(heloco, "HeLoCo", ASIF, INDEPENDENT),
     Method(streaming_diloco, "Streaming DiLoCo", DOUILLARD_STREAMING, INDEPENDENT),
     Method(muloco, "MuLoCo", THERIEN, AUTHORS, THERIEN_GRID, color="#00a3b4"),
-    preset(
-        "muloco_1",
-        "MuLoCo(1 worker)",
-        THERIEN,
-        AUTHORS,
-        base=muloco,
-        sentence="The configuration that the authors recommend for one worker.",
-        options={
-            "lr": 0.02,
-            "server_lr": 0.7,
-            "momentum": 0.95,
-            "server_momentum": 0.6,
-            "decay": 0.01,
-            "polar": None,
-        },
-        changes={"b2": 0.95},
-        color="#007a87",
-    ),
-    preset(
-        "muloco_2",
-        "MuLoCo(2 workers)",
-        THERIEN,
-        AUTHORS,
-        base=muloco,
-        sentence="The authors' configuration for two workers, without streaming.",
-        options={
-            "lr": 0.044,
-            "server_lr": 0.9,
-            "momentum": 0.9,
-            "server_momentum": 0.8,
-            "decay": 0.00125,
-            "polar": None,
-        },
-        color="#4cc3cf",
-    ),
-    preset(
-        "muloco_16",
-        "MuLoCo(16 workers)",
-        THERIEN,
-        AUTHORS,
-        base=muloco,
-        sentence="The authors' configuration for 16 workers.",
-        options={
-            "lr": 0.015625,
-            "server_lr": 1.0,
-            "momentum": 0.9,
-            "server_momentum": 0.9,
-            "polar": None,
-        },
-        color="#0e5f68",
-    ),
+    Method(muloco_1, "MuLoCo(1 worker)", THERIEN, AUTHORS, color="#007a87"),
+    Method(muloco_2, "MuLoCo(2 workers)", THERIEN, AUTHORS, color="#4cc3cf"),
+    Method(muloco_16, "MuLoCo(16 workers)", THERIEN, AUTHORS, color="#0e5f68"),
     Method(sparseloco, "SparseLoCo", SARFI, DEPARTS, SARFI_GRID),
     Method(ef21_muon, "EF21-Muon", GRUNTKOWSKA, INDEPENDENT, color="#c2385b"),
-    preset(
-        "fedcm",
-        "FedCM",
-        XU,
-        INDEPENDENT,
-        LIU_SGD_GRID,
-        base=fedavg_m,
-        sentence="The same algorithm as FedAvg-M, from an earlier paper.",
-        options={
-            "lr": 0.1,
-            "server_lr": 1.0,
-            "momentum": 0.9,
-            "rule": optax.identity(),
-        },
-    ),
+    Method(fedcm, "FedCM", XU, INDEPENDENT, LIU_SGD_GRID),
     Method(fedavg_m, "FedAvg-M", CHENG, INDEPENDENT, MOMENTUM_GRID),
     Method(fedavg_vr, "FedAvg-VR", CHENG),
     Method(scaffold_m, "SCAFFOLD-M", CHENG),
     Method(scaffold_vr, "SCAFFOLD-VR", CHENG),
-    preset(
-        "padamfed",
-        "PAdaMFed",
-        YAN,
-        INDEPENDENT,
-        base=scaffold_m,
-        sentence="SCAFFOLD-M with local steps of the length `lr`.",
-        options={"lr": 0.01, "server_lr": 1.0, "momentum": after_first(0.9)},
-        changes={"rule": transforms.normalize()},
-    ),
+    Method(padamfed, "PAdaMFed", YAN, INDEPENDENT),
     Method(padamfed_vr, "PAdaMFed-VR", YAN),
     Method(fedlada, "FedLADA", SUN, INDEPENDENT, SUN_GRID),
     Method(fafed, "FAFED", WU, INDEPENDENT),
     Method(stem, "STEM", KHANDURI),
     Method(local_sgdm, "LocalSGDM", YU, INDEPENDENT),
-    preset(
-        "adam_biclip",
-        "Adam-BiClip",
-        LEE,
-        INDEPENDENT,
-        base=fedavg,
-        sentence="Coordinates clipped from both sides, FedAdam at the server.",
-        options={"lr": 0.1, "server_lr": 0.01, "low": 1e-5, "high": 0.1},
-        changes={
-            "rule": FromOptions(transforms.biclip),
-            "server_rule": transforms.scale_by_fedadam(),
-        },
-    ),
-    preset(
-        "bi2clip",
-        "Bi2Clip",
-        LEE,
-        INDEPENDENT,
-        base=fedavg,
-        sentence="Coordinates clipped from both sides, at clients and server.",
-        options={"lr": 0.1, "server_lr": 1.0, "low": 1e-5, "high": 0.1},
-        changes={
-            "rule": FromOptions(transforms.biclip),
-            "server_rule": FromOptions(transforms.biclip),
-        },
-    ),
-    preset(
-        "local_sgd_align",
+    Method(adam_biclip, "Adam-BiClip", LEE, INDEPENDENT),
+    Method(bi2clip, "Bi2Clip", LEE, INDEPENDENT),
+    Method(
+        local_sgd_align,
         "Local SGD(averaged momentum, alignment)",
         LIU,
         TEXT,
         LIU_SGD_GRID,
-        base=fedmuon_align,
-        sentence="Table 5; its experiments have a decay of 0.001.",
-        options={"lr": 0.1, "align": 0.5, "momentum": 0.9, "decay": 0.0},
-        changes={"rule": FromOptions(_decayed_heavy_ball), "decay": 0.0},
     ),
-    preset(
-        "local_adamw_align",
+    Method(
+        local_adamw_align,
         "Local AdamW(averaged momentum, alignment)",
         LIU,
         TEXT,
         LIU_ADAM_GRID,
-        # With a second moment that is reset too, an averaged first moment is divided by
-        # a single gradient's size, and it diverges.
-        base=fedmuon_align,
-        sentence="Table 5; both moments are averaged.",
-        options={"lr": 0.0005, "align": 0.5, "decay": 0.01},
-        changes={"rule": optax.scale_by_adam(), "averaged_state": ("mu", "nu")},
     ),
 )
 
 # those that train low-rank adapters, which the task must have
 ADAPTERS = {"fedit", "ffa_lora", "rolora", "fedsa_lora", "fedex_lora", "flora"}
 ADAPTERS |= {"flexlora", "fedsubmuon", "fedsubmuon_gt"}
-
-
-def __getattr__(name: str) -> Any:
-    return attribute_of(ALL, __name__, name)
 
 
 def __dir__() -> list[str]:

@@ -133,16 +133,6 @@ def local_adamw(
     return fedavg(lr=lr, rule=rule)
 
 
-def heavy_ball(momentum: core.Number = 0.9) -> optax.GradientTransformation:
-    """Momentum without dampening.
-
-    Args:
-      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
-    """
-    core.check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
-    return optax.trace(momentum)
-
-
 @core.recorded
 def local_sgdm(lr: core.Hyper = 0.01, *, momentum: core.Number = 0.9) -> core.Algorithm:
     """LocalSGDM: local SGD with momenta that the server averages.
@@ -169,7 +159,9 @@ def local_sgdm(lr: core.Hyper = 0.01, *, momentum: core.Number = 0.9) -> core.Al
     See also: `fedavg_momentum` resets momenta, `fedmuon` orthogonalizes the averaged
     one.
     """
-    return fedavg(lr=lr, rule=heavy_ball(momentum), averaged_state=("trace",))
+    return fedavg(
+        lr=lr, rule=transforms.heavy_ball(momentum), averaged_state=("trace",)
+    )
 
 
 @core.recorded
@@ -390,3 +382,165 @@ def muonh(
         transforms.default_rule(None, polar, make), transforms.hyperball(layout)
     )
     return keep_norms(fedavg(lr=lr, rule=rule), layout)
+
+
+# ------------------------------------------- presets, with some arguments of `fedavg`
+
+
+@core.recorded
+def fedavg_momentum(
+    lr: core.Hyper = 0.1, *, momentum: core.Number = 0.9
+) -> core.Algorithm:
+    """FedAvg(momentum): local SGD with momentum that is reset every round.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
+    text. The same as `fm.fedavg(rule=heavy_ball(momentum))`.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
+    """
+    return fedavg(lr=lr, rule=transforms.heavy_ball(momentum))
+
+
+@core.recorded
+def fedavg_server_momentum(
+    lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 1.0, momentum: core.Number = 0.9
+) -> core.Algorithm:
+    """FedAvg(server momentum): FedAvgM, heavy-ball momentum at the server.
+
+    Source: Hsu et al. 2019, arXiv:1909.06335. Checked against independent code. The
+    same as `fm.fedavg(server_rule=heavy_ball(momentum))`.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
+    """
+    return fedavg(
+        lr=lr, server_lr=server_lr, server_rule=transforms.heavy_ball(momentum)
+    )
+
+
+@core.recorded
+def fedavg_adam(lr: core.Hyper = 0.001) -> core.Algorithm:
+    """FedAvg(Adam): local Adam that is reset every round.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
+    text. The same as `fm.fedavg(rule=optax.scale_by_adam())`.
+    """
+    return fedavg(lr=lr, rule=optax.scale_by_adam())
+
+
+@core.recorded
+def local_soap(lr: core.Hyper = 0.003, *, decay: core.Number = 0.01) -> core.Algorithm:
+    """Local SOAP: SOAP that is reset every round; its first call only looks.
+
+    Source: Liu et al. 2026, FedPAC, arXiv:2602.19271. Checked against the authors'
+    code. The same as `fm.fedavg(rule=scale_by_soap())` with a weight decay.
+
+    Args:
+      decay: Decoupled weight decay, relative to `lr`, 0 to 0.1.
+    """
+    core.check_range("decay", decay, schedules=False)
+    rule = optax.chain(transforms.scale_by_soap(), optax.add_decayed_weights(decay))
+    return fedavg(lr=lr, rule=rule)
+
+
+@core.recorded
+def fadas(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 0.001) -> core.Algorithm:
+    """FADAS: AMSGrad at the server, without any bias correction.
+
+    Source: Wang et al. 2024, arXiv:2407.18365. Checked against the authors' code, from
+    which it departs. The same as `fm.fedavg(server_rule=scale_by_fadas())`.
+    """
+    return fedavg(lr=lr, server_lr=server_lr, server_rule=transforms.scale_by_fadas())
+
+
+@core.recorded
+def local_muon_averaged(
+    lr: core.Hyper = 0.03,
+    *,
+    momentum: core.Hyper = 0.98,
+    decay: core.Number = 0.01,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
+    """Local Muon(averaged momentum): FedMuon(alignment) without alignment, an ablation.
+
+    Source: Liu et al. 2025, arXiv:2510.27403. Checked against the paper's text. The
+    same as `fm.fedavg(rule=decayed_muon(momentum, decay, polar),
+    averaged_state=("trace",))`.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9 to 0.98.
+      decay: Decoupled weight decay, relative to `lr`, 0 to 0.01.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+    """
+    rule = decayed_muon(momentum, decay, polar)
+    return fedavg(lr=lr, rule=rule, averaged_state=("trace",))
+
+
+@core.recorded
+def ringmaster_lmo(
+    lr: core.Hyper = 1.0,
+    *,
+    server_lr: core.Hyper = 0.04,
+    momentum: core.Number = 0.95,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
+    """Ringmaster LMO: Muon at the server, for single gradients of asynchronous clients.
+
+    Source: Sadiev et al. 2026, arXiv:2605.18174. Checked against the authors' code. The
+    same as `fm.fedavg(server_rule=muon(momentum, nesterov=True))`, where other leaves
+    than matrices follow the mean gradient, which looks ahead too.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.95.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+    """
+    ahead = optax.trace(momentum, nesterov=True)  # over 1 - b: b M + (1 - b) g
+    rest = optax.chain(ahead, optax.scale(1 - momentum))
+    make = lambda polar: transforms.muon(
+        momentum, nesterov=True, polar=polar, shape_scale=transforms.jordan, rest=rest
+    )
+    rule = transforms.default_rule(None, polar, make)
+    return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)
+
+
+@core.recorded
+def adam_biclip(
+    lr: core.Hyper = 0.1,
+    *,
+    server_lr: core.Hyper = 0.01,
+    low: core.Number = 1e-5,
+    high: core.Number = 0.1,
+) -> core.Algorithm:
+    """Adam-BiClip: coordinates clipped from both sides, FedAdam at the server.
+
+    Source: Lee, Zaheer and Li 2025, arXiv:2502.04164. Checked against independent code.
+    The same as `fm.fedavg(rule=biclip(low, high), server_rule=scale_by_fedadam())`.
+
+    Args:
+      low: Smallest magnitude of an entry that is not zero.
+      high: Largest magnitude of an entry.
+    """
+    rule, server_rule = transforms.biclip(low, high), transforms.scale_by_fedadam()
+    return fedavg(lr=lr, rule=rule, server_lr=server_lr, server_rule=server_rule)
+
+
+@core.recorded
+def bi2clip(
+    lr: core.Hyper = 0.1,
+    *,
+    server_lr: core.Hyper = 1.0,
+    low: core.Number = 1e-5,
+    high: core.Number = 0.1,
+) -> core.Algorithm:
+    """Bi2Clip: coordinates clipped from both sides, at clients and server.
+
+    Source: Lee, Zaheer and Li 2025, arXiv:2502.04164. Checked against independent code.
+    The same as `fm.fedavg(rule=biclip(low, high), server_rule=biclip(low, high))`.
+
+    Args:
+      low: Smallest magnitude of an entry that is not zero.
+      high: Largest magnitude of an entry.
+    """
+    rule, server_rule = transforms.biclip(low, high), transforms.biclip(low, high)
+    return fedavg(lr=lr, rule=rule, server_lr=server_lr, server_rule=server_rule)

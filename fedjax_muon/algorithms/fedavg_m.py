@@ -77,3 +77,19 @@ def fedavg_m(
 
     main = core.Exchange(core.broadcast_state, client, server)
     return core.Algorithm(init, core.no_client_state, (main,))
+
+
+@core.recorded
+def fedcm(
+    lr: core.Hyper = 0.1,
+    *,
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = 0.9,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> core.Algorithm:
+    """FedCM: the same algorithm as FedAvg-M, from an earlier paper.
+
+    Source: Xu et al. 2021, arXiv:2106.10874. Checked against independent code. The same
+    as `fm.fedavg_m()`.
+    """
+    return fedavg_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)

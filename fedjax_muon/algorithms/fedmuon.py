@@ -110,3 +110,19 @@ def fedmuon(
     )
     init_client = core.no_client_state if synced else tree.zeros_like
     return core.Algorithm(init, init_client, (main,), (prologue,))
+
+
+@core.recorded
+def fedmuon_unsynced(
+    lr: core.Hyper = 0.01,
+    *,
+    momentum: core.Hyper = 0.9,
+    rule: optax.GradientTransformation | None = None,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
+    """FedMuon(unsynced start): the first momenta are not averaged, as in Algorithm 1.
+
+    Source: Zhang and Gao 2025, arXiv:2510.03866. Checked against the paper's text. The
+    same as `fm.fedmuon(synced=False)`.
+    """
+    return fedmuon(lr=lr, momentum=momentum, rule=rule, polar=polar, synced=False)

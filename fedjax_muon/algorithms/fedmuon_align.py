@@ -4,9 +4,8 @@ from typing import Any, Literal, NamedTuple
 
 import optax
 
-from fedjax_muon import core
+from fedjax_muon import core, transforms
 from fedjax_muon.core import tree
-from fedjax_muon.transforms import Polar, default_rule, muon
 from fedjax_muon.wrappers.compression import (
     compress,
     memory_share,
@@ -34,7 +33,7 @@ def fedmuon_align(
     decay: core.Hyper = 0.01,
     momentum: core.Hyper = 0.98,
     rule: optax.GradientTransformation | None = None,
-    polar: Polar | None = None,
+    polar: transforms.Polar | None = None,
     averaged_state: tuple[str, ...] = ("trace",),
 ) -> core.Algorithm:
     """FedMuon with alignment: averaged momenta, steps mixed with the mean direction.
@@ -79,7 +78,9 @@ def fedmuon_align(
     core.check_range("lr", lr)
     core.check_range("align", align, 0.0, 1.0)
     core.check_range("decay", decay)
-    rule = default_rule(rule, polar, lambda polar: muon(momentum, polar=polar))
+    rule = transforms.default_rule(
+        rule, polar, lambda polar: transforms.muon(momentum, polar=polar)
+    )
 
     def init(params):
         momentum = tree.pick(rule.init(params), averaged_state)
@@ -125,7 +126,7 @@ def fedmuon_svd(
     momentum: core.Hyper = 0.98,
     share: float = 0.05,
     share_of: Literal["memory", "rank"] = "memory",
-    polar: Polar | None = None,
+    polar: transforms.Polar | None = None,
 ) -> core.Algorithm:
     """FedMuon with alignment that sends momenta as truncated decompositions.
 
@@ -169,3 +170,107 @@ def fedmuon_svd(
         raise ValueError(f"share_of must be memory or rank, got {share_of!r}")
     svd = truncated_svd(shares[share_of](share))
     return compress(algorithm, svd, fields=("momentum",))
+
+
+# ------------------------------------ presets, with some arguments of `fedmuon_align`
+
+
+@core.recorded
+def fedmuon_align_reset(
+    lr: core.Hyper = 0.03,
+    *,
+    align: core.Hyper = 0.5,
+    decay: core.Hyper = 0.01,
+    momentum: core.Hyper = 0.98,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
+    """FedMuon(alignment, own momentum): momenta start anew in every round, as Table 5.
+
+    Source: Liu et al. 2025, arXiv:2510.27403. Checked against the paper's text. The
+    same as `fm.fedmuon_align(averaged_state=())`.
+    """
+    return fedmuon_align(
+        lr=lr,
+        align=align,
+        decay=decay,
+        momentum=momentum,
+        polar=polar,
+        averaged_state=(),
+    )
+
+
+@core.recorded
+def fedpac_muon(
+    lr: core.Hyper = 0.03,
+    *,
+    align: core.Hyper = 0.5,
+    decay: core.Hyper = 0.01,
+    momentum: core.Hyper = 0.95,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
+    """FedPAC(Muon): FedMuon(alignment); the authors' decay has the factor 1 - align.
+
+    Source: Liu et al. 2026, FedPAC, arXiv:2602.19271. Checked against the authors'
+    code, from which it departs. The same as `fm.fedmuon_align()` with other defaults.
+    """
+    return fedmuon_align(
+        lr=lr, align=align, decay=decay, momentum=momentum, polar=polar
+    )
+
+
+@core.recorded
+def fedpac_soap(
+    lr: core.Hyper = 0.003, *, align: core.Hyper = 0.5, decay: core.Hyper = 0.01
+) -> core.Algorithm:
+    """FedPAC(SOAP): SOAP with averaged g g^T and g^T g, which steps in its first call.
+
+    Source: Liu et al. 2026, FedPAC, arXiv:2602.19271. Checked against the authors'
+    code, from which it departs. The same as
+    `fm.fedmuon_align(rule=scale_by_soap(first_step=True), averaged_state=("grams",))`.
+    """
+    rule = transforms.scale_by_soap(first_step=True)
+    return fedmuon_align(
+        lr=lr, align=align, decay=decay, rule=rule, averaged_state=("grams",)
+    )
+
+
+@core.recorded
+def local_sgd_align(
+    lr: core.Hyper = 0.1,
+    *,
+    align: core.Hyper = 0.5,
+    momentum: core.Number = 0.9,
+    decay: core.Number = 0.0,
+) -> core.Algorithm:
+    """Local SGD(averaged momentum, alignment): Table 5, which has a decay of 0.001.
+
+    Source: Liu et al. 2025, arXiv:2510.27403. Checked against the paper's text. The
+    same as `fm.fedmuon_align(rule=optax.chain(optax.add_decayed_weights(decay),
+    heavy_ball(momentum)), decay=0.0)`.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
+      decay: Weight decay that is added to the gradient, 0 to 0.001.
+    """
+    core.check_range("decay", decay, schedules=False)
+    rule = optax.chain(
+        optax.add_decayed_weights(decay), transforms.heavy_ball(momentum)
+    )
+    return fedmuon_align(lr=lr, align=align, rule=rule, decay=0.0)
+
+
+@core.recorded
+def local_adamw_align(
+    lr: core.Hyper = 0.0005, *, align: core.Hyper = 0.5, decay: core.Hyper = 0.01
+) -> core.Algorithm:
+    """Local AdamW(averaged momentum, alignment): Table 5; both moments are averaged.
+
+    Source: Liu et al. 2025, arXiv:2510.27403. Checked against the paper's text. The
+    same as `fm.fedmuon_align(rule=optax.scale_by_adam(), averaged_state=("mu", "nu"))`.
+    """
+    # With a second moment that is reset too, an averaged first moment is divided by a
+    # single gradient's size, and it diverges.
+    rule = optax.scale_by_adam()
+    return fedmuon_align(
+        lr=lr, align=align, decay=decay, rule=rule, averaged_state=("mu", "nu")
+    )

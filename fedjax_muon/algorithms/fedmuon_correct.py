@@ -6,6 +6,7 @@ import optax
 
 from fedjax_muon import core, transforms
 from fedjax_muon.core import tree
+from fedjax_muon.linalg import lmo
 
 
 class State(NamedTuple):
@@ -91,3 +92,31 @@ def fedmuon_correct(
 
     main = core.Exchange(core.broadcast_state, client, server)
     return core.Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+
+
+@core.recorded
+def fedmuon_correct_euclidean(
+    lr: core.Hyper = 0.01, *, momentum: core.Hyper = 0.9
+) -> core.Algorithm:
+    """FedMuon(bias correction, Euclidean): steps in the Euclidean norm of every array.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
+    text. The same as `fm.fedmuon_correct(rule=scale_by_lmo(lmo.euclidean))`.
+    """
+    return fedmuon_correct(
+        lr=lr, momentum=momentum, rule=transforms.scale_by_lmo(lmo.euclidean)
+    )
+
+
+@core.recorded
+def fedmuon_correct_max_norm(
+    lr: core.Hyper = 0.001, *, momentum: core.Hyper = 0.9
+) -> core.Algorithm:
+    """FedMuon(bias correction, max norm): steps in the maximum norm.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
+    text. The same as `fm.fedmuon_correct(rule=scale_by_lmo(lmo.max_norm))`.
+    """
+    return fedmuon_correct(
+        lr=lr, momentum=momentum, rule=transforms.scale_by_lmo(lmo.max_norm)
+    )

@@ -366,10 +366,10 @@ def fedsubmuon_gt(
         for node, space, sketch in rows:
             left = _turned(space.left, sketch.left, step)
             right = _turned(space.right.T, sketch.right.T, step).T
-            middle = (left.T @ space.left) @ space.core @ (space.right @ right.T)
-            lost = space.left @ space.core @ space.right - left @ middle @ right
+            core = (left.T @ space.left) @ space.core @ (space.right @ right.T)
+            lost = space.left @ space.core @ space.right - left @ core @ right
             kernels.append(tree.add_scaled(node["kernel"], scale, lost))
-            moved.append(Space(left, middle, right))
+            moved.append(Space(left, core, right))
         given = iter(kernels)
         put = lambda node: {**node, "kernel": next(given)}
         params = map_adapters(put, state.params)

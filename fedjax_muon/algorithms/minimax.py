@@ -8,25 +8,19 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon import core, transforms
+from fedjax_muon import core
 from fedjax_muon.algorithms.fedavg import fedavg
 from fedjax_muon.algorithms.fedmuon import fedmuon
-from fedjax_muon.algorithms.registry import (
-    FromOptions,
-    Method,
-    Source,
-    attribute_of,
-    by_name,
-    preset,
-)
+from fedjax_muon.algorithms.registry import Method, Source, by_name
 from fedjax_muon.algorithms.scaffold import scaffold
 from fedjax_muon.algorithms.scaffold_m import scaffold_m
 from fedjax_muon.algorithms.stem import stem
 from fedjax_muon.core import tree
 from fedjax_muon.core.pair import Pair, as_pair, per_variable
+from fedjax_muon.transforms import Polar, normalize, unit_directions
 
 
-class State(NamedTuple):
+class _State(NamedTuple):
     params: Any  # Pair(x, y)
     anchor: Any  # z
 
@@ -92,28 +86,13 @@ def fess_gda(
         back = -local.x * relative.x * round.steps * core.value_at(pull, round)
         moved = tree.add_scaled(Pair(x, y), relative, mean.params)
         moved = moved._replace(x=tree.add_scaled(moved.x, back, tree.sub(x, z)))
-        return State(moved, tree.mix(z, core.value_at(follow, round), moved.x))
+        return _State(moved, tree.mix(z, core.value_at(follow, round), moved.x))
 
     def init(params):
-        return State(params, params.x)
+        return _State(params, params.x)
 
     main = core.Exchange(core.broadcast_params, client, server)
     return core.Algorithm(init, core.no_client_state, (main,))
-
-
-ZHANG = "Zhang and Gao 2025, arXiv:2511.04456"
-DENG = "Deng and Mahdavi 2021, AISTATS, arXiv:2102.13152"
-SHARMA = "Sharma et al. 2022, arXiv:2203.04850"
-WU = (
-    "Wu et al. 2023, Solving a Class of Non-Convex Minimax Optimization in Federated "
-    "Learning, NeurIPS"
-)
-YANG = "Yang et al. 2022, arXiv:2210.00611"
-SHEN = "Shen et al. 2024, arXiv:2311.00944"
-
-# Zhang and Gao state the smallest and the largest value for their two methods. They do
-# not state the grids with which they tuned the others.
-GRID = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1)}
 
 
 @core.recorded
@@ -155,7 +134,7 @@ def fed_nsgda_m(
     See also: `minimax.fedmuon_da` orthogonalizes matrices, `minimax.fedsgda_clip`
     clips.
     """
-    rule = per_variable(transforms.normalize())
+    rule = per_variable(normalize())
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
 
 
@@ -165,7 +144,7 @@ def fedmuon_da(
     *,
     server_lr: core.Hyper = 1.0,
     momentum: core.Hyper = core.after_first(0.9),
-    polar: transforms.Polar | None = None,
+    polar: Polar | None = None,
     normalize_vectors: bool = True,
 ) -> core.Algorithm:
     """FedMuon-DA: orthogonalized descent ascent with momentum and control variates.
@@ -205,105 +184,110 @@ def fedmuon_da(
     See also: `minimax.fed_nsgda_m` normalizes whole variables, `scaffold_m` minimizes,
     `decentralized.demuon` for agents.
     """
-    make = lambda polar: transforms.unit_directions(
-        polar, normalize_vectors=normalize_vectors
-    )
-    rule = transforms.default_rule(None, polar, make)
+    rule = unit_directions(polar, normalize_vectors=normalize_vectors)
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
 
 
-def _clipped(clip_norm: core.Number) -> optax.GradientTransformation:
-    """Clips both variables.
+@core.recorded
+def fedsgda_clip(
+    lr: core.Hyper = 0.1,
+    *,
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
+    clip_norm: core.Number = 0.1,
+) -> core.Algorithm:
+    """FedSGDA-Clip: Fed-NSGDA-M that clips the direction of each variable instead.
+
+    Source: Zhang and Gao 2025, arXiv:2511.04456. Checked against the paper's text. The
+    same as `fm.scaffold_m()` with a rule that clips x and y, each to `clip_norm`.
 
     Args:
       clip_norm: Largest norm of the direction of each variable.
     """
     core.check_range("clip_norm", clip_norm, open_low=True, schedules=False)
-    return per_variable(optax.clip_by_global_norm(clip_norm))
+    rule = per_variable(optax.clip_by_global_norm(clip_norm))
+    return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
 
+
+@core.recorded
+def local_sgda(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 1.0) -> core.Algorithm:
+    """LocalSGDA: local stochastic gradient descent ascent.
+
+    Source: Deng and Mahdavi 2021, AISTATS, arXiv:2102.13152. Checked against
+    independent code. The same as `fm.fedavg()`.
+    """
+    return fedavg(lr=lr, server_lr=server_lr)
+
+
+@core.recorded
+def local_sgdam(lr: core.Hyper = 0.1, *, momentum: core.Hyper = 0.9) -> core.Algorithm:
+    """LocalSGDAM: local descent ascent with averaged momenta, written from memory.
+
+    Source: Sharma et al. 2022, arXiv:2203.04850. Not verified. The same as
+    `fm.fedmuon(rule=optax.identity())` with other defaults. Its step size alpha is 1.
+    The first momentum, and the order of the step and the momentum, are choices.
+    """
+    return fedmuon(lr=lr, momentum=momentum, rule=optax.identity())
+
+
+@core.recorded
+def fedsgda_m(lr: core.Hyper = 0.1, *, momentum: core.Hyper = 0.9) -> core.Algorithm:
+    """FedSGDA-M: descent ascent of all clients, as STEM; written from memory.
+
+    Source: Wu et al. 2023, Solving a Class of Non-Convex Minimax Optimization in
+    Federated Learning, NeurIPS. Not verified. The same as `fm.stem()` with other
+    defaults, and its order of averaging and steps.
+    """
+    return stem(lr=lr, momentum=momentum)
+
+
+@core.recorded
+def sagda(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 1.0) -> core.Algorithm:
+    """SAGDA: descent ascent with control variates, written from memory.
+
+    Source: Yang et al. 2022, arXiv:2210.00611. Not verified. The same as
+    `fm.scaffold()` with other defaults. The abstract does not say how control variates
+    are made; those of SCAFFOLD are a choice.
+    """
+    return scaffold(lr=lr, server_lr=server_lr)
+
+
+@core.recorded
+def fsgda(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 1.0) -> core.Algorithm:
+    """FSGDA: LocalSGDA, with separate local and server rates.
+
+    Source: Yang et al. 2022, arXiv:2210.00611. Checked against independent code. The
+    same as `fm.fedavg()`.
+    """
+    return fedavg(lr=lr, server_lr=server_lr)
+
+
+ZHANG = "Zhang and Gao 2025, arXiv:2511.04456"
+DENG = "Deng and Mahdavi 2021, AISTATS, arXiv:2102.13152"
+SHARMA = "Sharma et al. 2022, arXiv:2203.04850"
+WU = (
+    "Wu et al. 2023, Solving a Class of Non-Convex Minimax Optimization in Federated "
+    "Learning, NeurIPS"
+)
+YANG = "Yang et al. 2022, arXiv:2210.00611"
+SHEN = "Shen et al. 2024, arXiv:2311.00944"
+
+# Zhang and Gao state the smallest and the largest value for their two methods. They do
+# not state the grids with which they tuned the others.
+GRID = {"lr": (0.001, 0.003, 0.01, 0.03, 0.1)}
 
 ALL = by_name(
     Method(fed_nsgda_m, "Fed-NSGDA-M", ZHANG, Source.TEXT, GRID),
     Method(fedmuon_da, "FedMuon-DA", ZHANG, Source.TEXT, GRID, color="#8e44ad"),
-    preset(
-        "fedsgda_clip",
-        "FedSGDA-Clip",
-        ZHANG,
-        Source.TEXT,
-        GRID,
-        base=scaffold_m,
-        sentence="Fed-NSGDA-M that clips the direction of each variable instead.",
-        options={
-            "lr": 0.1,
-            "server_lr": 1.0,
-            "momentum": core.after_first(0.9),
-            "clip_norm": 0.1,
-        },
-        changes={"rule": FromOptions(_clipped)},
-    ),
-    preset(
-        "local_sgda",
-        "LocalSGDA",
-        DENG,
-        Source.INDEPENDENT,
-        GRID,
-        base=fedavg,
-        sentence="Local stochastic gradient descent ascent.",
-        options={"lr": 0.1, "server_lr": 1.0},
-    ),
-    # Its step size alpha is 1. The first momentum, and the order of the step and the
-    # momentum, are choices.
-    preset(
-        "local_sgdam",
-        "LocalSGDAM",
-        SHARMA,
-        grid=GRID,
-        base=fedmuon,
-        sentence="Local descent ascent with averaged momenta, written from memory.",
-        options={"lr": 0.1, "momentum": 0.9},
-        changes={"rule": optax.identity()},
-    ),
-    # The order of averaging and steps is that of STEM.
-    preset(
-        "fedsgda_m",
-        "FedSGDA-M",
-        WU,
-        grid=GRID,
-        base=stem,
-        sentence="Descent ascent of all clients, as STEM; written from memory.",
-        options={"lr": 0.1, "momentum": 0.9},
-    ),
-    # The abstract does not say how control variates are made; those of SCAFFOLD are a
-    # choice.
-    preset(
-        "sagda",
-        "SAGDA",
-        YANG,
-        grid=GRID,
-        base=scaffold,
-        sentence="Descent ascent with control variates, written from memory.",
-        options={"lr": 0.1, "server_lr": 1.0},
-    ),
-    preset(
-        "fsgda",
-        "FSGDA",
-        YANG,
-        Source.INDEPENDENT,
-        GRID,
-        base=fedavg,
-        sentence="LocalSGDA, with separate local and server rates.",
-        options={"lr": 0.1, "server_lr": 1.0},
-    ),
+    Method(fedsgda_clip, "FedSGDA-Clip", ZHANG, Source.TEXT, GRID),
+    Method(local_sgda, "LocalSGDA", DENG, Source.INDEPENDENT, GRID),
+    Method(local_sgdam, "LocalSGDAM", SHARMA, grid=GRID),
+    Method(fedsgda_m, "FedSGDA-M", WU, grid=GRID),
+    Method(sagda, "SAGDA", YANG, grid=GRID),
+    Method(fsgda, "FSGDA", YANG, Source.INDEPENDENT, GRID),
     Method(fess_gda, "FESS-GDA", SHEN, Source.INDEPENDENT, GRID),
 )
 
 
-__all__ = ["ALL", "fed_nsgda_m", "fedmuon_da", "fess_gda"]
-
-
-def __getattr__(name: str) -> Any:
-    return attribute_of(ALL, __name__, name)
-
-
 def __dir__() -> list[str]:
-    return sorted({*__all__, *ALL})
+    return ["ALL", *sorted(ALL)]

@@ -6,6 +6,7 @@ import optax
 
 from fedjax_muon import core
 from fedjax_muon.core import tree
+from fedjax_muon.transforms import heavy_ball
 
 
 class State(NamedTuple):
@@ -79,3 +80,30 @@ def scaffold(
 
     main = core.Exchange(core.broadcast_state, client, server)
     return core.Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+
+
+@core.recorded
+def scaffold_momentum(
+    lr: core.Hyper = 0.01, *, server_lr: core.Hyper = 1.0, momentum: core.Number = 0.9
+) -> core.Algorithm:
+    """SCAFFOLD(momentum): momentum of the corrected gradient, reset every round.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
+    text. The same as `fm.scaffold(rule=heavy_ball(momentum))`.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
+    """
+    return scaffold(lr=lr, server_lr=server_lr, rule=heavy_ball(momentum))
+
+
+@core.recorded
+def scaffold_adam(
+    lr: core.Hyper = 0.001, *, server_lr: core.Hyper = 1.0
+) -> core.Algorithm:
+    """SCAFFOLD(Adam): Adam on the corrected gradient, reset every round.
+
+    Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
+    text. The same as `fm.scaffold(rule=optax.scale_by_adam())`.
+    """
+    return scaffold(lr=lr, server_lr=server_lr, rule=optax.scale_by_adam())

@@ -6,6 +6,7 @@ import optax
 
 from fedjax_muon import core
 from fedjax_muon.core import tree
+from fedjax_muon.transforms import normalize
 
 
 class State(NamedTuple):
@@ -100,3 +101,19 @@ def scaffold_m(
 
     main = core.Exchange(send, client, server)
     return core.Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+
+
+@core.recorded
+def padamfed(
+    lr: core.Hyper = 0.01,
+    *,
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
+) -> core.Algorithm:
+    """PAdaMFed: SCAFFOLD-M with local steps of the length `lr`.
+
+    Source: Yan et al. 2025, Problem-Parameter-Free Federated Learning, ICLR. Checked
+    against independent code. The same as `fm.scaffold_m(rule=normalize())` with other
+    defaults.
+    """
+    return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=normalize())

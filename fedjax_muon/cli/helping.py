@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import operator
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,8 @@ from typing import Any
 
 import docstring_parser
 
+import fedjax_muon
+from fedjax_muon.algorithms.registry import base_of
 from fedjax_muon.cli import commands, flower_app, names
 from fedjax_muon.cli.jobs import Section, Words, dashed
 
@@ -75,6 +78,9 @@ def _choices(name: str, parameter: inspect.Parameter) -> str:
 
 @functools.cache
 def help_texts(function: Callable[..., Any]) -> Mapping[str, str]:
-    """The help of a function's arguments."""
+    """The help of a function's arguments; what a preset leaves out, its base says."""
+    base = base_of(function)
+    known = help_texts(operator.attrgetter(base)(fedjax_muon)) if base else {}
     doc = docstring_parser.parse(inspect.getdoc(function) or "")
-    return {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
+    own = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
+    return {**known, **own}

@@ -1,38 +1,53 @@
 """Decentralized methods; `ALL` has each with its paper and its published grid.
 
-All names in `ALL` are functions of this module, presets too. None of them guarantees
-privacy. Those in `PRIVATE`, such as `decentralized.dpmixsgd`, do, with the
-`ExamplePrivacy` of an experiment. `AgentPrivacy` is the same for `decentralize`.
+All names in `ALL` are functions of this module. None of them guarantees privacy. Those
+in `PRIVATE`, such as `decentralized.dpmixsgd`, do, with the `ExamplePrivacy` of an
+experiment. `AgentPrivacy` is the same for `decentralize`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import lazy_loader
 
-from fedjax_muon.algorithms.registry import attribute_of
 from fedjax_muon.decentralized import estimators
-from fedjax_muon.decentralized.dsgd import dsgd
+from fedjax_muon.decentralized.dsgd import dp_sgda_unclipped, dsgd, dsgd_muon, dsgda
 from fedjax_muon.decentralized.gossip import Estimator, Gossip, Iteration
 from fedjax_muon.decentralized.methods import ALL
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.decentralized.private_methods import (
     ALL as PRIVATE_METHODS,
     ExamplePrivacy,
+    dp_ftrl,
+    dp_ftrl_buffered,
+    dp_sgda,
+    dpmixsgd,
+    dpmixsgd_inside,
+    private_storm,
 )
-from fedjax_muon.decentralized.suda import suda
-from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.decentralized.suda import (
+    suda,
+    suda_muon,
+    suda_muon_extra,
+    suda_muon_gt,
+)
+from fedjax_muon.decentralized.tracking import (
+    demuon,
+    dm_hsgd,
+    dpmixsgd_unclipped,
+    gradient_tracking,
+    gradient_tracking_muon,
+)
 
 if TYPE_CHECKING:
     from fedjax_muon.decentralized import topology
     from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
     from fedjax_muon.decentralized.mixing import dense, shifted, sparse
-
-# they import networkx and datasets, which the help of the command line does not need
-_lazy, _, _ = lazy_loader.attach(
-    __name__,
-    ["topology"],
-    {"agent_privacy": ["AgentPrivacy"], "mixing": ["dense", "shifted", "sparse"]},
-)
+else:  # they import networkx and datasets, which the help of commands does not need
+    __getattr__, _, _ = lazy_loader.attach(
+        __name__,
+        ["topology"],
+        {"agent_privacy": ["AgentPrivacy"], "mixing": ["dense", "shifted", "sparse"]},
+    )
 
 __all__ = [
     "ALL",
@@ -44,22 +59,32 @@ __all__ = [
     "Gossip",
     "Iteration",
     "Mechanism",
+    "demuon",
     "dense",
+    "dm_hsgd",
+    "dp_ftrl",
+    "dp_ftrl_buffered",
+    "dp_sgda",
+    "dp_sgda_unclipped",
+    "dpmixsgd",
+    "dpmixsgd_inside",
+    "dpmixsgd_unclipped",
     "dsgd",
+    "dsgd_muon",
+    "dsgda",
     "estimators",
     "gradient_tracking",
+    "gradient_tracking_muon",
+    "private_storm",
     "shifted",
     "sparse",
     "suda",
+    "suda_muon",
+    "suda_muon_extra",
+    "suda_muon_gt",
     "topology",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return _lazy(name)
-    return attribute_of({**ALL, **PRIVATE_METHODS}, __name__, name)
-
-
 def __dir__() -> list[str]:
-    return sorted({*__all__, *ALL, *PRIVATE})
+    return __all__

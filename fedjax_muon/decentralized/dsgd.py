@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 import optax
 
 from fedjax_muon.core import Hyper, check_range, descend, recorded, value_at
-from fedjax_muon.decentralized.estimators import fresh
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized.estimators import fresh, noisy
 from fedjax_muon.decentralized.gossip import Estimator, Gossip
+from fedjax_muon.transforms import Polar, unit_directions
 
 
 class State(NamedTuple):
@@ -70,3 +72,57 @@ def dsgd(
         return advance(objective, x, g, memory, opt, mix, iteration)
 
     return Gossip(start, step)
+
+
+# --------------------------------------------- presets, with some arguments of `dsgd`
+
+
+@recorded
+def dsgd_muon(
+    lr: Hyper = 0.01, *, polar: Polar | None = None, normalize_vectors: bool = True
+) -> Gossip:
+    """D-SGD + Muon: decentralized SGD with orthogonalized gradients.
+
+    Source: Defined here: a composition of this library, not published. The same as
+    `fm.decentralized.dsgd(rule=unit_directions(polar))`.
+
+    Args:
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+      normalize_vectors: Whether vectors are divided by their norms. If not, they move
+        along the tracked gradient itself.
+    """
+    rule = unit_directions(polar, normalize_vectors=normalize_vectors)
+    return dsgd(lr=lr, rule=rule)
+
+
+@recorded
+def dsgda(
+    lr: Hyper = Pair(0.01, 0.1),  # of x and y, as in the code of Xian et al.
+    *,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> Gossip:
+    """D-SGDA: decentralized stochastic gradient descent ascent.
+
+    Source: Zhu et al. 2023, NeurIPS, arXiv:2310.20369. Not verified. The same as
+    `fm.decentralized.dsgd()` with other defaults.
+    """
+    return dsgd(lr=lr, rule=rule)
+
+
+@recorded
+def dp_sgda_unclipped(
+    lr: Hyper = Pair(0.01, 0.1),
+    *,
+    sigma: Hyper = 0.5,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> Gossip:
+    """DP-SGDA (unclipped, no privacy): D-SGDA with noise on gradients, no privacy.
+
+    Source: Yang et al. 2022, UAI, arXiv:2201.09046; here decentralized and without a
+    clip. Checked against independent code. The same as
+    `fm.decentralized.dsgd(estimator=noisy(fresh(), sigma))`.
+
+    Args:
+      sigma: Standard deviation of the noise in every coordinate, 0 to 1.
+    """
+    return dsgd(lr=lr, rule=rule, estimator=noisy(fresh(), sigma))

@@ -9,10 +9,9 @@ hand on the default problem of agents, with a seed that is not used otherwise.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
-from fedjax_muon.algorithms.registry import Method, by_name, cited
+from fedjax_muon.algorithms.registry import Method, by_name
 from fedjax_muon.core import Hyper, check_count, recorded
 from fedjax_muon.core.recipe import Recipe
 from fedjax_muon.decentralized.gossip import Gossip
@@ -66,79 +65,126 @@ class ExamplePrivacy:
         )
 
 
-def _method(name: str, rate: float, about: str) -> Method:
-
-    def function(lr: Hyper = rate) -> PrivateAgents:
-        return PrivateAgents(PRIVATE[name].base(lr=lr), PRIVATE[name], beta=1.0)
-
-    return _row(name, function, about, "Learning rate, 0.1 to 3.")
+def _agents(name: str, lr: Hyper, beta: float) -> PrivateAgents:
+    method = PRIVATE[name]
+    return PrivateAgents(method.base(lr=lr), method, beta)
 
 
-def _storm(name: str, rate: float, about: str) -> Method:
+@recorded
+def dp_sgda(lr: Hyper = 1.0) -> PrivateAgents:
+    """DP-SGDA: D-SGDA with clipped gradients and fresh noise.
 
-    def function(lr: Hyper = rate, *, beta: float = 0.1) -> PrivateAgents:
-        return PrivateAgents(PRIVATE[name].base(lr=lr), PRIVATE[name], beta)
+    With the expected size b of a batch, and z its examples,
 
-    more = "\n  beta: Weight of the fresh gradient in STORM, in [0, 1], 0.01 to 0.5."
-    return _row(name, function, about, f"Learning rate, 0.03 to 1.{more}")
+        g = (1/b) sum_z clip(grad(x; z)) + noise
+        x <- project(W(x - lr g))
+
+    The noise is calibrated when an experiment starts, from its `ExamplePrivacy`.
+
+    Source: Yang et al. 2022, UAI, arXiv:2201.09046; here decentralized. Checked against
+    independent code.
+
+    Args:
+      lr: Learning rate, 0.1 to 3.
+
+    Example:
+      >>> method = fm.decentralized.dp_sgda(lr=0.3)
+      >>> promise = fm.decentralized.ExamplePrivacy(epsilon=4.0, rounds=200)
+      >>> auc = fm.problems.auc()  # doctest: +SKIP
+      >>> fm.train(method, auc, rounds=200, privacy=promise)  # doctest: +SKIP
+
+    See also: `decentralized.dsgd` without privacy, and `decentralized.AgentPrivacy`
+    for `decentralize`.
+    """
+    return _agents("dp_sgda", lr, beta=1.0)
 
 
-def _row(
-    name: str, function: Callable[..., PrivateAgents], about: str, arguments: str
-) -> Method:
-    row, function.__name__, function.__qualname__ = PRIVATE[name], name, name
-    function.__doc__ = DOCSTRING.format(
-        row=row, about=about, name=name, arguments=arguments, source=cited(*row[1:3])
-    )
-    return Method(recorded(function), row.label, row.paper, source=row.source)
+@recorded
+def dp_ftrl(lr: Hyper = 1.0) -> PrivateAgents:
+    """DP-FTRL (banded): D-SGDA with noise that bands correlate.
+
+    The same as `fm.decentralized.dp_sgda()`, but for the noise, where C has bands:
+
+        g = (1/b) sum_z clip(grad(x; z)) + C^-1 noise
+
+    Source: Choquette-Choo et al. 2023, NeurIPS, arXiv:2306.08153. Checked against the
+    authors' code.
+    """
+    return _agents("dp_ftrl", lr, beta=1.0)
 
 
-DOCSTRING = """{row.label}: {about}
+@recorded
+def dp_ftrl_buffered(lr: Hyper = 1.0) -> PrivateAgents:
+    """DP-FTRL (buffered): D-SGDA with noise from a few buffers.
 
-The noise is calibrated when an experiment starts, from its `ExamplePrivacy`.
+    The same as `fm.decentralized.dp_ftrl()`, but for C, which needs a few buffers:
 
-{source}
+        g = (1/b) sum_z clip(grad(x; z)) + C^-1 noise
 
-Args:
-  lr: {arguments}
+    Source: McMahan et al. 2024, Buffered linear Toeplitz matrices, arXiv:2408.08868.
+    Checked against the authors' code.
+    """
+    return _agents("dp_ftrl_buffered", lr, beta=1.0)
 
-Example:
-  >>> method = fm.decentralized.{name}(lr=0.3)
-  >>> promise = fm.decentralized.ExamplePrivacy(epsilon=4.0, rounds=200)
-  >>> auc = fm.problems.auc()  # doctest: +SKIP
-  >>> fm.train(method, auc, rounds=200, privacy=promise)  # doctest: +SKIP
 
-See also: `decentralized.{row.base.__name__}` without privacy, and
-`decentralized.AgentPrivacy` for `decentralize`.
-"""
-GRADIENT = """{}.
+@recorded
+def dpmixsgd(lr: Hyper = 0.1, *, beta: float = 0.1) -> PrivateAgents:
+    """DPMixSGD (clipped): tracked STORM with noise on its output.
 
-With the expected size b of a batch, and z its examples,
+    With the gradients u = grad(x; z) and u_ = grad(x_; z) of an example z, where x_ are
+    the parameters of the iteration before, and the expected size b of a batch,
 
-    g = (1/b) sum_z clip(grad(x; z)) + {}
-    x <- project(W(x - lr g))"""
-STORM = """tracked STORM {}.
+        g <- (1 - beta) g + (1/b) sum_z (clip(u) - (1 - beta) clip(u_))
 
-With the gradients u = grad(x; z) and u_ = grad(x_; z) of an example z, where x_ are the
-parameters of the iteration before, and the expected size b of a batch,
+    and `gradient_tracking` follows g + noise.
 
-    g <- (1 - beta) g + (1/b) sum_z ({}){}
+    The noise is calibrated when an experiment starts, from its `ExamplePrivacy`.
 
-and `gradient_tracking` follows {}."""
-BOTH = "clip(u) - (1 - beta) clip(u_)"
-SPLIT = "beta clip(u) + (1 - beta) clip(u - u_)"
-FRESH = GRADIENT.format("D-SGDA with clipped gradients and fresh noise", "noise")
-BANDED = GRADIENT.format("D-SGDA with noise that bands correlate", "C^-1 noise")
-BUFFERED = GRADIENT.format("D-SGDA with noise from a few buffers", "C^-1 noise")
-OUTSIDE = STORM.format("with noise on its output", BOTH, "", "g + noise")
-INSIDE = STORM.format("with noise in its recursion", BOTH, " + noise", "g")
-CHANGES = STORM.format("that clips changes too", SPLIT, " + noise", "g")
+    Source: Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505; both
+    gradients clipped, which the paper does not. Checked against the paper's text.
 
-ALL = by_name(
-    _method("dp_sgda", 1.0, FRESH),
-    _method("dp_ftrl", 1.0, BANDED),
-    _method("dp_ftrl_buffered", 1.0, BUFFERED),
-    _storm("dpmixsgd", 0.1, OUTSIDE),
-    _storm("dpmixsgd_inside", 0.1, INSIDE),
-    _storm("private_storm", 0.3, CHANGES),
-)
+    Args:
+      lr: Learning rate, 0.03 to 1.
+      beta: Weight of the fresh gradient in STORM, in [0, 1], 0.01 to 0.5.
+
+    Example:
+      >>> method = fm.decentralized.dpmixsgd(lr=0.3)
+      >>> promise = fm.decentralized.ExamplePrivacy(epsilon=4.0, rounds=200)
+      >>> auc = fm.problems.auc()  # doctest: +SKIP
+      >>> fm.train(method, auc, rounds=200, privacy=promise)  # doctest: +SKIP
+
+    See also: `decentralized.gradient_tracking` without privacy, and
+    `decentralized.AgentPrivacy` for `decentralize`.
+    """
+    return _agents("dpmixsgd", lr, beta)
+
+
+@recorded
+def dpmixsgd_inside(lr: Hyper = 0.1, *, beta: float = 0.1) -> PrivateAgents:
+    """DPMixSGD (clipped, noise inside): tracked STORM with noise in its recursion.
+
+    The same as `fm.decentralized.dpmixsgd()`, but `gradient_tracking` follows
+
+        g <- (1 - beta) g + (1/b) sum_z (clip(u) - (1 - beta) clip(u_)) + noise
+
+    Source: Defined here: Decentralized minimax with privacy, DPMixSGD,
+    arXiv:2508.07505; with noise that the recursion keeps.
+    """
+    return _agents("dpmixsgd_inside", lr, beta)
+
+
+@recorded
+def private_storm(lr: Hyper = 0.3, *, beta: float = 0.1) -> PrivateAgents:
+    """Private STORM (split clip): tracked STORM that clips changes too.
+
+    The same as `fm.decentralized.dpmixsgd()`, but `gradient_tracking` follows
+
+        g <- (1 - beta) g + (1/b) sum_z (beta clip(u) + (1 - beta) clip(u - u_)) + noise
+
+    Source: Defined here: a composition of this library, after DIFF2, arXiv:2302.03884.
+    """
+    return _agents("private_storm", lr, beta)
+
+
+ROWS = dp_sgda, dp_ftrl, dp_ftrl_buffered, dpmixsgd, dpmixsgd_inside, private_storm
+ALL = by_name(*(Method(make, *PRIVATE[make.__name__][:3]) for make in ROWS))

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import optax
 
 from fedjax_muon.core import Hyper, check_range, descend, recorded, tree, value_at
-from fedjax_muon.decentralized.estimators import fresh
+from fedjax_muon.decentralized.estimators import ema, fresh
 from fedjax_muon.decentralized.gossip import Estimator, Gossip
+from fedjax_muon.transforms import Polar, unit_directions
 
 
 class Triple(NamedTuple):
@@ -120,3 +121,67 @@ def suda(
         return advance(objective, x, change, z, estimate, opt, mix, iteration)
 
     return Gossip(start, step)
+
+
+# --------------------------------------------- presets, with some arguments of `suda`
+
+
+@recorded
+def suda_muon(
+    lr: Hyper = 0.03,
+    *,
+    polar: Polar | None = None,
+    normalize_vectors: bool = True,
+    momentum: Hyper = 0.9,
+) -> Gossip:
+    """SUDA-Muon(ED): exact diffusion with tracked averages, orthogonalized.
+
+    Source: Zhang et al. 2026, arXiv:2604.23980. Not verified. The same as
+    `fm.decentralized.suda(triple=ED, rule=unit_directions(polar),
+    estimator=ema(momentum, from_zero=False))`.
+
+    Args:
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+      normalize_vectors: Whether vectors are divided by their norms. If not, they move
+        along the tracked gradient itself.
+      momentum: Weight of the past in the average of gradients, in [0, 1).
+    """
+    rule = unit_directions(polar, normalize_vectors=normalize_vectors)
+    average = ema(momentum, from_zero=False)
+    return suda(lr=lr, triple=ED, rule=rule, estimator=average)
+
+
+@recorded
+def suda_muon_extra(
+    lr: Hyper = 0.03,
+    *,
+    polar: Polar | None = None,
+    normalize_vectors: bool = True,
+    momentum: Hyper = 0.9,
+) -> Gossip:
+    """SUDA-Muon(EXTRA): EXTRA with tracked averages, orthogonalized.
+
+    Source: Zhang et al. 2026, arXiv:2604.23980. Not verified. The same as
+    `fm.decentralized.suda_muon()`, but for `triple=EXTRA`.
+    """
+    rule = unit_directions(polar, normalize_vectors=normalize_vectors)
+    average = ema(momentum, from_zero=False)
+    return suda(lr=lr, triple=EXTRA, rule=rule, estimator=average)
+
+
+@recorded
+def suda_muon_gt(
+    lr: Hyper = 0.03,
+    *,
+    polar: Polar | None = None,
+    normalize_vectors: bool = True,
+    momentum: Hyper = 0.9,
+) -> Gossip:
+    """SUDA-Muon(GT): gradient tracking by SUDA, with averages, orthogonalized.
+
+    Source: Zhang et al. 2026, arXiv:2604.23980. Not verified. The same as
+    `fm.decentralized.suda_muon()`, but for `triple=GT`.
+    """
+    rule = unit_directions(polar, normalize_vectors=normalize_vectors)
+    average = ema(momentum, from_zero=False)
+    return suda(lr=lr, triple=GT, rule=rule, estimator=average)

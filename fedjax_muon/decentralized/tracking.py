@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 import optax
 
 from fedjax_muon.core import Hyper, check_range, descend, recorded, tree, value_at
-from fedjax_muon.decentralized.estimators import fresh
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized.estimators import ema, fresh, noisy, storm
 from fedjax_muon.decentralized.gossip import Estimator, Gossip
+from fedjax_muon.transforms import Polar, unit_directions
 
 
 class State(NamedTuple):
@@ -76,3 +78,85 @@ def gradient_tracking(
         return advance(objective, x, change, g, memory, opt, mix, iteration)
 
     return Gossip(start, step)
+
+
+# -------------------------------- presets, with some arguments of `gradient_tracking`
+
+
+@recorded
+def gradient_tracking_muon(
+    lr: Hyper = 0.01, *, polar: Polar | None = None, normalize_vectors: bool = True
+) -> Gossip:
+    """Gradient tracking + Muon: tracked gradients, orthogonalized.
+
+    Source: Defined here: a composition of this library, not published. The same as
+    `fm.decentralized.gradient_tracking(rule=unit_directions(polar))`.
+
+    Args:
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+      normalize_vectors: Whether vectors are divided by their norms. If not, they move
+        along the tracked gradient itself.
+    """
+    rule = unit_directions(polar, normalize_vectors=normalize_vectors)
+    return gradient_tracking(lr=lr, rule=rule)
+
+
+@recorded
+def demuon(
+    lr: Hyper = 0.01,
+    *,
+    polar: Polar | None = None,
+    normalize_vectors: bool = True,
+    momentum: Hyper = 0.8,
+) -> Gossip:
+    """DeMuon: tracked averages of gradients, orthogonalized.
+
+    Source: He et al. 2025, DeMuon, arXiv:2510.01377. Checked against the authors' code.
+    The same as `fm.decentralized.gradient_tracking_muon()`, but for
+    `estimator=ema(momentum)`.
+
+    Args:
+      momentum: Weight of the past in the average of gradients, in [0, 1).
+    """
+    rule = unit_directions(polar, normalize_vectors=normalize_vectors)
+    return gradient_tracking(lr=lr, rule=rule, estimator=ema(momentum))
+
+
+@recorded
+def dm_hsgd(
+    lr: Hyper = Pair(0.01, 0.1),  # of x and y, as in the code of Xian et al.
+    *,
+    beta: Hyper = Pair(0.01, 0.1),
+    rule: optax.GradientTransformation = optax.identity(),
+) -> Gossip:
+    """DM-HSGD: gradient tracking over STORM.
+
+    Source: Xian et al. 2021, A Faster Decentralized Algorithm for Nonconvex Minimax
+    Problems, NeurIPS. Checked against the authors' code. The same as
+    `fm.decentralized.gradient_tracking(estimator=storm(beta))`.
+
+    Args:
+      beta: Weight of the new gradient, in [0, 1]; 1 is `fresh`.
+    """
+    return gradient_tracking(lr=lr, rule=rule, estimator=storm(beta))
+
+
+@recorded
+def dpmixsgd_unclipped(
+    lr: Hyper = Pair(0.01, 0.1),
+    *,
+    beta: Hyper = Pair(0.01, 0.1),
+    sigma: Hyper = 0.5,
+    rule: optax.GradientTransformation = optax.identity(),
+) -> Gossip:
+    """DPMixSGD (unclipped, no privacy): DM-HSGD with noise on what agents send.
+
+    Source: Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505: Algorithm 1.
+    Checked against the paper's text. The same as
+    `fm.decentralized.gradient_tracking(estimator=noisy(storm(beta), sigma))`.
+
+    Args:
+      beta: Weight of the new gradient, in [0, 1].
+      sigma: Standard deviation of the noise in every coordinate, 0 to 1.
+    """
+    return gradient_tracking(lr=lr, rule=rule, estimator=noisy(storm(beta), sigma))

@@ -158,6 +158,23 @@ def words_of(directory: Path) -> dict[str, str]:
         return {str(k): str(v) for k, v in json.loads(read_text(path)).items()}
 
 
+def as_begun(directory: Path, words: Mapping[str, str]) -> dict[str, str]:
+    """The words of a run, with those of its directory for the library's functions.
+
+    These are known by name alone: in an earlier version, they may have been in another
+    module, and presets had the rows that made them in their words.
+    """
+    name = lambda text: text.partition("[")[0].rpartition(".")[2]
+    ours = lambda text: text.startswith("fedjax_muon.")
+    found = {
+        key: text
+        for key, text in words_of(directory).items()
+        if key.endswith("algorithm") and ours(text) and ours(now := words.get(key, ""))
+        if name(text) == name(now)
+    }
+    return {**words, **found}
+
+
 def check_same(directory: Path, words: Mapping[str, str]) -> None:
     """Raises `ValueError` if a directory has another run, or something else."""
     path = directory / IDENTITY

@@ -38,7 +38,7 @@ from fedjax_muon.runs import (
     tables,
 )
 from fedjax_muon.runs.checked_rows import CheckedRows
-from fedjax_muon.runs.identity import claimed, identity
+from fedjax_muon.runs.identity import as_begun, claimed, identity
 from fedjax_muon.runs.search import wider
 from fedjax_muon.runs.simulate import (
     Method,
@@ -304,7 +304,7 @@ def sweep(
         words["data"] = digest(problem.dataset)
         for name in ("seed", *_varied(words, grid)):
             del words[name]
-        search.begin(words)
+        search.begin(as_begun(search.place, words))
     begun()
     if parts > 1:  # what is extended depends on the results of all parts
         extend = False

@@ -35,6 +35,7 @@ from fedjax_muon.runs.directory import (
 from fedjax_muon.runs.identity import (
     IDENTITY,
     arrays_of,
+    as_begun,
     check_same,
     claimed,
     identity,
@@ -132,6 +133,9 @@ def job_of(
         public = words() | arrays
         if _has_secrets(simulation):
             public, hidden = words(publishable=True), public
+            if private.is_charged(directory):
+                hidden = as_begun(private.secret_in(directory).folder, hidden)
+        public = as_begun(directory, public)
     known = public, hidden, arrays.get("clients", "")
     numbers: Any = rounds, evaluate_every, drop, problem.name
     return Job(name, seed, simulation, *known, directory, *numbers)

@@ -4,7 +4,12 @@ They map an ascent direction, such as a gradient, to another one. Transformation
 optax in this form, such as `optax.scale_by_adam()`, are rules too.
 """
 
-from fedjax_muon.transforms.directions import biclip, normalize, sign_scalars
+from fedjax_muon.transforms.directions import (
+    biclip,
+    heavy_ball,
+    normalize,
+    sign_scalars,
+)
 from fedjax_muon.transforms.fedopt import (
     scale_by_fadas,
     scale_by_fedadagrad,
@@ -58,6 +63,7 @@ __all__ = [
     "clip_by_dual_norm",
     "default_rule",
     "equilibrate",
+    "heavy_ball",
     "hidden_matrices",
     "hyperball",
     "input_direction",

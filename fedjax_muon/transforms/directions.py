@@ -1,4 +1,4 @@
-"""Stateless maps of a whole direction: normalization, signs, two-sided clipping."""
+"""Maps of a direction: normalization, signs, momentum, two-sided clipping."""
 
 from typing import Any
 
@@ -24,6 +24,16 @@ def normalize() -> optax.GradientTransformation:
 def sign_scalars() -> optax.GradientTransformation:
     """Replaces every leaf without axes by its sign; other leaves pass unchanged."""
     return optax.stateless_with_tree_map(lambda g, _: g if g.ndim else jnp.sign(g))
+
+
+def heavy_ball(momentum: Number = 0.9) -> optax.GradientTransformation:
+    """Momentum without dampening.
+
+    Args:
+      momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
+    """
+    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
+    return optax.trace(momentum)
 
 
 def biclip(low: Number, high: Number) -> optax.GradientTransformation:

@@ -210,7 +210,7 @@ def muon(
 
 
 def unit_directions(
-    polar: Polar = kernel.orthogonalize,
+    polar: Polar | None = None,
     *,
     normalize_vectors: bool = True,
     layout: Layout = muon_dimension_numbers,
@@ -222,8 +222,10 @@ def unit_directions(
     does not depend on the gradient.
 
     Args:
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
       normalize_vectors: Whether vectors are divided by their norms. If not, they pass
         unchanged, and a step is as long as the gradient.
     """
     rest = scale_by_lmo(oracles.euclidean) if normalize_vectors else sign_scalars()
-    return by_rank(orthogonalize(polar, layout=layout), rest, layout=layout)
+    matrices = orthogonalize(polar or kernel.orthogonalize, layout=layout)
+    return by_rank(matrices, rest, layout=layout)

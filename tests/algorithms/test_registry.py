@@ -1,75 +1,29 @@
-"""Presets: rows of a registry whose functions are generated."""
+"""Presets: functions that call another method, which their docstrings name."""
 
 import inspect
+import operator
 
-import optax
 import pytest
-from oracles.cases import PARTIAL, X
-from traces import farthest, path
 
-from fedjax_muon import algorithms, decentralized, minimax
-from fedjax_muon.algorithms.registry import FromOptions, Source, preset
-from fedjax_muon.core import Algorithm, Hyper, Number, numbers_of
+import fedjax_muon as fm
+from fedjax_muon.algorithms.registry import base_of
 
-METHODS = {**algorithms.ALL, **minimax.ALL, **decentralized.ALL}
+METHODS = {**fm.algorithms.ALL, **fm.minimax.ALL, **fm.decentralized.ALL}
 
 
-def _rule(momentum: Number, lr: Number) -> optax.GradientTransformation:
-    return optax.chain(optax.trace(momentum), optax.scale(lr))
+def test_a_preset_calls_the_method_that_its_docstring_names():
+    functions = {method.function for method in METHODS.values()}
+    presets = [function for function in functions if base_of(function)]
+    assert len(presets) == 40
+    for preset in presets:
+        base = preset
+        while base_of(base):  # a preset of a preset calls the method of both
+            base = operator.attrgetter(base_of(base))(fm)
+            assert base in functions
+        assert f"return {base.__name__}(" in inspect.getsource(preset), preset
 
 
-ROW = preset(
-    "own",
-    "Own",
-    "a paper",
-    Source.TEXT,
-    base=algorithms.fedavg,
-    sentence="Two rates.",
-    options={"server_lr": 0.5, "momentum": 0.9, "lr": 2.0},
-    changes={"rule": FromOptions(_rule), "lr": 0.05},
-)
-
-
-TEXT = """Own: Two rates.
-
-The same as `fm.fedavg(rule=rule(momentum, lr), lr=0.05)`.
-
-Source: a paper. Checked against the paper's text.
-
-Args:
-  server_lr: Server learning rate: 1 is plain averaging; 0.001 to 0.1 if
-    `server_rule` normalizes the step.
-  lr: Local learning rate: 0.01 to 1 for SGD, 0.001 to 0.01 if `rule` is Adam, and
-    0.01 to 0.1 if it is Muon.
-
-See also: `fedavg`."""
-
-
-def test_a_preset_is_its_base_with_other_arguments():
-    """An option of a function that makes an argument hides that of the base."""
-    found = path(ROW.function(0.7, lr=3.0), X, PARTIAL)
-    rule = _rule(0.9, 3.0)
-    want = path(algorithms.fedavg(lr=0.05, server_lr=0.7, rule=rule), X, PARTIAL)
-    assert farthest(found, want) == 0
-    assert numbers_of(ROW.function()) == {"server_lr": 0.5, "momentum": 0.9, "lr": 2.0}
-
-
-def test_the_function_of_a_preset_says_what_it_takes():
-    assert (ROW.name, ROW.function.__name__) == ("own", "own")
-    shown = inspect.signature(ROW.function)
-    kinds = {name: p.annotation for name, p in shown.parameters.items()}
-    assert kinds == {"server_lr": Hyper, "momentum": Number, "lr": Number}
-    assert shown.return_annotation is Algorithm
-    assert inspect.getdoc(ROW.function) == TEXT
-    said = r"^own got an unexpected keyword argument 'rule'; it takes server_lr, mom"
+def test_an_argument_that_a_preset_fixes_is_refused_in_one_line():
+    said = r"^fedavg_adam got an unexpected keyword argument 'rule'; it takes lr$"
     with pytest.raises(TypeError, match=said):
-        ROW.function(rule=optax.identity())
-
-
-def test_every_preset_fixes_arguments_of_its_base():
-    for name, method in METHODS.items():
-        if method.preset is not None:
-            known = inspect.signature(method.preset.base).parameters.keys()
-            given = method.preset.arguments(method.preset.options).keys()
-            assert given <= known, name
-            assert method.preset.base in {m.function for m in METHODS.values()}, name
+        fm.fedavg_adam(rule=None)

@@ -21,6 +21,7 @@ LAYERS = (
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 TOP = {"__init__", "__main__"}
+TABLES = ("__init__", "minimax")  # files of many algorithms
 # these know the interface of an algorithm, never one by name
 GENERIC = ("core", "wrappers", "privacy", "engine", "simulation", "deploy")
 FORBIDDEN = {"utils", "util", "helpers", "helper", "misc", "common"}

@@ -12,7 +12,13 @@ import pytest
 import fedjax_muon as fm
 from fedjax_muon import tasks
 from fedjax_muon.core.recipe import in_words
-from fedjax_muon.runs.identity import PYTHON, claimed, code_of, identity
+from fedjax_muon.runs.identity import (
+    PYTHON,
+    as_begun,
+    claimed,
+    code_of,
+    identity,
+)
 from fedjax_muon.tasks import as_partial
 
 TEMPLATE = """
@@ -252,3 +258,16 @@ def test_cohorts_differ_in_words_by_their_functions_numbers():
         fm.poisson(8, 9),
     ]
     assert len({in_words(cohort) for cohort in every}) == len(every)
+
+
+def test_functions_of_the_library_are_known_by_name(tmp_path):
+    """Wherever they stand; presets were once made by rows that were in their words."""
+    claimed(tmp_path, {"method.algorithm": "fedjax_muon.algorithms.registry.stem[row]"})
+    known = lambda text: as_begun(tmp_path, {"method.algorithm": text, "seed": "0"})
+    kept = {
+        "method.algorithm": "fedjax_muon.algorithms.registry.stem[row]",
+        "seed": "0",
+    }
+    assert known("fedjax_muon.algorithms.stem.stem[make]") == kept
+    for other in ("fedjax_muon.algorithms.fafed.fafed[make]", "mine.stem[make]"):
+        assert known(other)["method.algorithm"] == other
