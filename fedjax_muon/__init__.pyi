@@ -99,7 +99,7 @@ from .algorithms.scaffold_vr import scaffold_vr as scaffold_vr
 from .algorithms.stem import stem as stem
 from .algorithms.streaming_diloco import streaming_diloco as streaming_diloco
 from .citing import cite as cite
-from .cli.load import load_run as load_run
+from .runs.loading import export as export, load_run as load_run
 from .core import (
     Algorithm as Algorithm,
     Exchange as Exchange,
