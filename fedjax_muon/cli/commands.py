@@ -30,8 +30,9 @@ from fedjax_muon.models.convolution import by_patches
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs import plots, summary, tables
 from fedjax_muon.runs.rates import RATES
+from fedjax_muon.runs.search import around
 from fedjax_muon.runs.simulate import score_of
-from fedjax_muon.runs.sweep import SHARES, Swept, check_sweep, report_of
+from fedjax_muon.runs.sweep import Swept, check_sweep
 from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.meter import NonFiniteError
 from fedjax_muon.simulation.simulation import Simulation
@@ -183,11 +184,9 @@ def train(argv: Sequence[str]) -> None:
             argv = [*words.texts(), *options]
         place = Place(job.calls[0].name, ["train", *argv], job)
     given = {**job.given, **how, "directory": place.directory}
-    members = "client" if job.federated else "agent"
-    check = checked(members, problem.dataset, job)
     with place.running():
         try:
-            done = runs.train(method, problem, check=check, begun=place.begun, **given)
+            done = runs.train(method, problem, begun=place.begun, **given)
         except NonFiniteError as error:
             say(str(error), style="red")
             sys.exit(1)
@@ -286,11 +285,10 @@ def compare(argv: Sequence[str]) -> None:
         place = Place("compare", ["compare", *argv], job)
     say(words)
     given = {**job.given, **how, "directory": place.directory}
-    members = "client" if job.federated else "agent"
-    check = checked(members, problem.dataset, job)
     with place.running():
+        named_grid = {f"{k}.{n}": v for k, g in grids.items() for n, v in g.items()}
         result = runs.compare(
-            methods, problem, grids=grids, check=check, begun=place.begun, **given
+            methods, problem, grid=named_grid, begun=place.begun, **given
         )
     if is_first():
         for table in result.all_tables():
@@ -334,8 +332,7 @@ def take_rates(job: Job) -> str:
         if best is not None:
             call.keywords["lr"] = best.lr
         if not (private or job.extra.get("quick")) and isinstance(usual, int | float):
-            rates = tuple(float(f"{share * usual:.3g}") for share in SHARES)
-            job.grids[str(number)] = {"lr": Grid(rates)}
+            job.grids[str(number)] = {"lr": Grid(around(usual))}
     if private and untuned:
         return (
             f"the learning rates of {', '.join(untuned)} were not tuned with this clip "
@@ -382,26 +379,18 @@ def sweep(argv: Sequence[str]) -> None:
         for label, grid in grids.items():
             seeds = job.given.get("seeds", (0,))
             check_sweep(methods[label], grid, seeds, how)
-    done = {}
     members = "client" if job.federated else "agent"
     points = [math.prod(map(len, grid.values())) for grid in grids.values()]
     more = ", more where the best rate is at the edge" * job.given.get("extend", True)
     number = sum(points) * len(job.given.get("seeds", (0,)))
     say(f"{number} runs of {job.rounds} rounds{more}")
     say(summary_of(problem.dataset, list(map(len, problem.parts(0))), members=members))
+    named_grid = {f"{k}.{n}": v for k, g in grids.items() for n, v in g.items()}
     with place.running():
-        for call, (label, method) in zip(job.calls, methods.items(), strict=True):
-            given = {**job.given, **how, "begun": place.begun}
-            given["directory"] = place.directory / call.name.replace(":", "-")
-            done[label] = runs.sweep(method, problem, grids[label], **given)
-    if job.given.get("part", "1/1") != "1/1":
-        say(
-            "this part is finished; when all are, merge them with: "
-            f"{place.resume} --part 1/1"
-        )
-        return
-    with refusing():
-        table = report_of(done, place.directory)
+        given = {**job.given, **how, "begun": place.begun}
+        given["directory"] = place.directory
+        done = runs.sweep(methods, problem, named_grid, **given)
+    table = done.table()
     plain_console().print(tables.for_terminal(table))
     say(f"all cells, summary and figures in {place.directory}")
     if all(each.best is None for each in done.values()):

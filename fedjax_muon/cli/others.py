@@ -24,9 +24,9 @@ from fedjax_muon.data.loading import TFDS, place_of, source_of
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.data.source import Source
 from fedjax_muon.runs import metrics_csv, plots, summary
+from fedjax_muon.runs.cells import read_points
 from fedjax_muon.runs.directory import METRICS
 from fedjax_muon.runs.identity import ARRAYS, CODE, IDENTITY, words_of
-from fedjax_muon.runs.sweep import read_points
 from fedjax_muon.terminal import plain_console
 from fedjax_muon.versions import install_command
 
