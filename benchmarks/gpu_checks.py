@@ -216,7 +216,7 @@ def check_language() -> Checks:
         sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads}
         model = partial(fm.problems.gpt, dtype=jnp.bfloat16, **sizes)
         problem = fm.problems.text(text, window=window, model=model)
-        how = {"cohort": 4, "local_steps": 2 if on_cpu else 30, "batch_size": 8}
+        how: Any = {"cohort": 4, "local_steps": 2 if on_cpu else 30, "batch_size": 8}
         simulation = simulate(method, problem, 0, **how)
         state = simulation.init(jax.random.key(0))
         size = sum(x.size for x in jax.tree.leaves(state.params))

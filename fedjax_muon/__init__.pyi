@@ -131,6 +131,7 @@ from .models import (
 )
 from .runs import (
     compare as compare,
+    cosine as cosine,
     simulate as simulate,
     sweep as sweep,
     train as train,

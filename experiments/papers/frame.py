@@ -211,8 +211,9 @@ def trained(
     interrupted, done = False, {}
     try:
         for name, (method, grid) in panel.methods.items():
-            how["directory"] = place / name
-            done[name] = fm.sweep(method, problem, grid, extend=False, **how)
+            how["directory"] = place
+            made = fm.sweep({name: method}, problem, grid, extend=False, **how)
+            done[name] = made[name]
     except KeyboardInterrupt:
         interrupted = True
     if not finished:

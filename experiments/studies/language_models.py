@@ -121,8 +121,8 @@ def trained(
     """The runs of a setting, at all rates and seeds; several rates are extended."""
     entry = METHODS[setting.method]
     rounds = STEPS // setting.steps
-    return fm.sweep(
-        entry.make(),
+    swept = fm.sweep(
+        {"": entry.make()},
         problem_of(dataset, setting.workers),
         {entry.rate: rates},
         rounds=rounds,
@@ -134,7 +134,8 @@ def trained(
         cohort=setting.workers,
         local_steps=setting.steps,
         batch_size=BATCH // setting.workers,
-    ).points
+    )
+    return swept[""].points
 
 
 def runs(setting: Setting, dataset: Any, rates: dict[Any, float]) -> list[dict]:

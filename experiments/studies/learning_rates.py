@@ -48,7 +48,8 @@ def points(
         method = decayed(method, ROUNDS)
     grid = {"lr": [rate(exponent) for exponent in exponents]}
     how = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seeds": SEEDS}
-    swept = fm.sweep(method, problem, grid, extend=False, progress=False, **how)
+    how |= {"extend": False, "progress": False}
+    swept = fm.sweep({algorithm: method}, problem, grid, **how)[algorithm]
     named = lambda hyper: {**hyper, "lr_schedule": schedule}
     return [point._replace(hyper=named(point.hyper)) for point in swept.points]
 

@@ -33,6 +33,7 @@ import optax
 from fedjax_muon import algorithms, data, decentralized, problems, transforms
 from fedjax_muon.algorithms import minimax
 from fedjax_muon.data.loading import TFDS, is_of_user
+from fedjax_muon.runs.methods import METHODS
 
 MOST_SHOWN = 30  # names in an error
 DEEPEST = 30  # functions in one another
@@ -40,12 +41,6 @@ EMPTY = inspect.Parameter.empty
 Function = Callable[..., Any]
 Table = Mapping[str, Any]
 Parameters = Mapping[str, inspect.Parameter]
-METHODS = {
-    **algorithms.ALL,
-    **minimax.ALL,
-    **decentralized.ALL,
-    **decentralized.PRIVATE_METHODS,
-}
 GROUPS: dict[str, list[str]] = {  # words for several methods
     # no problem of the command has adapters
     "all": [name for name in algorithms.ALL if name not in algorithms.ADAPTERS],
@@ -64,7 +59,7 @@ _NAMES = {
     },
     "problem": {"problems": "classification auc text"},
     "model": {
-        "problems": "mlp lenet emnist_cnn resnet18 vit vit_tiny rnn lstm gru gpt llama"
+        "problems": "mlp linear lenet emnist_cnn resnet18 vit vit_tiny rnn lstm gru gpt llama"
     },
     "divide": {
         "data.partition": "dirichlet dirichlet_per_client labels_per_client shards "
@@ -94,7 +89,7 @@ _NAMES = {
     "coefficients": {"linalg.newton_schulz": "jordan=JORDAN quintic=QUINTIC"},
     "shape_scale": {"transforms": "unscaled jordan moonlight spectral"},
     "layout": {"transforms": "muon_dimension_numbers hidden_matrices"},
-    "lr": {"core.schedules": "cosine=cosine_decay", "core.pair": "Pair"},
+    "lr": {"runs.methods": "cosine", "core.pair": "Pair"},
     "beta momentum": {"core.pair": "Pair"},
     "compressor broadcast_compressor rest values": {
         "wrappers.compression": "no_compression truncated_svd power_iteration top_k "
@@ -152,7 +147,10 @@ GIVEN = {
     "shape_scale": {"fan_in", "fan_out"},
     "layout": {"params"},
     "rank": {"m", "n"},
+    "privacy": {"rounds", "cohort"},
 }
+
+USUAL = {"delta", "clip_norm"}  # of a promise of privacy, which may be left out
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -245,7 +243,7 @@ def called(text: str, argument: str, what: str = "") -> Any:
         several = [*data.NAMES] if argument == "problem" else []
         raise _unknown(what, head, [*several, *known])
     call = Call(function, head, *_bound(head, parameters(function, argument), texts))
-    given = GIVEN.get(argument, set())
+    given = GIVEN.get(argument, set()) | (USUAL if argument == "privacy" else set())
     if ":" in head and given:  # its arguments may have other names
         given = {*call.lacks}
     for name in call.lacks:

@@ -14,6 +14,7 @@ from fedjax_muon.files import read_text, reading
 from fedjax_muon.models.weights import check_target, save_params
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs import metrics_csv
+from fedjax_muon.runs.cells import CELLS
 from fedjax_muon.runs.directory import CHECKPOINTS, METRICS
 from fedjax_muon.runs.identity import IDENTITY, words_of
 from fedjax_muon.runs.simulate import Method, name_of
@@ -22,7 +23,6 @@ from fedjax_muon.simulation.training import Record
 from fedjax_muon.versions import PACKAGE_VERSION, check_installed
 
 ABOUT = "about.json"  # what a program needs to use the parameters
-CELLS = "cells.csv"  # the evaluations of a sweep
 OF_FLAX = ("parent", "name")  # fields of all modules
 
 

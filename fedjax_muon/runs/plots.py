@@ -262,44 +262,58 @@ def graph(graph: nx.Graph, path: Path, *, title: str = "") -> None:
         figure.supxlabel(f"{agents}, {gaps}", fontsize=8)
 
 
-def utility(
-    methods: Mapping[str, Mapping[float, Sequence[float]]],
+def along(
+    methods: Mapping[str, Mapping[Any, Sequence[float]]],
     path: Path,
     *,
+    axis: str,
     title: str = "",
     score: str = "AUC",
 ) -> None:
-    """Draws a test score against epsilon.
+    """Draws a test score along an axis of an experiment, such as epsilon.
 
-    Lines are means over seeds; error bars are their 95% intervals. Methods without
-    privacy are horizontal lines.
+    Lines are means over seeds; error bars are their 95% intervals. Values that are no
+    numbers are in equal distances. A method at infinity alone, which is one without
+    privacy, is a horizontal line.
 
     Args:
-      methods: For every method by name, the scores of its seeds by epsilon; an epsilon
-        of infinity is for methods without privacy.
+      methods: For every method by name, the scores of its seeds by the value.
+      axis: What the values are of.
     """
+    values = list(dict.fromkeys(v for by_value in methods.values() for v in by_value))
+    is_number = lambda v: isinstance(v, int | float) and not isinstance(v, bool)
+    numeric = all(map(is_number, values))
+    places = {v: v if numeric else i for i, v in enumerate(values)}
     with drawing(path, (6, 4)) as figure:
-        axis = figure.subplots()
+        drawn = figure.subplots()
         shown: list[float] = []
         lines = styles(methods)
-        private = 0
-        for name, by_epsilon in methods.items():
-            epsilons = sorted(e for e in by_epsilon if np.isfinite(e))
+        marked = 0
+        for name, by_value in methods.items():
+            kept = sorted(
+                (v for v in by_value if not numeric or np.isfinite(v)),
+                key=places.__getitem__,
+            )
             how = lines[name]
-            if not epsilons:
-                level = float(np.mean([np.mean(v) for v in by_epsilon.values()]))
-                axis.axhline(level, lw=1, label=f"{name}, not private", **how)
+            if not kept:
+                level = float(np.mean([np.mean(v) for v in by_value.values()]))
+                drawn.axhline(level, lw=1, label=f"{name}, not private", **how)
                 continue
-            scores = np.array([by_epsilon[e] for e in epsilons])
+            scores = np.array([by_value[value] for value in kept])
             mean = scores.mean(1)
             reach = intervals.bars(mean, intervals.half_width(scores.T), 0.0, 1.0)
-            how = how | {"marker": MARKERS[private % len(MARKERS)], "ms": 5}
-            axis.errorbar(epsilons, mean, reach, capsize=3, label=name, **how)
-            shown += epsilons
-            private += 1
-        if len(set(shown)) > 1:
-            logarithmic(axis, shown)
-        axis.set_xlabel("epsilon")
-        axis.set_ylabel(f"test {score}; bars: {intervals.WORDS}")
-        axis.set_title(textwrap.fill(title, 70))
+            how = how | {"marker": MARKERS[marked % len(MARKERS)], "ms": 5}
+            x = [places[value] for value in kept]
+            drawn.errorbar(x, mean, reach, capsize=3, label=name, **how)
+            shown += x
+            marked += 1
+        if not numeric:
+            drawn.set_xticks(
+                range(len(values)), [textwrap.fill(f"{v}", 16) for v in values]
+            )
+        elif len(set(shown)) > 1 and min(shown) > 0:
+            logarithmic(drawn, shown)
+        drawn.set_xlabel(axis)
+        drawn.set_ylabel(f"test {score}; bars: {intervals.WORDS}")
+        drawn.set_title(textwrap.fill(title, 70))
         figure.legend(loc="outside lower center", ncols=2)

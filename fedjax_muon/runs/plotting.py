@@ -7,21 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_muon import algorithms, decentralized, problems
-from fedjax_muon.algorithms import minimax
+from fedjax_muon import problems
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs import metrics_csv, plots, summary
+from fedjax_muon.runs.cells import read_points
 from fedjax_muon.runs.directory import METRICS
 from fedjax_muon.runs.identity import ARRAYS, CODE, IDENTITY, words_of
-from fedjax_muon.runs.sweep import read_points
+from fedjax_muon.runs.methods import METHODS
 
-METHODS = {
-    **algorithms.ALL,
-    **minimax.ALL,
-    **decentralized.ALL,
-    **decentralized.PRIVATE_METHODS,
-}
 FORMATS = (".png", ".pdf", ".svg")  # of figures
 SHOWN = ("problem", "dataset")  # that the runs of a figure share
 # words of a run that do not tell it from others on one figure

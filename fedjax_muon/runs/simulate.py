@@ -3,22 +3,27 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax
+import numpy as np
 
 from fedjax_muon.core import Algorithm, check_choice, streams
 from fedjax_muon.core.hyperparameters import plain
 from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Gossip
+from fedjax_muon.decentralized.mixing import Mixer
 from fedjax_muon.decentralized.private_methods import ExamplePrivacy, PrivateAgents
 from fedjax_muon.decentralized.simulation import decentralize
+from fedjax_muon.engine.plans import Plan
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.problems import Problem, key_of
 from fedjax_muon.runs import summary
 from fedjax_muon.simulation.arguments import check_algorithm, on_device
-from fedjax_muon.simulation.cohorts import as_cohort, needs_key
+from fedjax_muon.simulation.cohorts import Cohort, as_cohort, needs_key
 from fedjax_muon.simulation.federated import federate
+from fedjax_muon.simulation.participation import Epochs
+from fedjax_muon.simulation.rounds import Weighting
 from fedjax_muon.simulation.simulation import Simulation
 
 Method = Algorithm | Gossip | PrivateAgents  # with a server, or without one
@@ -26,7 +31,26 @@ Method = Algorithm | Gossip | PrivateAgents  # with a server, or without one
 OF_PROBLEM = ("algorithm", "task", "dataset", "parts", "test_parts", "weights")
 
 
-def simulate(method: Method, problem: Problem, seed: int = 0, **how: Any) -> Simulation:
+class Settings(TypedDict, total=False):
+    """Arguments of `federate` and `decentralize`, in place of a problem's own sizes."""
+
+    cohort: int | Cohort | None
+    local_steps: int | Sequence[int] | None
+    local_epochs: Epochs | None
+    batch_size: int
+    first_size: int | None
+    plan: Plan | None
+    sampler: Any  # of clients, or a function of the iteration that makes one of agents
+    weighting: Weighting
+    mixer: Callable[[np.ndarray], Mixer]
+    devices: Sequence[jax.Device]
+    split_examples: bool
+    privacy: Any  # a promise, or in `compare` a list of them
+
+
+def simulate(
+    method: Method, problem: Problem, seed: int = 0, **how: Unpack[Settings]
+) -> Simulation:
     """Prepares a method on the clients of a seed.
 
     Args:
@@ -91,16 +115,21 @@ def _with_noise(
     return agents.algorithm
 
 
-def settings_of(
-    method: Method, problem: Problem, how: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The arguments of `federate` or `decentralize`: the problem's, and those given."""
-    make, privacy = made_by(method), how.get("privacy")
+def check_problem(problem: Any) -> None:
+    """Raises `TypeError` for what is no problem."""
     if not isinstance(problem, Problem):
         raise TypeError(
             "problem must be a Problem, such as problems.classification(), got "
             f"{type(problem).__name__}"
         )
+
+
+def settings_of(
+    method: Method, problem: Problem, how: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of `federate` or `decentralize`: the problem's, and those given."""
+    make, privacy = made_by(method), how.get("privacy")
+    check_problem(problem)
     kind: type = ClientPrivacy if make is federate else AgentPrivacy
     if isinstance(method, PrivateAgents):
         kind = ExamplePrivacy

@@ -1,28 +1,24 @@
-"""Sweeps: a method at every point of a grid, the best of which validation chooses.
+"""Sweeps: methods at every point of a grid, the best of which validation chooses.
 
-    result = sweep(fm.fedmuon(), problem, {"lr": (0.01, 0.03, 0.1)}, seeds=(0, 1))
-    method = result.best_method
+    result = sweep([fm.fedmuon], problem, {"lr": (0.01, 0.03, 0.1)}, seeds=(0, 1))
+    method = result["FedMuon"].best_method
 
 The same call with the same directory goes on where it was interrupted, and runs only
 what is missing of a larger grid or for more seeds.
 
-identity.json      what all cells have in common
-versions.json      of everything that computes
-cells.csv          the rows of all finished cells
-parts/3-of-8/      the same of a part, if several jobs divide the cells
-cells.json         what they were computed with, and a digest
-points.csv         one line for every point of the grid
-summary.csv        and .md: the best point; grids.png and curves.png draw them
-suspended/         the group of cells that an interrupt left unfinished
+METHOD/identity.json   what all cells have in common
+METHOD/versions.json   of everything that computes
+METHOD/cells.csv       the rows of all finished cells
+points.csv             one line for every point of a grid
+summary.csv            and .md: the best points; grids.png and curves.png draw them
 """
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
-import jax
 import numpy as np
 
 from fedjax_muon.core import check_count, numbers_of, with_numbers
@@ -32,42 +28,40 @@ from fedjax_muon.files import named
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs import (
     directory as directories,
+    methods as methods_,
     metrics_csv,
     plots,
     summary,
     tables,
 )
-from fedjax_muon.runs.checked_rows import CheckedRows
-from fedjax_muon.runs.identity import as_begun, claimed, identity
-from fedjax_muon.runs.search import wider
+from fedjax_muon.runs.cells import Cells
+from fedjax_muon.runs.identity import as_begun, claimed, identity, words_of
+from fedjax_muon.runs.methods import Methods
+from fedjax_muon.runs.search import DIVERGED, wider
 from fedjax_muon.runs.simulate import (
     Method,
+    Settings,
     check_seeds,
     made_by,
     name_of,
     score_of,
     shared,
     simulate,
-    start_key,
     title_of,
 )
-from fedjax_muon.runs.summary import History, Point
-from fedjax_muon.runs.suspended import Suspended, clear
+from fedjax_muon.runs.summary import Point
 from fedjax_muon.runs.train import (
     check_one_process,
     followed,
     ignore,
     resumable,
 )
-from fedjax_muon.simulation.sweeps import Cell, Outcome, run_cells
+from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.terminal import Progress
 
-CELLS, PARTS, ALL = "cells.csv", "parts", "1/1"
-MOST_RATES = 8  # that are tried for a method
+MOST = 8  # rates that are tried for a method
 DRAWN = 10  # methods whose curves are drawn, the best
-SHARES = (0.1, 0.3, 1.0, 3.0)  # of a rate, to try first
 Grid = Mapping[str, Sequence[float]]
-Values = tuple[dict[str, float], int]  # hyperparameters and seed of a cell
 
 
 class Swept(NamedTuple):
@@ -121,15 +115,20 @@ class Swept(NamedTuple):
         return report_of({name_of(self.method): self}, Path(directory))
 
 
-def around(method: Method) -> Grid:
-    """A grid of four learning rates around a method's own, for `sweep` and `compare`.
+class Sweeps(dict[str, Swept]):
+    """The sweeps of methods, by the names that they have in tables."""
 
-    Raises `ValueError` if its rate is not a number.
-    """
-    lr = numbers_of(method).get("lr")
-    if not isinstance(lr, int | float):
-        raise ValueError(f"{method!r} has no number as its learning rate, got {lr!r}")
-    return {"lr": tuple(float(f"{share * lr:.3g}") for share in SHARES)}
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def table(self) -> tables.Cells:
+        """The best point of every method, with its scores after the last round."""
+        return table_of(self)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether all points of all methods did."""
+        return all(each.best is None for each in self.values())
 
 
 def table_of(sweeps: Mapping[str, Swept]) -> tables.Cells:
@@ -221,9 +220,9 @@ def _write_points(grids, best: Mapping[str, Point], path, kind: str) -> None:
 
 @plain_numbers
 def sweep(
-    method: Method,
-    problem: Problem,
-    grid: Grid,
+    methods: Methods,
+    problem: Problem | None = None,
+    grid: methods_.Grid | Literal["paper"] | None = None,
     *,
     rounds: int = 100,
     seeds: Sequence[int] = (0,),
@@ -232,117 +231,219 @@ def sweep(
     validation: float = 0.1,
     extend: bool = True,
     cells_at_once: int | None = None,
-    part: str = ALL,
-    devices: Sequence[jax.Device] = (),
     directory: str | Path | None = None,
     progress: bool | Progress = True,
     begun: Callable[[], None] = ignore,
-    **how: Any,
-) -> Swept:
-    """Trains a method at every point of a grid, on every seed.
+    **how: Unpack[Settings],
+) -> Sweeps:
+    """Trains methods at every point of a grid, on every seed.
 
     Cells run in groups, in one compiled program, and have the numbers of single runs.
 
     Args:
-      method: An algorithm with a server or without; its other numbers stay.
-      problem: A share of its training examples is held out.
-      grid: Values of hyperparameters, by name; all combinations are tried.
+      methods: Algorithms, or functions that make them, whose other numbers stay. A
+        dictionary names them in tables.
+      problem: A share of its training examples is held out; by default, the problem
+        that suits the methods.
+      grid: Values of numbers, all combinations of which are tried, such as
+        `{"lr": (0.1, 0.3)}` of all methods that have it, and `{"fedavg.lr": (0.1,)}`
+        of one; or "paper", the published ones. Values of other arguments of the call,
+        such as `{"local_steps": (1, 5)}`, and of the problem, such as
+        `{"problem.alpha": (0.1, 1.0)}`, have rows of their own.
       rounds: Number of rounds.
       seeds: Each has its own clients and parameters.
       evaluate_every: Rounds between evaluations.
       drop_nonfinite: Whether messages with NaN or infinity are left out of the mean,
         instead of calling the cell diverged.
       validation: Share of the training examples that is held out to choose by.
-      extend: Whether the values of `lr` go on by a factor of about 3, up to eight,
-        while the best is the smallest or largest.
+      extend: Whether the values of `lr` go on by factors of 3, up to eight, while the
+        best is the smallest or largest.
       cells_at_once: Number of cells in a group; by default, as many as fit in half of
         the memory.
-      part: Which part of the cells to train, as "3/8" in the third of eight jobs with
-        one directory. When all are finished, the same call without it merges them.
-      devices: Devices that divide the cells of every group.
       directory: Where finished cells, tables and figures are kept; by default nowhere,
         and by the command in a new directory in `runs/`.
       progress: Whether the rounds are shown on standard error; or what counts them.
       begun: Called before the first round.
-      how: Arguments of `federate` or `decentralize`, in place of the problem's sizes.
+      how: Arguments of `federate` or `decentralize`, in place of the problem's sizes;
+        `devices` divide the cells of every group.
+
+    Returns:
+      The sweeps by the names of methods, with `table()`.
 
     Example:
-      >>> result = sweep(fm.fedavg(), problem, {"lr": (0.1, 0.3)}, rounds=20)
-      >>> best = result.best.hyper  # {'lr': 0.3}
+      >>> result = sweep([fm.fedavg], problem, {"lr": (0.1, 0.3)}, rounds=20)
+      >>> best = result["FedAvg"].best.hyper  # {'lr': 0.3}
     """
     check_one_process()
-    seeds = several(seeds)
-    grid = {name: several(values) for name, values in grid.items()}
-    check_sweep(method, grid, seeds, how)
-    for name, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
+    made = methods_.labeled(methods)
+    if not made:
+        raise ValueError("name the methods of the sweep, such as [fm.fedavg], got none")
+    problem, seeds = methods_.usual(made, problem), several(seeds)
+    axes = methods_.axes_of(grid, made, [*Settings.__annotations__])
+    options: dict[str, Any] = {"rounds": rounds, "evaluate_every": evaluate_every}
+    for name, value in options.items():
         check_count(name, value)
     if cells_at_once is not None:
         check_count("cells_at_once", cells_at_once)
-    tuned = dataclasses.replace(problem.with_validation(validation), tested=None)
-    tuned = shared(tuned, how)
+    options |= {"drop_nonfinite": drop_nonfinite, "validation": validation}
+    options["cells_at_once"] = cells_at_once
+    options["devices"] = how.pop("devices", ())
+    place = None if directory is None else Path(directory).expanduser()
+    if place is not None and words_of(place):
+        raise ValueError(f"{place} has a single run; choose another one")
+    searches: dict[str, Search] = {}
+    for setting in methods_.settings_along(axes.shown, problem, how):
+        one = prepared_for(setting.problem, setting.how, seeds, validation)
+        done = {k: methods_.finished(each, rounds) for k, each in made.items()}
+        methods_.check_suited(done, setting.problem)
+        for label, method in done.items():
+            values = methods_.grid_of(label, made[label], axes, grid)
+            name = ", ".join(filter(None, (label, setting.words)))
+            folder = place and place / methods_.folder_of(name)
+            searches[name] = searched(method, one, values, seeds, folder, **options)
+    for each in searches.values():
+        each.begin()
+    begun()
+    total = sum(each.size for each in searches.values()) * rounds
+    found = Sweeps()
+    with resumable(place) as stop, followed(progress, total, "sweep") as course:
+        for name, each in searches.items():
+            course.title = name
+            found[name] = each.run(course, stop, extend=extend)
+    if place is not None:
+        report_of(found, place)
+    return found
+
+
+class Prepared(NamedTuple):
+    """A problem of which a share is held out, on the device, and how it is trained."""
+
+    whole: Problem
+    tuned: Problem
+    how: dict[str, Any]
+
+
+def prepared_for(
+    problem: Problem, how: Mapping[str, Any], seeds: Sequence[int], validation: float
+) -> Prepared:
+    """Holds out a share of the examples; raises `ValueError` for seeds without it."""
+    check_seeds(seeds)
+    held = dataclasses.replace(problem.with_validation(validation), tested=None)
+    tuned = shared(held, how)
     for seed in seeds:
         tuned.parts(seed)
-    number, parts = _part(part, directory)
-    search = _Search(
-        part=(number, parts),
-        simulation=simulate(method, tuned, seeds[0], **how),
-        problem=tuned,
-        settings={
-            "rounds": rounds,
-            "evaluate_every": evaluate_every,
-            "drop_nonfinite": drop_nonfinite,
-            "validation": tuned.validation,
-            "cells_at_once": cells_at_once,
-            "devices": devices,
-        },
-        place=None if directory is None else Path(directory).expanduser(),
-    )
-    if search.place is not None:
-        others: dict[str, Any] = {"rounds": rounds, "evaluate_every": evaluate_every}
-        others |= {"drop_nonfinite": drop_nonfinite, "validation": validation}
-        words = identity(method, problem, 0, how, grid=sorted(grid), **others)
-        words["data"] = digest(problem.dataset)
+    return Prepared(problem, tuned, dict(how))
+
+
+@dataclasses.dataclass
+class Search:
+    """A sweep of one method that is checked, and trains when it runs.
+
+    The values of `lr` grow while it runs.
+    """
+
+    method: Method
+    simulation: Simulation
+    prepared: Prepared
+    grid: dict[str, tuple[float, ...]]
+    seeds: Sequence[int]
+    directory: Path | None
+    settings: dict[str, Any]  # of `run_cells`
+    words: dict[str, str]  # of its identity, if it has a directory
+    finer: bool = False  # whether rates within the grid are searched too
+
+    @property
+    def size(self) -> int:
+        """Number of cells of the grid as it is now."""
+        return len(_points(self.grid)) * len(self.seeds)
+
+    @property
+    def most(self) -> int:
+        """The largest number of cells, if the rates go on."""
+        rates = len(self.grid.get("lr", ()))
+        return self.size // rates * max(rates, MOST) if rates else self.size
+
+    def begin(self) -> None:
+        """Makes its directory, or checks that it is this sweep's."""
+        if self.directory is not None:
+            claimed(self.directory, as_begun(self.directory, self.words))
+            directories.note_versions(self.directory)
+
+    def run(
+        self,
+        course: Progress,
+        stop: Any,
+        *,
+        extend: bool = True,
+        pace: Callable[[int], None] = lambda cells: None,
+    ) -> Swept:
+        """Trains all cells, and those that the grid is extended by.
+
+        Args:
+          extend: Whether rates go on by factors of 3 while the best is at an edge.
+          pace: Called with the number of cells of every group that ends.
+        """
+        start, tuned = self.grid.get("lr", (1.0,))[0], self.prepared.tuned
+        made = self.simulation, tuned, self.seeds, self.directory
+        cells = Cells(*made, **self.settings)
+        while True:
+            points = cells.run(_points(self.grid), course, stop, pace)
+            rates, more = self.grid.get("lr", ()), list[float]()
+            if extend and rates:
+                scores = {rate: _score_at(rate, points) for rate in rates}
+                more = wider(start, scores, MOST, finer=self.finer)
+            if not more:
+                break
+            old, self.grid = (
+                self.size,
+                {**self.grid, "lr": tuple(sorted((*rates, *more)))},
+            )
+            course.total += (self.size - old) * self.settings["rounds"]
+        whole, _, how = self.prepared
+        title = f"{title_of(self.method, whole, how)}, {self.settings['rounds']} rounds"
+        return Swept(self.method, points, title, len(self.seeds), score_of(whole))
+
+
+def _score_at(rate: float, points: Sequence[Point]) -> float:
+    """The best validation score at a rate, the higher the better."""
+    best = summary.best([each for each in points if each.hyper["lr"] == rate])
+    if best is None:
+        return DIVERGED
+    score = summary.score_in(best.runs[0])
+    column = summary.score_column(best.runs[0], "validation")
+    return score.sign * best.last(column)[0]
+
+
+def searched(
+    method: Method,
+    prepared: Prepared,
+    grid: Mapping[str, tuple[float, ...]],
+    seeds: Sequence[int],
+    directory: Path | None,
+    *,
+    validation: float,
+    finer: bool = False,
+    **settings: Any,
+) -> Search:
+    """Prepares and traces the sweep of one method; raises for what can't run.
+
+    Args:
+      settings: Of `run_cells`.
+    """
+    whole, tuned, how = prepared
+    check_sweep(method, grid, seeds, how)
+    words: dict[str, str] = {}
+    if directory is not None:
+        names = ("rounds", "evaluate_every", "drop_nonfinite")
+        told = {name: settings[name] for name in names} | {"validation": validation}
+        words = identity(method, whole, 0, how, grid=sorted(grid), **told)
+        words["data"] = digest(whole.dataset)
         for name in ("seed", *_varied(words, grid)):
             del words[name]
-        search.begin(as_begun(search.place, words))
-    begun()
-    if parts > 1:  # what is extended depends on the results of all parts
-        extend = False
-    heading = f"{title_of(method, problem, how)}, {rounds} rounds"
-    score = score_of(problem)
-    total = _size(grid) * len(seeds) * rounds
-    label = name_of(method)
-    with (
-        resumable(search.own) as stop,
-        followed(progress, total, label) as course,
-    ):
-        while True:
-            points = search.run(grid, seeds, course, stop)
-            done = Swept(method, points, heading, len(seeds), score)
-            if not extend or "lr" not in grid or len(grid["lr"]) >= MOST_RATES:
-                break
-            more = wider(grid["lr"], done.best)
-            if more == grid["lr"]:
-                break
-            old, grid = grid, {**grid, "lr": more}
-            course.total += (_size(grid) - _size(old)) * len(seeds) * rounds
-    if search.own is not None:
-        clear(search.own / "suspended")
-    if search.place is not None and parts == 1:
-        done.write(search.place)
-    return done
-
-
-def _part(text: str, directory: Any) -> tuple[int, int]:
-    """The number of a part, from 1, and that of all."""
-    number, _, parts = str(text).partition("/")
-    if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
-        raise ValueError(
-            f"part must be such as 3/8, for the third of eight, got {text!r}"
-        )
-    if text != ALL and directory is None:
-        raise ValueError("part needs a common directory; add directory")
-    return int(number), int(parts)
+    settings |= {"validation": tuned.validation}
+    simulation = simulate(method, tuned, seeds[0], **how)
+    made = method, simulation, prepared, dict(grid), seeds, directory
+    return Search(*made, settings, words, finer)
 
 
 def check_sweep(
@@ -389,121 +490,3 @@ def _varied(words: Mapping[str, str], grid: Grid) -> Iterator[str]:
 def _points(grid: Grid) -> list[dict[str, float]]:
     points = itertools.product(*grid.values())
     return [dict(zip(grid, map(float, point), strict=True)) for point in points]
-
-
-def _size(grid: Grid) -> int:
-    return len(_points(grid))
-
-
-class _Search:
-    """The finished cells of a sweep, in memory and in its directory."""
-
-    def __init__(
-        self, simulation, problem: Problem, settings, place: Path | None, part
-    ):
-        self.simulation, self.problem = simulation, problem
-        self.settings, self.place = settings, place
-        self.number, self.parts = part
-        # where this part has its cells
-        self.own = place
-        if place is not None and self.parts > 1:
-            self.own = place / PARTS / f"{self.number}-of-{self.parts}"
-        self.rows: CheckedRows | None = None
-        self.others: list[Path] = []  # rows of parts that other jobs have finished
-        self.finished: dict[tuple, History] = {}
-
-    def begin(self, words: Mapping[str, str]) -> None:
-        """Makes the directory that of the sweep, or reads what is finished there."""
-        assert self.place is not None
-        assert self.own is not None
-        claimed(self.place, words)
-        self.own.mkdir(parents=True, exist_ok=True)
-        directories.note_versions(self.place)
-        self.rows = CheckedRows(self.own / CELLS, words)
-        for path in sorted(self.place.glob(f"{PARTS}/*/{CELLS}")):
-            self.others.append(CheckedRows(path, words).path)
-
-    def run(
-        self, grid: Grid, seeds: Sequence[int], progress: Progress, stop: Any
-    ) -> list[Point]:
-        """Trains the cells that are not finished; returns all points of the grid."""
-        names = [*grid]
-        paths = [*self.others, *([] if self.rows is None else [self.rows.path])]
-        for path in filter(Path.exists, paths):
-            self.finished |= dict(_by_cell(metrics_csv.read(path), names))
-        cells = [*itertools.product(_points(grid), seeds)][
-            self.number - 1 :: self.parts
-        ]
-        todo = [cell for cell in cells if _key(*cell) not in self.finished]
-        progress.done = (len(cells) - len(todo)) * self.settings["rounds"]
-        waiting = iter(todo)
-        for group in self._groups(todo, progress, stop) if todo else ():
-            table = _table(itertools.islice(waiting, len(group)), group)
-            if self.rows is not None:
-                self.rows.extend(table)
-            columns = {
-                name: np.array([row[name] for row in table]) for name in table[0]
-            }
-            self.finished |= dict(_by_cell(columns, names))
-        known = [
-            (hyper, [self.finished.get(_key(hyper, seed)) for seed in seeds])
-            for hyper in _points(grid)
-        ]
-        return [_point(hyper, [run for run in runs if run]) for hyper, runs in known]
-
-    def _groups(
-        self, todo: Sequence[Values], progress: Progress, stop: Any
-    ) -> Iterator[list[Outcome]]:
-        pause = None
-        if self.own is not None and self.rows is not None:
-            pause = Suspended(self.own / "suspended", stop, self.rows.settings)
-        problem, cells = self.problem, []
-        for hyper, seed in todo:
-            parts, weights = problem.parts(seed), None
-            if self.simulation.program.mix is not None:
-                weights = problem.mixing(seed, len(parts))
-            cells.append(Cell(hyper, start_key(seed), parts, weights))
-        how = {**self.settings, "tick": progress.advance, "pause": pause}
-        return run_cells(self.simulation, cells, **how)
-
-
-def read_points(directory: Path) -> list[Point]:
-    """The points of a sweep's directory, with all runs that are finished."""
-    runs: dict[tuple, list[History]] = {}
-    for path in [*directory.glob(f"{PARTS}/*/{CELLS}"), directory / CELLS]:
-        columns = metrics_csv.read(path) if path.exists() else {}
-        names = [*itertools.takewhile(lambda name: name != "seed", columns)]
-        for (*hyper, _), run in _by_cell(columns, names) if columns else ():
-            point = tuple(zip(names, hyper, strict=True))
-            runs.setdefault(point, []).append(run)
-    return [_point(dict(point), each) for point, each in runs.items()]
-
-
-def _point(hyper: dict[str, float], runs: Sequence[History]) -> Point:
-    ended = [run for run in runs if run["diverged"][0] < 0]
-    return Point(hyper, ended, len(runs) - len(ended))
-
-
-def _key(hyper: Mapping[str, float], seed: int) -> tuple:
-    return (*hyper.values(), seed)
-
-
-def _table(
-    cells: Iterable[Values], outcomes: Sequence[Outcome]
-) -> list[dict[str, Any]]:
-    table = []
-    for (hyper, seed), outcome in zip(cells, outcomes, strict=True):
-        diverged = -1 if outcome.diverged is None else outcome.diverged
-        about = {**hyper, "seed": seed, "diverged": diverged}
-        table += [about | row for row in outcome.rows]
-    return table
-
-
-def _by_cell(columns: History, names: Sequence[str]) -> Iterator[tuple[tuple, History]]:
-    """The rows of every finished cell, by the values of its point and its seed."""
-    places: dict[tuple, list[int]] = {}
-    keys = zip(*(columns[name].tolist() for name in (*names, "seed")), strict=True)
-    for row, key in enumerate(keys):
-        places.setdefault(key, []).append(row)
-    for key, rows in places.items():
-        yield key, {name: values[rows] for name, values in columns.items()}

@@ -11,18 +11,19 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
+import numpy as np
 
 from fedjax_muon.core import check_count
 from fedjax_muon.core.hyperparameters import plain_numbers
-from fedjax_muon.data import Dataset
+from fedjax_muon.data import Dataset, dataset as data
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine.processes import is_first, run_on_first
 from fedjax_muon.privacy.guarantees import CLIENT
 from fedjax_muon.problems import Problem
-from fedjax_muon.runs import metrics_csv, private, trackers
+from fedjax_muon.runs import metrics_csv, private, summary, trackers
 from fedjax_muon.runs.directory import (
     CHECKPOINTS,
     CLIENTS,
@@ -40,8 +41,17 @@ from fedjax_muon.runs.identity import (
     claimed,
     identity,
 )
+from fedjax_muon.runs.methods import Made, check_suited, finished, usual
 from fedjax_muon.runs.record import Course, is_complete, last_state, record
-from fedjax_muon.runs.simulate import Method, name_of, simulate, start_key
+from fedjax_muon.runs.simulate import (
+    Method,
+    Settings,
+    name_of,
+    simulate,
+    start_key,
+)
+from fedjax_muon.runs.summary import History
+from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record, steps
 from fedjax_muon.terminal import Progress, plain_console, shown
@@ -54,6 +64,25 @@ class Trained(NamedTuple):
     state: Any  # has `params`
     records: list[Record]
     simulation: Simulation
+
+    def __str__(self) -> str:
+        columns, last = self.columns, self.records[-1]
+        time = last.get("virtual_seconds")
+        virtual = "" if time is None else f" and {time:.1f} virtual seconds"
+        score, column = summary.score_in(columns), summary.score_column(columns)
+        rounds = f"after {last['round']} rounds{virtual}"
+        lines = [f"test {score.words} {last[column]:.4f} {rounds}"]
+        if "personal_accuracy_mean" in last:
+            mean = last["personal_accuracy_mean"]
+            lines.append(
+                f"mean accuracy of clients with their own parameters {mean:.4f}"
+            )
+        return "\n".join(filter(None, [*lines, summary.risen_loss(columns)]))
+
+    @property
+    def columns(self) -> History:
+        """The records as columns."""
+        return {k: np.array([row[k] for row in self.records]) for k in self.records[0]}
 
 
 class Job(NamedTuple):
@@ -101,14 +130,14 @@ def job_of(
     seed: int,
     how: Mapping[str, Any],
     simulation: Simulation,
-    data: str = "",
+    data_digest: str = "",
     directory: Path | None = None,
     *,
     rounds: int,
     evaluate_every: int,
     drop_nonfinite: bool,
 ) -> Job:
-    """One run; `data` is the digest of its dataset, if it has a directory."""
+    """One run; `data_digest` is that of its dataset, if it has a directory."""
     for option, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
         check_count(option, value)
     guarantee = simulation.guarantee
@@ -129,7 +158,7 @@ def job_of(
     if directory is not None:
         others: Any = {"evaluate_every": evaluate_every, "drop_nonfinite": drop}
         words = functools.partial(identity, method, problem, seed, how, **others)
-        arrays = arrays_of(simulation, data)
+        arrays = arrays_of(simulation, data_digest)
         public = words() | arrays
         if _has_secrets(simulation):
             public, hidden = words(publishable=True), public
@@ -286,8 +315,8 @@ def ignore(*_: Any) -> None:
 
 @plain_numbers
 def train(
-    method: Method,
-    problem: Problem,
+    method: Made,
+    problem: Problem | None = None,
     *,
     rounds: int = 100,
     seed: int = 0,
@@ -298,9 +327,8 @@ def train(
     budget: float | None = None,
     log: Sequence[str] = (),
     progress: bool | Progress = True,
-    check: Callable[[Simulation], None] = ignore,
     begun: Callable[[], None] = ignore,
-    **how: Any,
+    **how: Unpack[Settings],
 ) -> Trained:
     """Trains a method on a problem.
 
@@ -309,8 +337,9 @@ def train(
 
     Args:
       method: An algorithm with a server, such as `fm.fedmuon(lr=0.03)`, or without one,
-        such as `fm.decentralized.dsgd(lr=0.1)`.
-      problem: Such as `fm.problems.classification(alpha=0.5)`.
+        such as `fm.decentralized.dsgd(lr=0.1)`; or a function that makes one.
+      problem: Such as `fm.problems.classification(alpha=0.5)`; by default, the one that
+        suits the method.
       rounds: Number of rounds since the beginning.
       seed: Decides the clients, the first parameters, cohorts and batches.
       evaluate_every: Rounds between evaluations. Each evaluation is a record.
@@ -323,8 +352,6 @@ def train(
       budget: Largest total epsilon of all runs in the ledger.
       log: Trackers that get the records: tensorboard, wandb or trackio.
       progress: Whether the rounds are shown on standard error; or what counts them.
-      check: Called with the simulation before anything is written, such as
-        `fm.simulation.memory.check_memory`.
       begun: Called before the first round, when the directory is this run's.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes,
         such as `batch_size=16` or `privacy=fm.privacy.ClientPrivacy(...)`.
@@ -344,17 +371,19 @@ def train(
     check_directory(place, ledger, budget, log)
     for name, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
         check_count(name, value)
+    problem, method = usual({"": method}, problem), finished(method, rounds)
+    check_suited({"": method}, problem)
     simulation = simulate(method, problem, seed, **how)
-    check(simulation)
-    data = "" if place is None else digest(problem.dataset)
+    check_memory(simulation)
+    digested = "" if place is None else digest(problem.dataset)
     job = job_of(
         name_of(method),
         method,
         problem,
         seed,
-        how,
+        {**how},
         simulation,
-        data,
+        digested,
         place,
         rounds=rounds,
         evaluate_every=evaluate_every,
@@ -366,12 +395,23 @@ def train(
         for statement in begin([job], problem.dataset, place, book, budget):
             say(statement, progress)
         followers = trackers.again(place, log or trackers.NONE).of_run(place)
+    say(data_words(simulation, problem), progress)
     begun()
     with resumable(place) as stop, followed(progress, rounds, job.name) as shown_rounds:
         state, records = run(job, shown_rounds, stop, followers)
     if place is not None:
         state = last_state(simulation, job.course, place)
     return Trained(state, records, simulation)
+
+
+def data_words(simulation: Simulation, problem: Problem) -> str:
+    """What is trained, and on what."""
+    members = "client" if simulation.program.mix is None else "agent"
+    sizes = np.asarray(simulation.clients.size).tolist()
+    devices = simulation.settings.devices or jax.devices()[:1]
+    many = f"{len(devices)} x " if len(devices) > 1 else ""
+    words = data.summary(problem.dataset, sizes, members=members)
+    return f"{words}\non {many}{devices[0].device_kind}"
 
 
 def check_directory(
@@ -403,5 +443,5 @@ def check_one_process() -> None:
 
 def say(words: str, progress: bool | Progress) -> None:
     """Prints words on standard error, where progress is shown."""
-    if progress is True and is_first():
+    if words and progress is True and is_first():
         print(words, file=plain_console(stderr=True).file, flush=True)

@@ -93,7 +93,14 @@ def vectorized(function: Callable[..., Any], *stacked: Any) -> Any:
     return jax.vmap(function)(*stacked)
 
 
-class _Programs(NamedTuple):
+def default_over() -> Over:
+    """How the cells of a group run here, if nothing else is asked for."""
+    return sequential if jax.default_backend() == "cpu" else vectorized
+
+
+class Programs(NamedTuple):
+    """Programs of groups of cells, which groups of one simulation may share."""
+
     begin: Callable[..., Any]  # (data, runs, states) -> states, received
     rounds: Callable[..., Any]  # (data, runs, states, count) -> states, metrics
     score: Callable[..., Any]  # (data, runs, states) -> metrics by name
@@ -119,16 +126,16 @@ class Groups:
         over: Over | None = None,
         drop_nonfinite: bool = False,
         devices: Sequence[jax.Device] = (),
+        programs: Programs | None = None,
     ):
         if validation is not None:
             validation = jnp.asarray(validation[0]), jnp.asarray(validation[1])
-        if over is None:
-            over = sequential if jax.default_backend() == "cpu" else vectorized
+        over = over or default_over()
         self.simulation, self.drop_nonfinite = simulation, drop_nonfinite
         self.max_client_size, self.devices, self.over = max_client_size, devices, over
         data = simulation.data._replace(validation=validation)
         self.data = self._on_devices(data, REPLICATED)
-        self.programs = make_programs(simulation.program, over, devices)
+        self.programs = programs or make_programs(simulation.program, over, devices)
         self.rounds, self.evaluate_every = rounds, evaluate_every
 
     @promoting
@@ -174,22 +181,24 @@ class Groups:
 
 
 def make_programs(
-    program: Program, over: Over, devices: Sequence[jax.Device] = ()
-) -> _Programs:
+    program: Program, over: Over | None = None, devices: Sequence[jax.Device] = ()
+) -> Programs:
     """Maps the functions of a program over the cells of a group.
 
-    They are compiled when they are first used.
+    They are compiled when they are first used, once for every size of a group.
 
     Args:
       devices: Devices that divide the cells of a group evenly; by default one.
     """
+
+    mapped = over or default_over()
 
     def each(
         function: Callable[..., Any], data: Data, runs: Run, states: Any, *rest: Any
     ) -> Any:
         def here(data: Data, runs: Run, states: Any, *rest: Any) -> Any:
             one = lambda run, state: function(data, run, state, *rest)
-            return over(one, runs, states)
+            return mapped(one, runs, states)
 
         if devices:
             specs = (REPLICATED, SHARDED, SHARDED, *(REPLICATED for _ in rest))
@@ -199,7 +208,7 @@ def make_programs(
     def score(data: Data, run: Run, state: Any) -> Any:
         return program.score(data, run.partition, None, state.params)
 
-    return _Programs(
+    return Programs(
         begin=jax.jit(partial(each, program.begin), donate_argnums=2),
         rounds=jax.jit(partial(each, program.rounds), donate_argnums=2),
         score=jax.jit(partial(each, score)),

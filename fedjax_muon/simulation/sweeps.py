@@ -21,7 +21,14 @@ import jax
 from fedjax_muon.core import check_count, with_numbers
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples
-from fedjax_muon.simulation.groups import Cell, Groups, Outcome, Over, sequential
+from fedjax_muon.simulation.groups import (
+    Cell,
+    Groups,
+    Outcome,
+    Over,
+    Programs,
+    sequential,
+)
 from fedjax_muon.simulation.memory import (
     UnknownMemoryError,
     held_by,
@@ -57,6 +64,7 @@ def run_cells(
     tick: Callable[[int], None] = lambda rounds: None,
     executor: Executor | None = None,
     devices: Sequence[jax.Device] = (),
+    programs: Programs | None = None,
 ) -> Iterator[list[Outcome]]:
     """Trains all cells; yields the outcomes group by group, in the order of `cells`.
 
@@ -88,6 +96,7 @@ def run_cells(
         group that fails is submitted again once.
       devices: Devices of this process that divide the cells of every group, instead
         of `over`; by default one.
+      programs: From `groups.make_programs`, which several calls may share.
     """
     check_count("evaluate_every", evaluate_every)
     recipe = b""
@@ -115,6 +124,7 @@ def run_cells(
             yield outcomes
         return
     settings |= {"validation": validation, "over": over, "devices": devices}
+    settings["programs"] = programs
     groups = Groups(simulation, **settings)
     number = max(1, len(devices))
     in_turn = groups.over is sequential

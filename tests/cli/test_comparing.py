@@ -19,6 +19,7 @@ from fedjax_muon.cli.names import METHODS
 from fedjax_muon.data import catalog, loading
 from fedjax_muon.runs import metrics_csv
 from fedjax_muon.runs.rates import RATES
+from fedjax_muon.runs.search import around
 from fedjax_muon.runs.simulate import name_of
 from fedjax_muon.runs.sweep import check_sweep
 
@@ -50,9 +51,7 @@ def test_rates_are_those_of_the_default_problem_or_are_looked_for():
     given = "fedavg:lr=0.5 fedmuon --model mlp:hidden=8"
     fixed, grids, _ = rates(given)
     assert (fixed["fedavg"], grids[0]) == (0.5, {})
-    assert grids[1]["lr"] == pytest.approx(
-        runs.around(METHODS["fedmuon"].function(lr=0.03))["lr"]
-    )
+    assert grids[1]["lr"] == pytest.approx(around(0.03))
     assert rates(f"{given} --quick")[1] == [{}, {}]
     assert rates("fedavg fedmuon --lr 0.1,0.2")[1] == [{"lr": (0.1, 0.2)}] * 2
     fixed, grids, said = rates("fedavg fedmuon:lr=0.1 --epsilon 4,8")
@@ -111,7 +110,7 @@ def test_accuracies_of_clients_are_shown(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_rates_that_are_not_settled_are_said(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(import_module("fedjax_muon.runs.sweep"), "MOST_RATES", 2)
+    monkeypatch.setattr(import_module("fedjax_muon.runs.sweep"), "MOST", 2)
     words = ("compare", "fedavg", "--lr", "0.0001,0.0003", *SMALL.split())
     run(*words, "--seeds", 3, "--directory", tmp_path / "run")
     said = " ".join(capsys.readouterr().out.split())

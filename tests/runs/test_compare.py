@@ -1,7 +1,9 @@
 """Comparisons and sweeps of methods on a problem, in a directory or without one."""
 
 import dataclasses
+import inspect
 import json
+import math
 import os
 import re
 import signal
@@ -18,19 +20,21 @@ from fedjax_muon.core import numbers_of
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.decentralized import dsgd
 from fedjax_muon.privacy import ClientPrivacy
+from fedjax_muon.runs.cells import read_points
 from fedjax_muon.runs.compare import compare, rate_of
+from fedjax_muon.runs.methods import rated
 from fedjax_muon.runs.search import wider
-from fedjax_muon.runs.sweep import around, read_points, sweep, table_of
+from fedjax_muon.runs.simulate import OF_PROBLEM
+from fedjax_muon.runs.sweep import sweep, table_of
 from fedjax_muon.runs.train import train
 
 SWEEP = import_module("fedjax_muon.runs.sweep")
-COMPARE = import_module("fedjax_muon.runs.compare")
 SIZES = {"cohort": 3, "local_steps": 2, "batch_size": 8}
 EVERY = {"rounds": 4, "evaluate_every": 2, "progress": False}
 PROBLEM = problems.classification(
     clients=6, model=partial(problems.mlp, hidden=(4,)), train_share=0.3, alpha=1.0
 )
-GRID = {"lr": (0.001, 0.01)}  # far too small
+GRID = (0.001, 0.01)  # far too small
 METHODS = {"fedavg": fm.fedavg(lr=0.1), "fedmuon": fm.fedmuon(lr=0.01)}
 
 
@@ -42,9 +46,9 @@ def untimed(rows):
 def compared(tmp_path_factory):
     """The best rate of fedavg, and both methods on two seeds."""
     place = tmp_path_factory.mktemp("compared")
-    options = {**EVERY, **SIZES, "seeds": (0, 1), "grids": {"fedavg": GRID}}
+    options = {**EVERY, **SIZES, "seeds": (0, 1), "grid": {"fedavg.lr": GRID}}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(SWEEP, "MOST_RATES", 3)
+        patched.setattr(SWEEP, "MOST", 3)
         result = compare(METHODS, PROBLEM, directory=place / "new", **options)
     return place, result
 
@@ -102,8 +106,8 @@ def counted(monkeypatch):
 
 def test_what_is_killed_in_a_search_or_a_run_goes_on(compared, tmp_path, counted):
     monkeypatch, place = pytest.MonkeyPatch(), tmp_path / "run"
-    options = {**EVERY, **SIZES, "seeds": (0, 1), "grids": {"fedavg": GRID}}
-    monkeypatch.setattr(SWEEP, "MOST_RATES", 3)
+    options = {**EVERY, **SIZES, "seeds": (0, 1), "grid": {"fedavg.lr": GRID}}
+    monkeypatch.setattr(SWEEP, "MOST", 3)
     go = lambda: compare(METHODS, PROBLEM, directory=place, **options)
     try:
         for at in (6, 6, 6):  # in the wider grid, in the first run, in a later one
@@ -122,22 +126,23 @@ def test_what_is_killed_in_a_search_or_a_run_goes_on(compared, tmp_path, counted
         assert_same_but_for_seconds(place / name, compared[0] / "new" / name)
 
 
-def test_an_interrupt_loses_no_round(tmp_path, counted):
+def test_an_interrupt_keeps_what_is_finished(tmp_path, counted):
     def interrupted():
         counted["at"] = None
         os.kill(os.getpid(), signal.SIGINT)
 
-    grid = {"lr": (0.1, 0.3)}
-    how = {**EVERY, **SIZES, "evaluate_every": 1, "extend": False}
-    go = lambda place: sweep(fm.fedavg(), PROBLEM, grid, directory=place, **how)
-    counted["at"], counted["end"] = 2, interrupted
+    grid = {"lr": (0.1, 0.3, 1.0)}
+    how = {**EVERY, **SIZES, "extend": False, "cells_at_once": 1}
+    go = lambda place: sweep([fm.fedavg], PROBLEM, grid, directory=place, **how)
+    counted["at"], counted["end"] = 5, interrupted  # in the second of three cells
     with pytest.raises(KeyboardInterrupt, match="the same call with directory="):
         go(tmp_path / "stopped")
-    assert (tmp_path / "stopped" / "suspended").exists()
-    result = go(tmp_path / "stopped")
-    assert counted["rounds"] == 4
-    assert not (tmp_path / "stopped" / "suspended").exists()
-    whole = go(tmp_path / "whole")
+    known = read_points(tmp_path / "stopped" / "FedAvg")
+    assert [point.hyper for point in known] == [{"lr": 0.1}]
+    counted["rounds"] = 0
+    result = go(tmp_path / "stopped")["FedAvg"]
+    assert counted["rounds"] == 8
+    whole = go(tmp_path / "whole")["FedAvg"]
     for one, other in zip(result.points, whole.points, strict=True):
         loss = [point.runs[0]["test_loss"] for point in (one, other)]
         np.testing.assert_array_equal(*loss)
@@ -153,10 +158,10 @@ def test_a_comparison_is_extended_and_others_are_refused(compared, tmp_path):
     np.testing.assert_array_equal(
         long.runs["fedmuon"][0]["test_loss"], known["test_loss"]
     )
-    rated = {**how, "grids": {"fedmuon": {"lr": (0.01,)}}, "rounds": 2}
+    rated = {**how, "grid": {"lr": (0.01, 0.02)}, "rounds": 2}
     rated["directory"] = tmp_path / "tuned"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(SWEEP, "MOST_RATES", 1)
+        patched.setattr(SWEEP, "MOST", 1)
         chosen = [compare(methods, PROBLEM, **{**rated, "rounds": n}) for n in (1, 2)]
     first, second = (each.sweeps["fedmuon"].points[0].runs[0] for each in chosen)
     np.testing.assert_array_equal(first["round"], second["round"])
@@ -173,7 +178,7 @@ def test_cells_of_a_sweep_are_single_runs(tmp_path):
     problem = dataclasses.replace(PROBLEM)
     grid = {"lr": (0.05, 0.1)}
     how = {**EVERY, "batch_size": 4, "seeds": (3, 4), "extend": False}
-    result = sweep(dsgd(), problem, grid, **how)
+    result = sweep([dsgd], problem, grid, **how)["D-SGD"]
     del how["seeds"], how["extend"]
     held_out = problem.with_validation()
     alone = train(dsgd(lr=0.1), held_out, seed=4, **how)
@@ -187,46 +192,103 @@ def test_cells_of_a_sweep_are_single_runs(tmp_path):
 def test_a_sweep_runs_what_is_missing_of_a_larger_one(tmp_path, counted):
     how = {**EVERY, **SIZES, "directory": tmp_path / "sweep", "extend": False}
     method = fm.compress(fm.fedprox(lr=0.1), fm.no_compression())  # numbers inside
-    first = sweep(method, PROBLEM, {"lr": (0.1,), "mu": (0.1,)}, seeds=(5,), **how)
+    small = {"lr": (0.1,), "mu": (0.1,)}
+    first = sweep({"one": method}, PROBLEM, small, seeds=(5,), **how)["one"]
     counted["rounds"] = 0
     grid = {"lr": (0.1, 0.3), "mu": (0.1,)}
-    result = sweep(method, PROBLEM, grid, seeds=(5, 6), **how)
+    result = sweep({"one": method}, PROBLEM, grid, seeds=(5, 6), **how)["one"]
     assert counted["rounds"] == 4  # of a group of three cells
     assert result.points[0].hyper == first.points[0].hyper == {"lr": 0.1, "mu": 0.1}
     loss = [each.points[0].runs[0]["test_loss"] for each in (first, result)]
     np.testing.assert_array_equal(*loss)
     assert numbers_of(result.best_method)["lr"] == result.best.hyper["lr"]
-    names = "identity.json versions.json cells.csv cells.json points.csv summary.csv "
-    names += "summary.md grids.png ranking.png curves.png"
+    names = "one points.csv summary.csv summary.md grids.png ranking.png curves.png"
     place = tmp_path / "sweep"
     assert {path.name for path in place.iterdir()} == set(names.split())
-    assert (place / "summary.csv").read_text().splitlines()[1].startswith("fedprox,")
+    names = "identity.json versions.json cells.csv"
+    assert {path.name for path in (place / "one").iterdir()} == set(names.split())
+    assert (place / "summary.csv").read_text().splitlines()[1].startswith("one,")
     both = {"one": first, "two": result}
     assert [row[0] for row in table_of(both).rows] in (["one", "two"], ["two", "one"])
     with pytest.raises(ValueError, match="its rounds is 4, not 5; choose another"):
-        sweep(method, PROBLEM, grid, seeds=(5,), **{**how, "rounds": 5})
+        sweep({"one": method}, PROBLEM, grid, seeds=(5,), **{**how, "rounds": 5})
 
 
-def test_parts_of_a_sweep_are_merged_to_the_whole(tmp_path, counted):
-    how = {**EVERY, **SIZES, "seeds": (5, 6), "extend": False}
-    method, grid, place = fm.fedavg(), {"lr": (0.1, 0.3)}, tmp_path / "sweep"
-    whole = sweep(method, PROBLEM, grid, **how)
-    for number in (2, 1, 3):
-        sweep(method, PROBLEM, grid, directory=place, part=f"{number}/3", **how)
-    assert not (place / "summary.csv").exists()
-    counted["rounds"] = 0
-    merged = sweep(method, PROBLEM, grid, directory=place, **how)
+def test_every_method_of_a_sweep_is_traced_before_the_first_trains(counted, tmp_path):
+    def broken(lr: fm.Hyper = 0.1) -> fm.Algorithm:
+        def send(state, round):
+            raise ValueError("this round cannot be traced")
+
+        plain = fm.fedavg(lr=lr)
+        return plain._replace(exchanges=(plain.exchanges[0]._replace(broadcast=send),))
+
+    how = {**EVERY, **SIZES, "directory": tmp_path / "a"}
+    methods = [fm.fedavg, fm.recorded(broken)]
+    for go in (sweep, compare):
+        with pytest.raises(ValueError, match="cannot be traced"):
+            go(methods, PROBLEM, grid={"lr": (0.1, 0.3)}, **how)
     assert counted["rounds"] == 0
-    for one, other in zip(whole.points, merged.points, strict=True):
-        for known, run in zip(one.runs, other.runs, strict=True):
-            np.testing.assert_array_equal(known["test_loss"], run["test_loss"])
-    assert [point.hyper for point in read_points(place)] != []
-    rows = place / "parts/1-of-3/cells.csv"
-    rows.write_text(rows.read_text().replace("1", "2", 1))
-    with pytest.raises(ValueError, match=r"is not what cells\.json says of it"):
-        sweep(method, PROBLEM, grid, directory=place, **how)
-    with pytest.raises(ValueError, match="part must be such as 3/8"):
-        sweep(method, PROBLEM, grid, directory=place, part="4/3", **how)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_grid_names_other_arguments_of_the_call_too(tmp_path):
+    grid = {"problem.alpha": (0.5, 2.0), "local_steps": (1, 2)}
+    how = {**EVERY, "cohort": 3, "batch_size": 8, "seeds": (0,)}
+    place = tmp_path / "run"
+    result = compare([fm.fedavg(lr=0.1)], PROBLEM, grid=grid, directory=place, **how)
+    labels = [f"FedAvg, alpha={a}, local_steps={n}" for a in ("0.5", 2) for n in (1, 2)]
+    assert [*result.runs] == labels
+    assert {path.name for path in place.glob("*.png")} == {
+        *("comparison.png", "alpha.png", "local_steps.png")
+    }
+    other = PROBLEM.varied(alpha=2.0)
+    alone = train(
+        fm.fedavg(lr=0.1), other, local_steps=1, **EVERY, cohort=3, batch_size=8
+    )
+    assert alone.records[-1]["test_loss"] == result.runs[labels[2]][0]["test_loss"][-1]
+    swept = sweep([fm.fedavg], PROBLEM, {**grid, "lr": (0.1, 0.3)}, extend=False, **how)
+    assert [*swept] == labels
+    for said, wrong in {
+        "unknown argument of the problem 'alhpa'": {"problem.alhpa": (1,)},
+        "must have one or more values, got 1": {"local_steps": 1},
+        "the grid names 'alpha', which is no number of fedavg": {"alpha": (1.0,)},
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            compare([fm.fedavg(lr=0.1)], PROBLEM, grid=wrong, **how)
+
+
+def test_functions_have_tuned_rates_at_home_and_search_elsewhere(capsys):
+    at_home = rated(fm.fedmuon, problems.classification(), {}, 10, search=True)
+    assert rate_of(at_home.method) == "0.03 cosine"
+    assert at_home.start is None
+    elsewhere = rated(fm.fedmuon, PROBLEM, {}, 10, search=True)
+    assert (rate_of(elsewhere.method), elsewhere.start) == ("0.03", 0.03)
+    how = {**SIZES, "rounds": 2, "seeds": (0,), "evaluate_every": 2}
+    result = compare([fm.fedavg, fm.fedprox(lr=0.1)], PROBLEM, **how)
+    assert [*result.sweeps] == ["FedAvg"]
+    tried = [point.hyper["lr"] for point in result.sweeps["FedAvg"].points]
+    assert {0.1, 0.3, 0.9} <= {*tried}
+    assert len(tried) <= SWEEP.MOST
+    said = capsys.readouterr().err
+    assert "6 to 16 runs of 2 rounds choose numbers of FedAvg; then 2 runs" in said
+    assert re.search(r"this takes about \d+\.\d to \d+\.\d minutes", said)
+    still = compare([fm.fedavg], PROBLEM, search=False, progress=False, **how)
+    assert still.rates == {"FedAvg": "0.3"}
+
+
+def test_settings_name_the_arguments_of_both_engines():
+    known = {*inspect.signature(fm.federate).parameters}
+    known |= {*inspect.signature(fm.decentralize).parameters}
+    assert {*fm.runs.Settings.__annotations__} == known - {*OF_PROBLEM}
+
+
+def test_a_cosine_knows_the_rounds_of_the_call():
+    how = {**EVERY, **SIZES}
+    one = train(fm.fedavg(lr=fm.cosine(0.1)), PROBLEM, **how)
+    other = train(cosine_decay(fm.fedavg(), lr=0.1, rounds=4), PROBLEM, **how)
+    assert untimed(one.records) == untimed(other.records)
+    with pytest.raises(ValueError, match="cosine knows its rounds in train, compare"):
+        fm.simulate(fm.fedavg(lr=fm.cosine(0.1)), PROBLEM, **SIZES)
 
 
 def test_learning_rates_are_told_in_words():
@@ -240,12 +302,6 @@ def test_learning_rates_are_told_in_words():
     assert {words: rate_of(method) for words, method in told.items()} == {
         words: words for words in told
     }
-
-
-def test_grids_lie_around_the_rate_of_a_method():
-    assert around(fm.fedavg(lr=0.3)) == {"lr": (0.03, 0.09, 0.3, 0.9)}
-    with pytest.raises(ValueError, match="has no number as its learning rate"):
-        around(fm.fedavg(lr=lambda index: 0.1))
 
 
 def test_methods_that_need_all_clients_have_them_and_say_so():
@@ -267,7 +323,8 @@ def test_what_diverges_is_called_so_and_the_others_go_on():
     assert [*result.runs] == ["good"]
     assert result.diverged["bad"].startswith("round ")
     assert "diverged (round" in str(result.table().rows)
-    result = sweep(fm.fedavg(), PROBLEM, {"lr": (1e37, 1e38)}, **EVERY, **SIZES)
+    grid = {"lr": (1e37, 1e38)}
+    result = sweep([fm.fedavg], PROBLEM, grid, **EVERY, **SIZES)["FedAvg"]
     assert result.best is None
     assert "diverged" in result.doubts
 
@@ -315,23 +372,26 @@ def test_agents_are_compared_on_a_graph_and_clients_by_fairness(tmp_path):
 
 
 WRONG = {  # what is said: the arguments of `compare`
-    "methods must be a dictionary by name": {"methods": [fm.fedavg()]},
+    "methods must be a list, such as": {"methods": fm.fedavg()},
+    "fedavg is named twice": {"methods": [fm.fedavg, fm.fedavg]},
+    "name the methods to compare": {"methods": []},
+    "is a method for minimax problems": {"methods": [fm.minimax.sagda]},
     "seeds must be one or more numbers, each once": {"seeds": (1, 1)},
     "seeds must be one or more numbers, each once, got 3": {"seeds": 3},
-    "the grid of lr must have one or more numbers": {"grids": {"fedavg": {"lr": 0.1}}},
+    "the grid of lr must have one or more values": {"grid": {"lr": 0.1}},
     "log must be a list of names, got 'wandb'": {"log": "wandb"},
-    "algorithm must be made by a function": {"methods": {"a": fm.fedavg}},
-    "grids name 'fedfoo', which is not compared": {"grids": {"fedfoo": GRID}},
-    "the grid names 'lrr', which is not a number": {"grids": {"fedavg": {"lrr": (1,)}}},
+    "algorithm must be made by a function": {"methods": {"a": lambda: 3}},
+    "the grid names 'fedfoo.lr', which is no number": {"grid": {"fedfoo.lr": GRID}},
+    "the grid names 'lrr', which is no number": {"grid": {"lrr": (1, 2)}},
     "the grid of lr must have one or more numbers, each once, got (1, 1)": {
-        "grids": {"fedavg": {"lr": (1, 1)}}
+        "grid": {"lr": (1, 1)}
     },
-    "lr must lie in": {"grids": {"fedavg": {"lr": (-1.0,)}}},
+    "lr must lie in": {"grid": {"lr": (-1.0, 1.0)}},
     "names of methods must differ in letters": {
         "methods": {"a b": fm.fedavg(), "a-b": fm.fedavg()}
     },
     "a ledger and a budget are for private": {"ledger": "ledger.json"},
-    "which privacy does not cover": {"privacy": 1, "grids": {"fedavg": GRID}},
+    "which privacy does not cover": {"privacy": 1, "grid": {"fedavg.lr": GRID}},
     "alpha must lie in": {
         "problem": dataclasses.replace(
             PROBLEM,
@@ -350,17 +410,13 @@ def test_wrong_comparisons_are_refused_and_leave_nothing(said, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_smaller_rates_are_tried_where_all_have_diverged():
-    for rates in ((0.1,), (0.1, 0.3)):
-        assert wider(rates, None) == (0.03, *rates)
-
-
-def test_the_time_of_a_long_search_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(COMPARE, "LONG", 0.0)
-    methods = {"A": fm.fedavg(lr=0.1), "B": fm.fedprox(lr=0.1)}
-    grids = {name: {"lr": (0.1, 0.3)} for name in methods}
-    fm.compare(methods, PROBLEM, rounds=2, seeds=(0,), grids=grids, **SIZES)
-    said = [x for x in capsys.readouterr().err.splitlines() if "more runs" in x]
-    assert [re.sub(r"\d+ minutes", "M", x) for x in said] == [
-        "6 more runs will take about M"
-    ]
+def test_rates_go_on_by_factors_of_three_and_then_finer():
+    lost = -math.inf
+    assert wider(0.1, {0.1: lost, 0.3: lost}, 8) == [0.0333]  # all have diverged
+    assert wider(0.01, {0.01: 1.0, 0.03: 3.0, 0.1: 2.0}, 8) == []
+    assert wider(0.01, {0.01: 1.0, 0.03: 2.0, 0.1: 3.0}, 8) == [0.3]
+    assert wider(0.01, {0.01: 1.0, 0.03: 2.0, 0.1: 3.0}, 3) == []
+    # a gap in a grid is as it was given
+    assert wider(0.001, {0.001: 1.0, 0.1: 3.0, 1.0: 2.0}, 8) == []
+    inside = {0.01: 1.0, 0.03: 3.0, 0.09: 2.0}
+    assert wider(0.03, inside, 8, finer=True) == [0.0173, 0.052]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_muon import data, partition, problems, tasks
+from fedjax_muon.core.recipe import in_words
 from fedjax_muon.decentralized.topology import GRAPHS
 from fedjax_muon.models import MLP
 
@@ -107,8 +108,8 @@ def test_a_problem_of_a_users_own_is_one_function():
         )
 
     problem = hospital(ward=5)
-    assert problem.words["ward"] == "5"
-    assert problem.words["problem"].endswith("hospital")
+    assert in_words(problem.call["ward"]) == "5"
+    assert in_words(problem.call["problem"]).endswith("hospital")
     assert problem.name == "your data, 4 clients by iid"
     assert len(problem.parts(0)) == 4
     params = problem.task.init(jax.random.key(0))

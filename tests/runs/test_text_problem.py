@@ -8,6 +8,7 @@ import pytest
 
 import fedjax_muon as fm
 from fedjax_muon import problems
+from fedjax_muon.core.recipe import in_words
 
 TEXTS = {"ann": 40 * "to be or not to be, ", "bob": 40 * "that is the question. "}
 TINY = partial(problems.gpt, width=16, depth=1, heads=2)
@@ -24,7 +25,7 @@ def test_clients_have_pieces_or_documents_of_their_own():
     owners = [set(owned.dataset.owners[part]) for part in owned.parts(0)]
     assert owners == [{0}, {1}]
     assert owned.sizes["cohort"] == 2
-    assert owned.words["path"] == "'2 texts'"
+    assert in_words(owned.call["path"]) == "'2 texts'"
 
 
 def test_methods_are_ranked_by_the_bits_of_a_byte(tmp_path):
@@ -44,7 +45,7 @@ def test_methods_are_ranked_by_the_bits_of_a_byte(tmp_path):
 
 def test_a_sweep_takes_the_lowest_validation_score():
     how = {**HOW, "rounds": 4, "seeds": (0,), "extend": False}
-    swept = fm.sweep(fm.muloco(), PROBLEM, {"lr": (0.02, 1e-6)}, **how)
+    swept = fm.sweep([fm.muloco], PROBLEM, {"lr": (0.02, 1e-6)}, **how)["MuLoCo"]
     assert swept.best.hyper == {"lr": 0.02}
     scores = [point.last("validation_bits_per_byte")[0] for point in swept.points]
     assert scores[0] < scores[1]

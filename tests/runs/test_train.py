@@ -498,17 +498,22 @@ def test_grids_and_seeds_are_any_numbers(tmp_path):
     how = {"rounds": 1, "progress": False, "extend": np.bool_(False), **SIZES}
     grids = [np.array([0.25, 0.5]), (x / 4 for x in (1, 2)), jnp.array([0.25, 0.5])]
     found = [
-        fm.sweep(fm.fedavg(), problem, {"lr": rates}, seeds=seeds, **how).points
+        fm.sweep({"a": fm.fedavg}, problem, {"lr": rates}, seeds=seeds, **how)[
+            "a"
+        ].points
         for rates, seeds in zip(
             grids, (np.arange(1), range(1), [jnp.int32(0)]), strict=True
         )
     ]
-    assert [[dict(p.hyper) for p in each] for each in found] == 3 * [
+    points = [each["FedAvg"].points for each in found]
+    assert [[dict(p.hyper) for p in each] for each in points] == 3 * [
         [{"lr": 0.25}, {"lr": 0.5}]
     ]
     for bad in (np.ones((2, 2)), np.float64(0.1), np.array(0.1), np.array([1.0, 1.0])):
-        with pytest.raises(ValueError, match="one or more numbers, each once"):
-            fm.sweep(fm.fedavg(), problem, {"lr": bad}, **how)
+        with pytest.raises(
+            ValueError, match=r"one or more (numbers, each once|values)"
+        ):
+            fm.sweep([fm.fedavg], problem, {"lr": bad}, **how)
     with pytest.raises(ValueError, match="one or more numbers, each once, got 1"):
         fm.compare({"A": fm.fedavg()}, problem, seeds=np.int64(1))
 
@@ -534,12 +539,12 @@ def test_other_versions_are_said_and_noted(swept, tmp_path):
         how = {"rounds": 1 if swept else rounds, "progress": False, **SIZES}
         if swept:
             grid = {"lr": tuple(0.1 * x for x in range(1, 1 + rounds))}
-            fm.sweep(fm.fedavg(), problem, grid, directory=place, extend=False, **how)
+            fm.sweep([fm.fedavg], problem, grid, directory=place, extend=False, **how)
         else:
             train(fm.fedavg(lr=0.1), problem, directory=place, **how)
 
     run(1)
-    path = place / "versions.json"
+    path = place / "FedAvg" * swept / "versions.json"
     first = json.loads(path.read_text())
     path.write_text(json.dumps({**first, "jax": "0.4", "python": "3.9"}))
     with pytest.warns(

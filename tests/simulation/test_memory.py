@@ -283,11 +283,11 @@ def test_methods_that_are_compared_share_one_copy_of_the_examples(monkeypatch):
         yield [Outcome([row], None) for _ in wanted]
 
     monkeypatch.setattr(import_module("fedjax_muon.runs.compare"), "run", train)
-    monkeypatch.setattr(import_module("fedjax_muon.runs.sweep"), "run_cells", cells)
+    monkeypatch.setattr(import_module("fedjax_muon.runs.cells"), "run_cells", cells)
     makes = {"one": ALL["fedavg"], "two": ALL["fedmuon"], "three": ALL["scaffold"]}
     methods = {name: row.function() for name, row in makes.items()}
-    grids = {name: {"lr": (0.01, 0.1, 1.0)} for name in methods}
-    compare(methods, problem, rounds=2, grids=grids, progress=False)
+    grid = {"lr": (0.01, 0.1, 1.0)}
+    compare(methods, problem, rounds=2, grid=grid, progress=False)
     assert len(held) >= 3 + 3 * 3  # of searches and of runs
     assert max(held) == 2  # all of them, and those without validation
 

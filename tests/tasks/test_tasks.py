@@ -115,8 +115,8 @@ def test_a_sweep_shows_matthews_correlation(tmp_path):
     problem = dataclasses.replace(problem, task=tasks.by_matthews(problem.task))
     sizes = {"cohort": 2, "local_steps": 2, "batch_size": 4, "rounds": 2}
     how = {"validation": 0.25, "evaluate_every": 2, "directory": tmp_path / "sweep"}
-    swept = fm.sweep(fm.fedavg(), problem, {"lr": (0.1,)}, extend=False, **how, **sizes)
-    ((rows,),) = (point.runs for point in swept.points)
+    swept = fm.sweep([fm.fedavg], problem, {"lr": (0.1,)}, extend=False, **how, **sizes)
+    ((rows,),) = (point.runs for point in swept["FedAvg"].points)
     for column in ("test_mcc", "validation_mcc"):
         assert np.all(np.abs(rows[column]) <= 1)
     assert "validation_mcc_mean" in (tmp_path / "sweep/points.csv").read_text()
