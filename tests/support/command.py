@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_muon.cli.main import main
 
-SMALL = ["--clients", "6", "--cohort", "3", "--local-steps", "2"]
+SMALL = ["--cohort", "3", "--local-steps", "2"]
 SMALL += ["--batch-size", "8", "--evaluate-every", "2"]
 
 
