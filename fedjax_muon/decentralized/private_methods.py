@@ -317,42 +317,19 @@ def private_storm(lr: Hyper = 0.3, *, beta: float = 0.1) -> PrivateAgents:
     return PrivateAgents(make, PRIVATE["private_storm"], beta)
 
 
+YANG = "Yang et al. 2022, UAI, arXiv:2201.09046; here decentralized"
+CHOQUETTE = "Choquette-Choo et al. 2023, NeurIPS, arXiv:2306.08153"
+MCMAHAN = "McMahan et al. 2024, Buffered linear Toeplitz matrices, arXiv:2408.08868"
 DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505"
+CLIPPED = f"{DPMIXSGD}; both gradients clipped, which the paper does not"
+KEPT = f"{DPMIXSGD}; with noise that the recursion keeps"
+DIFF2 = "none: a composition of this library, after DIFF2, arXiv:2302.03884"
+
 ALL = by_name(
-    Method(
-        dp_sgda,
-        "DP-SGDA",
-        "Yang et al. 2022, UAI, arXiv:2201.09046; here decentralized",
-        Source.INDEPENDENT,
-    ),
-    Method(
-        dp_ftrl,
-        "DP-FTRL (banded)",
-        "Choquette-Choo et al. 2023, NeurIPS, arXiv:2306.08153",
-        Source.AUTHORS,
-    ),
-    Method(
-        dp_ftrl_buffered,
-        "DP-FTRL (buffered)",
-        "McMahan et al. 2024, Buffered linear Toeplitz matrices, arXiv:2408.08868",
-        Source.AUTHORS,
-    ),
-    Method(
-        dpmixsgd,
-        "DPMixSGD (clipped)",
-        f"{DPMIXSGD}; both gradients clipped, which the paper does not",
-        Source.TEXT,
-    ),
-    Method(
-        dpmixsgd_inside,
-        "DPMixSGD (clipped, noise inside)",
-        f"{DPMIXSGD}; with noise that the recursion keeps",
-        Source.OURS,
-    ),
-    Method(
-        private_storm,
-        "Private STORM (split clip)",
-        "none: a composition of this library, after DIFF2, arXiv:2302.03884",
-        Source.OURS,
-    ),
+    Method(dp_sgda, "DP-SGDA", YANG, Source.INDEPENDENT),
+    Method(dp_ftrl, "DP-FTRL (banded)", CHOQUETTE, Source.AUTHORS),
+    Method(dp_ftrl_buffered, "DP-FTRL (buffered)", MCMAHAN, Source.AUTHORS),
+    Method(dpmixsgd, "DPMixSGD (clipped)", CLIPPED, Source.TEXT),
+    Method(dpmixsgd_inside, "DPMixSGD (clipped, noise inside)", KEPT, Source.OURS),
+    Method(private_storm, "Private STORM (split clip)", DIFF2, Source.OURS),
 )
