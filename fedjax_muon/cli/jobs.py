@@ -11,6 +11,7 @@ is refused until it is clear. NAME:key=value gives it to one.
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from fedjax_muon.algorithms import minimax
@@ -59,6 +60,12 @@ OF_ENGINE = {
     *("algorithm", "task", "dataset", "parts", "test_parts", "weights", "privacy"),
     "devices",
 }
+OF_PYTHON = {  # arguments of promises
+    *("cohort", "rounds", "noise_multiplier", "prologue_noise_multiplier"),
+    *("max_cohort", "noise_scale", "max_batch", "strategy"),
+}
+# what options of promises may be, which take less than in Python, or several values
+OF_PROMISE = {"epsilon": tuple[float, ...], "clip_norm": float}
 
 
 class Words:
@@ -132,15 +139,22 @@ class Taken:
         return self.options.pop(name)
 
     def take(
-        self, title: str, function: Callable[..., Any], hidden: Collection[str] = ()
+        self,
+        title: str,
+        function: Callable[..., Any],
+        hidden: Collection[str] = (),
+        kinds: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[str, Any]:
         """The values of the options that are arguments of a function.
 
         Args:
           hidden: Arguments that are no options.
+          kinds: What some arguments may be, instead of their annotations.
         """
         signature = inspect.signature(function).parameters
         known = {name: p for name, p in signature.items() if name not in hidden}
+        for name in known.keys() & kinds.keys():
+            known[name] = known[name].replace(annotation=kinds[name])
         self.sections.append(Section(title, function, known))
         values = {}
         for name, parameter in known.items():
@@ -240,54 +254,6 @@ def sweeping(*, grid: Literal["paper"] | None = None) -> None:
     """
 
 
-def client_privacy(
-    *,
-    epsilon: tuple[float, ...] = (),
-    delta: float = 1e-5,
-    clip_norm: float = 0.5,
-    insecure_fixed_noise: bool = False,
-    publish_training_metrics: bool = False,
-) -> None:
-    """Differential privacy for each client.
-
-    Args:
-      epsilon: Of a whole run. `compare` takes several.
-      delta: Below one over the number of clients.
-      clip_norm: Largest norm of a client's message.
-      insecure_fixed_noise: Draw the noise from the seed, so that you can reproduce it.
-        This gives no privacy.
-      publish_training_metrics: Record training metrics too. The guarantee does not
-        cover them.
-    """
-
-
-def example_privacy(
-    *,
-    epsilon: tuple[float, ...] = (),
-    delta: float = 1e-5,
-    clip_norm: float = 0.2,
-    change_clip_norm: float | None = None,
-    bands: int = 4,
-    insecure_fixed_noise: bool = False,
-    publish_training_metrics: bool = False,
-) -> None:
-    """Differential privacy for each example of an agent.
-
-    Args:
-      epsilon: Of a whole run. `compare` takes several.
-      delta: Below one over the number of examples of each agent.
-      clip_norm: Largest norm of the gradient of an example.
-      change_clip_norm: For private_storm: largest norm of the change of an example's
-        gradient between two iterations. By default a tenth of clip_norm.
-      bands: Number of bands of the noise of dp_ftrl, and of the groups of an agent's
-        examples that take turns.
-      insecure_fixed_noise: Draw the noise from the seed, so that you can reproduce it.
-        This gives no privacy.
-      publish_training_metrics: Record training metrics too. The guarantee does not
-        cover them.
-    """
-
-
 # ------------------------------------------------------------------------------- jobs
 class Job:
     """What a command is about, before anything is loaded or compiled."""
@@ -369,8 +335,8 @@ class Job:
             )
         self.promise: dict[str, Any] = {}
         if len(public) < len(kinds):
-            promise = client_privacy if self.federated else example_privacy
-            self.promise = self.taken.take("Privacy", promise)
+            promise = ClientPrivacy if self.federated else ExamplePrivacy
+            self.promise = self.taken.take("Privacy", promise, OF_PYTHON, OF_PROMISE)
 
     def _check_server(self, name: str) -> None:
         """Raises `ValueError` for options of methods with or without a server."""
@@ -508,8 +474,7 @@ class Job:
                     "a private run decides how clients are sampled; give --cohort a "
                     "number"
                 )
-            usual = {"delta": 1e-5, "clip_norm": 0.5, "cohort": size}
-            promise = {**usual, **promise}
+            promise["cohort"] = size
         several = [kind(epsilon=e, rounds=self.rounds, **promise) for e in epsilons]
         how["privacy"] = several[0] if len(several) == 1 else several
         return how

@@ -60,30 +60,42 @@ class PrivateAlgorithm(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ClientPrivacy:
-    """Cohorts, clip, noise and accounting of federated training.
+    """Differential privacy for each client.
 
     Every client joins a round independently with probability cohort / clients; if
     `cohort` is the number of clients, all of them take part in every round.
+
+    Args:
+      clip_norm: Largest norm of a client's message, or as in `private_clients`.
+      cohort: Expected number of clients in a round.
+      rounds: Number of rounds that the guarantee covers.
+      delta: Below one over the number of clients.
+      epsilon: Of a whole run; inf is without noise and without privacy. The command
+        `compare` takes several.
+      noise_multiplier: In place of epsilon.
+      prologue_noise_multiplier: That of the prologue, `noise_multiplier` by default.
+      max_cohort: The largest cohort that is computed. By default, a larger one is as
+        rare as accounting neglects, or all clients if they keep states.
+      strategy: How the noise is correlated between rounds, as in DP-FTRL:
+        `privacy.banded`, with which the clients are divided into groups that take
+        turns, or, if all clients take part in every round, `privacy.buffered_toeplitz`.
+      insecure_fixed_noise: Draw the noise from the seed, so that you can reproduce it.
+        This gives no privacy.
+      publish_training_metrics: Record training metrics too. The guarantee does not
+        cover them.
     """
 
     _: dataclasses.KW_ONLY
-    clip_norm: ClipNorm  # of a client's message; see `private_clients`
-    cohort: int  # S, the expected number of clients in a round
-    rounds: int  # that the guarantee covers
-    delta: float  # below one over the number of clients
-    epsilon: float | None = None  # inf: without noise and without privacy
-    noise_multiplier: float | None = None  # in place of epsilon
-    prologue_noise_multiplier: float | None = None  # `noise_multiplier` by default
-    # the largest cohort that is computed; by default, a larger one is as rare as
-    # accounting neglects, or all clients if they keep states
+    clip_norm: ClipNorm = 0.5
+    cohort: int
+    rounds: int
+    delta: float = 1e-5
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    prologue_noise_multiplier: float | None = None
     max_cohort: int | None = None
-    # how the noise is correlated between rounds, as in DP-FTRL: `privacy.banded`, with
-    # which the clients are divided into groups that take turns, or, if all clients take
-    # part in every round, `privacy.buffered_toeplitz` too
     strategy: Strategy | None = None
-    # noise from the seed instead of the operating system, for tests; no privacy
     insecure_fixed_noise: bool = False
-    # training metrics are computed and recorded; the guarantee does not hold for them
     publish_training_metrics: bool = False
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ the smallest noise that reaches a given epsilon:
     spec = calibrated(spec, epsilon=1.0)
 
 A `Threat` is an adversary: who sees what, and the noise multiplier of what they see. A
-mechanism, `AgentPrivacy` or `ClientPrivacy`, is an argument of a simulation. It alone
+mechanism, `ExamplePrivacy` or `ClientPrivacy`, is an argument of a simulation. It alone
 sets the sampling, the clip and the noise of the run, and derives a `Guarantee` from
 them. The simulation enforces it: the number of rounds, secret noise, and what is
 published.

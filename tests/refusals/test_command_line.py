@@ -30,7 +30,7 @@ QUICK = {
             "write fedsubmuon_gt:step=VALUE for the method's, with --step for the "
             "other, or lognormal:step=VALUE"
         ),
-        "fedsgda_clip --epsilon 1 --clip-norm 1": "of client_privacy and of fedsgda_cl",
+        "fedsgda_clip --epsilon 1 --clip-norm 1": "of ClientPrivacy and of fedsgda_cl",
         f"--rounds {10**18}": "rounds must be at most 2147483647, got 10",
         f"--local-steps {10**18}": "local_steps must be at most 2147483647, got 10",
         f"--model mlp:hidden={10**30}": "hidden widths must be at most 2147483647",
