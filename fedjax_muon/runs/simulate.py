@@ -83,6 +83,32 @@ def simulate(
     return made_by(method)(method, task, problem.dataset, parts, **settings)
 
 
+def promised(how: Mapping[str, Any], problem: Problem, rounds: int) -> dict[str, Any]:
+    """The settings of a call, whose promises have its rounds and its cohort.
+
+    A promise of several epsilons becomes a list of promises.
+    """
+    how, given = dict(how), how.get("privacy")
+    if not isinstance(given, ClientPrivacy | ExamplePrivacy | list | tuple):
+        return how
+    promises = []
+    for each in given if isinstance(given, list | tuple) else [given]:
+        changes: dict[str, Any] = {} if each.rounds else {"rounds": rounds}
+        if isinstance(each, ClientPrivacy) and not each.cohort:
+            size = how.pop("cohort", problem.sizes.get("cohort"))
+            if not isinstance(size, int):
+                raise ValueError(
+                    "a private run decides how clients are sampled; give cohort a "
+                    f"number, got {size!r:.60}"
+                )
+            changes["cohort"] = size
+        several = each.epsilon if isinstance(each.epsilon, tuple) else (each.epsilon,)
+        for epsilon in several:
+            promises.append(dataclasses.replace(each, **changes, epsilon=epsilon))
+    alone = len(promises) == 1 and not isinstance(given, list | tuple)
+    return how | {"privacy": promises[0] if alone else promises}
+
+
 def division_seed(seed: int, how: Mapping[str, Any]) -> int:
     """The seed that divides the examples: private clients are the same in all runs.
 
