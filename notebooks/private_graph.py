@@ -31,14 +31,14 @@ from fedjax_muon import data, models
 from fedjax_muon.core import Objective
 from fedjax_muon.data import partition
 from fedjax_muon.decentralized import (
-    PRIVATE,
-    AgentPrivacy,
-    Mechanism,
+    ExamplePrivacy,
     dense,
+    dp_sgda,
     dsgd,
     engine as gossip_engine,
     topology,
 )
+from fedjax_muon.decentralized.private import private
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import gaussian_epsilon
 from fedjax_muon.runs import plots, style
@@ -65,7 +65,7 @@ Image("runs/graph.png", width=330)
 #
 # In every iteration an agent clips the gradient of each of its examples to norm
 # `CLIP_NORM`, adds noise to their mean, moves, and averages its parameters with those
-# of its neighbors (DP-SGDA). An `AgentPrivacy` decides how batches are drawn, clipped
+# of its neighbors (DP-SGDA). An `ExamplePrivacy` decides how batches are drawn, clipped
 # and noised: here, all examples of an agent in every iteration, and the least noise for
 # an epsilon. Its guarantee names the adversary and the assumptions.
 
@@ -73,15 +73,15 @@ Image("runs/graph.png", width=330)
 cells = data.load("breast_cancer")
 parts = partition.iid(cells.y_train, AGENTS, key=jax.random.key(2))
 size = len(parts[0])
-method = PRIVATE["dp_sgda"]
-mechanism = Mechanism(CLIP_NORM, CLIP_NORM, beta=1.0, batch_size=size)
+method = dp_sgda(lr=LR)
+promise = partial(ExamplePrivacy, clip_norm=CLIP_NORM, delta=DELTA, rounds=ROUNDS)
 
 
-def private(epsilon):
-    return AgentPrivacy(method, mechanism, epsilon=epsilon, delta=DELTA, rounds=ROUNDS)
+def bound(epsilon):
+    return promise(epsilon=epsilon).bound(method, size, size)
 
 
-print(private(1.0).calibrated([size]).guarantee.statement())
+print(bound(1.0).calibrated([size]).guarantee.statement())
 
 # %% [markdown]
 # ## Training
@@ -94,7 +94,8 @@ print(private(1.0).calibrated([size]).guarantee.statement())
 task = auc(
     models.MLP(2, ()), cells.x_train.shape[1:], share=float(cells.y_train.mean())
 )
-agents = partial(decentralize, dsgd(lr=LR), task, cells, parts, weights=W)
+how = {"task": task, "dataset": cells, "parts": parts}
+agents = partial(decentralize, **how, weights=W, batch_size=size)
 
 
 def curve(simulation, seed):
@@ -103,8 +104,9 @@ def curve(simulation, seed):
     return np.array([(row["round"], row["test_auc"]) for row in rows])
 
 
-runs = {"not private": agents(batch_size=size)}
-runs |= {f"epsilon = {e:g}": agents(privacy=private(e)) for e in (4.0, 1.0, 0.25)}
+runs = {"not private": agents(dsgd(lr=LR))}
+for epsilon in (4.0, 1.0, 0.25):
+    runs[f"epsilon = {epsilon:g}"] = agents(method, privacy=promise(epsilon=epsilon))
 curves = {
     name: np.array([curve(simulation, seed) for seed in range(3)])
     for name, simulation in runs.items()
@@ -137,7 +139,7 @@ def world(weight, noise, key):
     """All agents' parameters in the canary's direction, [T + 1, m]."""
     mean = lambda x, batch, key: example_grad(x, batch, key).mean(0)
     objective = Objective(mean, example_grad=example_grad)
-    algorithm = method.build(mechanism, noise, lr=LR)
+    algorithm = private(method, bound(1.0).mechanism, noise)
     mixer = dense(W)
     start, step = gossip_engine.make(algorithm, objective, mixer, AGENTS)
     batches = targets, jnp.zeros(AGENTS).at[0].set(weight)
@@ -181,7 +183,7 @@ def lower_bound(used, seed):
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
 lower = {"correct": [], "mistaken: noise / √5": []}
 for seed, epsilon in enumerate(EPSILONS):
-    noise = private(epsilon).calibrated([size]).noise_scale
+    noise = bound(epsilon).calibrated([size]).noise_scale
     for name, used in zip(lower, (noise, noise / AGENTS**0.5), strict=True):
         lower[name].append(lower_bound(used, seed))
         print(f"promised {epsilon:g}, {name}: at least {lower[name][-1]:.2f}")

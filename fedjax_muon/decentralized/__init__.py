@@ -1,8 +1,7 @@
 """Decentralized methods; `ALL` has each with its paper and its published grid.
 
 All names in `ALL` are functions of this module. None of them guarantees privacy. Those
-in `PRIVATE`, such as `decentralized.dpmixsgd`, do, with the `ExamplePrivacy` of an
-experiment. `AgentPrivacy` is the same for `decentralize`.
+in `PRIVATE_METHODS`, such as `decentralized.dpmixsgd`, do, with an `ExamplePrivacy`.
 """
 
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from fedjax_muon.decentralized import estimators
 from fedjax_muon.decentralized.dsgd import dp_sgda_unclipped, dsgd, dsgd_muon, dsgda
 from fedjax_muon.decentralized.gossip import Estimator, Gossip, Iteration
 from fedjax_muon.decentralized.methods import ALL
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism, PrivateAgents
 from fedjax_muon.decentralized.private_methods import (
     ALL as PRIVATE_METHODS,
     ExamplePrivacy,
@@ -40,25 +39,24 @@ from fedjax_muon.decentralized.tracking import (
 
 if TYPE_CHECKING:
     from fedjax_muon.decentralized import topology
-    from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
     from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 else:  # they import networkx and datasets, which the help of commands does not need
     __getattr__, _, _ = lazy_loader.attach(
         __name__,
         ["topology"],
-        {"agent_privacy": ["AgentPrivacy"], "mixing": ["dense", "shifted", "sparse"]},
+        {"mixing": ["dense", "shifted", "sparse"]},
     )
 
 __all__ = [
     "ALL",
     "PRIVATE",
     "PRIVATE_METHODS",
-    "AgentPrivacy",
     "Estimator",
     "ExamplePrivacy",
     "Gossip",
     "Iteration",
     "Mechanism",
+    "PrivateAgents",
     "demuon",
     "dense",
     "dm_hsgd",

@@ -1,17 +1,15 @@
-"""Decentralized methods with a privacy guarantee; `PRIVATE` has them by name.
+"""The estimators of private agents, and what they release; `PRIVATE` has them by name.
 
-A row builds a method, which needs the gradients of single examples, and describes what
-an agent releases, in terms of `fedjax_muon.privacy`. Both are derived from the same
-`Mechanism`, so that the accounting describes the method that runs. `AgentPrivacy` makes
-this an argument of `decentralize`, with the sampling that the accounting assumes. A
-study that draws its own batches can use a row directly, without any guarantee:
+A row makes an estimator, which needs the gradients of single examples, and describes
+what an agent releases, in terms of `fedjax_muon.privacy`. Both are derived from the
+same `Mechanism`, so that the accounting describes the method that runs. A study that
+draws its own batches can do without a guarantee:
 
     mechanism = Mechanism(
         clip_norm=1.0, change_clip_norm=0.1, beta=0.1, batch_size=20
     )
-    spec = calibrate("private_storm", mechanism, 8.0, sampling, steps=1001, delta=1e-5)
-    noise_scale = noise_scale_of(spec)
-    PRIVATE["private_storm"].build(mechanism, noise_scale, lr=0.1)
+    agents = PrivateAgents(partial(gradient_tracking, 0.1), PRIVATE["private_storm"])
+    algorithm = private(agents, mechanism, noise_scale=1.0)
 
 The estimators, DP-SGD, STORM and DP-FTRL, bound the influence of each example. STORM is
 g_t = (1 - beta) g_{t-1} + d_t, with beta = 1 at t = 0. A clip of `privacy.clipping`
@@ -40,27 +38,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from fedjax_muon.algorithms.registry import Source
 from fedjax_muon.core import Hyper, Objective, check_range, recorded, tree, value_at
-from fedjax_muon.core.recipe import recipe_of
-from fedjax_muon.decentralized.dsgd import dsgd
+from fedjax_muon.core.recipe import Recipe
 from fedjax_muon.decentralized.estimators import (
     Storm,
     add_public_gradient,
-    fresh,
     noisy,
     split_noise_key,
 )
 from fedjax_muon.decentralized.gossip import Estimator, Gossip, Iteration
-from fedjax_muon.decentralized.tracking import gradient_tracking
 from fedjax_muon.privacy.clipping import Clip, ClipNorm, Difference, Each, Split
 from fedjax_muon.privacy.correlated import Strategy, banded, buffered_toeplitz
 from fedjax_muon.privacy.gaussian import add_normal, sum_dtype
-from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
-from fedjax_muon.privacy.sampling import Sampling
 
 
 @recorded
@@ -234,14 +225,11 @@ class Mechanism:
 
 
 class PrivateMethod(NamedTuple):
-    """A private method, and what it releases."""
+    """How private agents estimate their gradients, and what they release."""
 
-    label: str
-    paper: str
-    source: Source
     estimator: Callable[[Mechanism, Hyper], Estimator]
-    # (mechanism, noise scale) -> private estimator
-    base: Callable[..., Gossip]  # (lr, rule=, estimator=) -> algorithm
+    # (mechanism, noise scale) -> private estimator; the scale is a noise multiplier, or
+    # for noise on the output, a standard deviation
     release: Callable[[Mechanism, float], Release]
     # (mechanism, noise scale) -> what an agent releases
     amplified: bool
@@ -250,57 +238,38 @@ class PrivateMethod(NamedTuple):
     strategy: Callable[[int, int, int], Strategy | None] = lambda *numbers: None
     # (steps, bands, steps between batches of an example) -> correlation of the noise
 
-    def build(
-        self,
-        mechanism: Mechanism,
-        noise_scale: Hyper,
-        lr: Hyper = 0.01,
-        rule: optax.GradientTransformation = optax.identity(),
-    ) -> Gossip:
-        """Builds the algorithm.
 
-        It clips the gradients of `objective.example_grad` and adds noise.
-        `objective.public_grad` is added without either. It has the hyperparameters
-        `noise_scale` and `lr`.
-
-        Args:
-          noise_scale: Noise multiplier; for noise on the output, standard deviation.
-            See `noise_scale_of`.
-        """
-        return private(self.base(lr=lr, rule=rule), self, mechanism, noise_scale)
-
-
-@recorded
-def private(
-    base: Gossip, method: PrivateMethod, mechanism: Mechanism, noise_scale: Hyper
-) -> Gossip:
-    """Makes an algorithm again, with a private estimator.
+class PrivateAgents(NamedTuple):
+    """A private algorithm, before it is known how much noise it needs.
 
     The algorithm must touch its data through the estimator alone, and once in an
     iteration, outside of loops; what it does with the estimates costs no privacy.
     It is refused if it asks for a gradient itself, or for several estimates. Its states
     and messages must not contain the estimator's memory, except to keep it.
 
-    Args:
-      base: Made by a `recorded` function with an argument `estimator=fresh()`, which
-        was left out, such as `dsgd` and `gradient_tracking`.
+    Example:
+      >>> make = lambda estimator: fm.decentralized.suda(lr=0.1, estimator=estimator)
+      >>> method = PrivateAgents(make, fm.decentralized.PRIVATE["dp_sgda"])
     """
-    recipe = recipe_of(base)
-    if recipe is None or "estimator" not in recipe.arguments:
-        name = recipe.function.__name__ if recipe else "an algorithm without a recipe"
-        raise ValueError(
-            "privacy replaces the argument `estimator` of a `recorded` function, such "
-            f"as dsgd or gradient_tracking, got {name}, which has none"
-        )
-    given = getattr(recipe.arguments["estimator"], "recipe", None)
-    if given is None or given.function is not fresh:
-        raise ValueError(
-            "privacy decides the estimator, in place of fresh(); leave it out, and "
-            "choose the method of the mechanism"
-        )
-    name = recipe.function.__name__
-    make = functools.partial(recipe.function, **recipe.arguments)
-    estimator = add_public_gradient(method.estimator(mechanism, noise_scale))
+
+    make: Callable[..., Gossip]  # of the keyword `estimator`
+    method: PrivateMethod
+    beta: float = 0.1  # weight of the fresh gradient in STORM
+    recipe: Recipe | None = None
+
+    def __repr__(self) -> str:
+        return type(self).__name__ if self.recipe is None else self.recipe.call()
+
+
+@recorded
+def private(agents: PrivateAgents, mechanism: Mechanism, noise_scale: Hyper) -> Gossip:
+    """Makes an algorithm with its private estimator.
+
+    It clips the gradients of `objective.example_grad` and adds noise.
+    `objective.public_grad` is added without either.
+    """
+    make = agents.make
+    estimator = add_public_gradient(agents.method.estimator(mechanism, noise_scale))
 
     def sealing(phase: str) -> Callable[..., Any]:
         """A phase of the algorithm in which only the estimator has data, once."""
@@ -317,9 +286,11 @@ def private(
                 return estimated
 
             sealed = Estimator(opening(estimator.start), opening(estimator.update))
-            advance = getattr(make(estimator=sealed), phase)
+            made = make(estimator=sealed)
+            advance = getattr(made, phase)
             state = advance(_closed(objective), state, mix, None, iteration)
             if len(opened) != 1:
+                name = made.recipe.function.__name__ if made.recipe else "it"
                 raise ValueError(
                     "a private algorithm must estimate its gradient once per "
                     f"iteration, but {name} did {len(opened)} times"
@@ -390,92 +361,35 @@ def _inside(
     )
 
 
-DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505"
-PRIVATE: dict[str, PrivateMethod] = {
+PRIVATE = {
     "dp_sgda": PrivateMethod(
-        "DP-SGDA",
-        "Yang et al. 2022, UAI, arXiv:2201.09046; here decentralized",
-        Source.INDEPENDENT,
-        _fresh,
-        dsgd,
-        lambda m, z: Release(_each(m), Inside(z)),
-        amplified=True,
+        _fresh, lambda m, z: Release(_each(m), Inside(z)), amplified=True
     ),
     "dp_ftrl": PrivateMethod(
-        "DP-FTRL (banded)",
-        "Choquette-Choo et al. 2023, NeurIPS, arXiv:2306.08153",
-        Source.AUTHORS,
         _correlated,
-        dsgd,
         _correlated_release,
         amplified=True,
         strategy=lambda steps, bands, _: banded(steps, min(bands, steps)),
     ),
     "dp_ftrl_buffered": PrivateMethod(
-        "DP-FTRL (buffered)",
-        "McMahan et al. 2024, Buffered linear Toeplitz matrices, arXiv:2408.08868",
-        Source.AUTHORS,
         _correlated,
-        dsgd,
         _correlated_release,
         amplified=False,
         strategy=lambda steps, _, separation: buffered_toeplitz(steps, separation),
     ),
     "dpmixsgd": PrivateMethod(
-        "DPMixSGD (clipped)",
-        f"{DPMIXSGD}; both gradients clipped, which the paper does not",
-        Source.TEXT,
         _outside,
-        gradient_tracking,
         lambda m, sigma: Release(_each(m), Output(sigma), m.beta),
         amplified=False,
     ),
     "dpmixsgd_inside": PrivateMethod(
-        "DPMixSGD (clipped, noise inside)",
-        f"{DPMIXSGD}; with noise that the recursion keeps",
-        Source.OURS,
         _inside(_each),
-        gradient_tracking,
         lambda m, z: Release(_each(m), Inside(z), m.beta),
         amplified=True,
     ),
     "private_storm": PrivateMethod(
-        "Private STORM (split clip)",
-        "none: a composition of this library, after DIFF2, arXiv:2302.03884",
-        Source.OURS,
         _inside(_split),
-        gradient_tracking,
         lambda m, z: Release(_split(m), Inside(z), m.beta),
         amplified=True,
     ),
 }
-
-
-def calibrate(
-    name: str,
-    mechanism: Mechanism,
-    epsilon: float,
-    sampling: Sampling,
-    *,
-    steps: int,
-    delta: float,
-) -> PrivacySpec:
-    """Finds the smallest noise of a private method for an epsilon.
-
-    Returns:
-      What an agent releases, with that noise; see `noise_scale_of`.
-    """
-    if sampling.batch != mechanism.batch_size:
-        raise ValueError(
-            f"the mechanism divides by {mechanism.batch_size}, but the sampling has "
-            f"batches of {sampling.batch}"
-        )
-    release = PRIVATE[name].release(mechanism, 1.0)
-    spec = PrivacySpec({"estimate": release}, sampling, steps=steps, delta=delta)
-    return calibrated(spec, epsilon)
-
-
-def noise_scale_of(spec: PrivacySpec) -> float:
-    """Returns the noise scale of `PrivateMethod.build` for a specification."""
-    (release,) = spec.releases.values()
-    return release.noise.smallest

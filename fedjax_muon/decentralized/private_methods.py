@@ -1,73 +1,209 @@
-"""Private methods of agents as values, before the noise that they need is known.
+"""Private methods of agents, and what they promise for each of their examples.
 
     method = fm.decentralized.dpmixsgd(lr=0.1)
     privacy = ExamplePrivacy(epsilon=4.0, delta=1e-5, rounds=200)
     result = fm.train(method, fm.problems.auc(), rounds=200, privacy=privacy)
 
-`private.PRIVATE` describes what they release. The default learning rates were chosen by
-hand on the default problem of agents, with a seed that is not used otherwise.
+The same arguments of `decentralize` give a simulation, whose `guarantee` has the
+statement. The default learning rates were chosen by hand on the default problem of
+agents, with a seed that is not used otherwise.
 """
 
 import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from fedjax_muon.algorithms.registry import Method, by_name
-from fedjax_muon.core import Hyper, check_count, recorded
-from fedjax_muon.core.recipe import Recipe
-from fedjax_muon.decentralized.gossip import Gossip
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism, PrivateMethod
+import jax
 
+from fedjax_muon.algorithms.registry import Method, Source, by_name
+from fedjax_muon.core import Hyper, check_count, check_range, recorded
+from fedjax_muon.decentralized.dsgd import dsgd
+from fedjax_muon.decentralized.private import (
+    PRIVATE,
+    Mechanism,
+    PrivateAgents,
+    PrivateMethod,
+)
+from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.privacy.correlated import Strategy
+from fedjax_muon.privacy.guarantees import (
+    Guarantee,
+    PrivacySpec,
+    calibrated,
+    check_complete,
+    check_epsilons,
+    check_noise,
+    checked_accountant,
+    report,
+    the_epsilon,
+)
+from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Sampling
+from fedjax_muon.simulation.batching import (
+    Sampler,
+    always,
+    cyclic,
+    cyclic_poisson,
+    poisson,
+)
 
-class PrivateAgents(NamedTuple):
-    """A private method, before it is known how much noise it needs."""
-
-    algorithm: Gossip  # without an estimator
-    method: PrivateMethod
-    beta: float  # of its mechanism
-    recipe: Recipe | None = None
-
-    def __repr__(self) -> str:
-        return self.method.label if self.recipe is None else self.recipe.call()
+ROOM = 3  # a Poisson batch's, over its expected size
 
 
 @dataclasses.dataclass(frozen=True)
 class ExamplePrivacy:
-    """What a private method of agents promises for each example of an agent."""
+    """Differential privacy for each example of an agent.
+
+    Batches are Poisson samples if the method's accounting needs them, of groups that
+    take turns if its noise has bands, and otherwise cyclic; with a batch size of all
+    examples, both are all examples. Every agent is accounted for, and the guarantee
+    holds for the agent that is protected least.
+
+    Args:
+      rounds: Number of rounds after t = 0 that the guarantee covers. In `train` and
+        `compare`, that of the call by default; `decentralize` needs it.
+      epsilon: Of a whole run; inf is without noise and without privacy. `compare` takes
+        several.
+      delta: Below one over the number of examples of each agent.
+      clip_norm: Largest norm of the gradient of an example.
+      change_clip_norm: For private_storm: largest norm of the change of an example's
+        gradient between two iterations. By default a tenth of clip_norm.
+      bands: Number of bands of the noise of dp_ftrl, and of the groups of an agent's
+        examples that take turns.
+      noise_scale: In place of epsilon; see `PrivateMethod.estimator`.
+      max_batch: Largest size of a Poisson batch; by default, three times its expected
+        size.
+      strategy: How the noise of DP-FTRL is correlated; made for `rounds` by default.
+      insecure_fixed_noise: Draw the noise from the seed, so that you can reproduce it.
+        This gives no privacy.
+      publish_training_metrics: Record training metrics too. The guarantee does not
+        cover them.
+    """
 
     _: dataclasses.KW_ONLY
-    rounds: int  # that the guarantee covers
-    epsilon: float | None = None  # inf: without noise and without privacy
-    delta: float = 1e-5  # below one over the examples of every agent
-    clip_norm: float = 0.2  # of the gradient of an example
-    # of the change of an example's gradient between two iterations, in private_storm;
-    # a tenth of clip_norm by default
+    rounds: int = 0  # of the call
+    epsilon: float | tuple[float, ...] | None = None
+    delta: float = 1e-5
+    clip_norm: float = 0.2
     change_clip_norm: float | None = None
-    bands: int = 4  # of the noise of dp_ftrl, and groups of examples that take turns
-    # noise from the seed instead of the operating system, for tests; no privacy
+    bands: int = 4
+    noise_scale: float | None = None
+    max_batch: int | None = None
+    strategy: Strategy | None = None
     insecure_fixed_noise: bool = False
-    # training metrics are computed and recorded; the guarantee does not hold for them
     publish_training_metrics: bool = False
 
-    def mechanism(
-        self, agents: PrivateAgents, batch_size: int, smallest: int
-    ) -> Mechanism:
-        """The clip and noise of a method, whose smallest agent has so many examples."""
-        check_count("batch_size", batch_size)
+    def __post_init__(self) -> None:
+        if isinstance(self.epsilon, list):
+            object.__setattr__(self, "epsilon", tuple(self.epsilon))
+        check_noise(self.epsilon, self.noise_scale, "noise_scale")
+        check_count("rounds", self.rounds, 0)
         check_count("bands", self.bands)
-        change, separation = self.change_clip_norm, max(1, smallest // batch_size)
-        strategy = agents.method.strategy(self.rounds + 1, self.bands, separation)
-        return Mechanism(
+        check_epsilons(self.epsilon)
+        if self.noise_scale is not None:
+            check_range("noise_scale", self.noise_scale, open_low=True, schedules=False)
+
+    def bound(self, agents: PrivateAgents, batch_size: int, smallest: int) -> "Bound":
+        """The promise for a method, whose smallest agent has so many examples."""
+        check_complete({"rounds": self.rounds})
+        check_count("batch_size", batch_size)
+        if self.max_batch is not None:
+            check_count("max_batch", self.max_batch, batch_size)
+        change, strategy = self.change_clip_norm, self.strategy
+        if strategy is None:
+            numbers = self.rounds + 1, self.bands, max(1, smallest // batch_size)
+            strategy = agents.method.strategy(*numbers)
+        mechanism = Mechanism(
             clip_norm=self.clip_norm,
             change_clip_norm=self.clip_norm / 10 if change is None else change,
             beta=agents.beta,
             batch_size=batch_size,
             strategy=strategy,
         )
+        return Bound(self, agents.method, mechanism)
 
 
-def _agents(name: str, lr: Hyper, beta: float) -> PrivateAgents:
-    method = PRIVATE[name]
-    return PrivateAgents(method.base(lr=lr), method, beta)
+class Calibrated(NamedTuple):
+    """A guarantee, and the noise that gives it."""
+
+    guarantee: Guarantee
+    noise_scale: float  # of `private`
+
+
+class Bound(NamedTuple):
+    """A promise for a method whose batches are known."""
+
+    promise: ExamplePrivacy
+    method: PrivateMethod
+    mechanism: Mechanism
+
+    @property
+    def room(self) -> int:
+        """The largest size of a Poisson batch."""
+        return self.promise.max_batch or ROOM * self.mechanism.batch_size
+
+    @property
+    def cycle(self) -> int:
+        """Number of groups of examples that take turns in Poisson sampling."""
+        return self.method.release(self.mechanism, 1.0).noise.bands or 1
+
+    @property
+    def sampler(self) -> Callable[[jax.Array], Sampler]:
+        """How batches are drawn, as accounted for."""
+        if not self.method.amplified:
+            return cyclic
+        if self.cycle > 1:
+            return cyclic_poisson(self.room, self.cycle)
+        return always(poisson(self.room))
+
+    def calibrated(self, sizes: Sequence[int]) -> Calibrated:
+        """Derives the noise, and the guarantee of the agent that is protected least."""
+        promise, specs = self.promise, [*map(self._spec, sorted(set(sizes)))]
+        checked_accountant(specs[0])
+        scale = promise.noise_scale
+        epsilon = the_epsilon(promise.epsilon)
+        if epsilon is not None:
+            scale = 0.0
+            for spec in specs:  # the search takes seconds: protected agents skip it
+                if self._epsilon(spec, scale) > epsilon:
+                    (release,) = calibrated(spec, epsilon).releases.values()
+                    scale = release.noise.smallest
+        assert scale is not None  # checked at the beginning
+        worst = specs[0]
+        if len(specs) > 1:
+            worst = max(specs, key=lambda spec: self._epsilon(spec, scale))
+        guarantee = Guarantee(
+            self._with_noise(worst, scale),
+            promise.rounds,
+            promise.insecure_fixed_noise,
+            promise.publish_training_metrics,
+            mechanism=f"gradients of examples clipped to {self.mechanism.clip_norm:g}, "
+            f"their changes to {self.mechanism.change_clip_norm:g}; noise scale "
+            f"{scale:.4g}",
+        )
+        return Calibrated(guarantee, scale)
+
+    def _spec(self, examples: int) -> PrivacySpec:
+        batch = self.mechanism.batch_size
+        sampling: Sampling
+        if examples == batch and self.cycle == 1:  # of either sampler
+            sampling = FullBatch(examples)
+        elif self.method.amplified:
+            room = min(self.room, examples // self.cycle)
+            sampling = Poisson(examples, batch, room, cycle=self.cycle)
+        else:
+            sampling = Cyclic(examples, batch)
+        release = self.method.release(self.mechanism, 1.0)
+        steps = self.promise.rounds + 1  # t = 0 included
+        return PrivacySpec({"estimate": release}, sampling, steps, self.promise.delta)
+
+    def _epsilon(self, spec: PrivacySpec, scale: float) -> float:
+        return report(self._with_noise(spec, scale)).epsilon if scale else math.inf
+
+    def _with_noise(self, spec: PrivacySpec, scale: float) -> PrivacySpec:
+        release = self.method.release(self.mechanism, scale)
+        return dataclasses.replace(spec, releases={"estimate": release})
 
 
 @recorded
@@ -79,7 +215,7 @@ def dp_sgda(lr: Hyper = 1.0) -> PrivateAgents:
         g = (1/b) sum_z clip(grad(x; z)) + noise
         x <- project(W(x - lr g))
 
-    The noise is calibrated when an experiment starts, from its `ExamplePrivacy`.
+    The noise is calibrated when a simulation is prepared, by its `ExamplePrivacy`.
 
     Source: Yang et al. 2022, UAI, arXiv:2201.09046; here decentralized. Checked against
     independent code.
@@ -93,10 +229,9 @@ def dp_sgda(lr: Hyper = 1.0) -> PrivateAgents:
       >>> auc = fm.problems.auc()  # doctest: +SKIP
       >>> fm.train(method, auc, rounds=200, privacy=promise)  # doctest: +SKIP
 
-    See also: `decentralized.dsgd` without privacy, and `decentralized.AgentPrivacy`
-    for `decentralize`.
+    See also: `decentralized.dsgd` without privacy.
     """
-    return _agents("dp_sgda", lr, beta=1.0)
+    return PrivateAgents(partial(dsgd, lr), PRIVATE["dp_sgda"])
 
 
 @recorded
@@ -110,7 +245,7 @@ def dp_ftrl(lr: Hyper = 1.0) -> PrivateAgents:
     Source: Choquette-Choo et al. 2023, NeurIPS, arXiv:2306.08153. Checked against the
     authors' code.
     """
-    return _agents("dp_ftrl", lr, beta=1.0)
+    return PrivateAgents(partial(dsgd, lr), PRIVATE["dp_ftrl"])
 
 
 @recorded
@@ -124,7 +259,7 @@ def dp_ftrl_buffered(lr: Hyper = 1.0) -> PrivateAgents:
     Source: McMahan et al. 2024, Buffered linear Toeplitz matrices, arXiv:2408.08868.
     Checked against the authors' code.
     """
-    return _agents("dp_ftrl_buffered", lr, beta=1.0)
+    return PrivateAgents(partial(dsgd, lr), PRIVATE["dp_ftrl_buffered"])
 
 
 @recorded
@@ -138,7 +273,7 @@ def dpmixsgd(lr: Hyper = 0.1, *, beta: float = 0.1) -> PrivateAgents:
 
     and `gradient_tracking` follows g + noise.
 
-    The noise is calibrated when an experiment starts, from its `ExamplePrivacy`.
+    The noise is calibrated when a simulation is prepared, by its `ExamplePrivacy`.
 
     Source: Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505; both
     gradients clipped, which the paper does not. Checked against the paper's text.
@@ -153,10 +288,10 @@ def dpmixsgd(lr: Hyper = 0.1, *, beta: float = 0.1) -> PrivateAgents:
       >>> auc = fm.problems.auc()  # doctest: +SKIP
       >>> fm.train(method, auc, rounds=200, privacy=promise)  # doctest: +SKIP
 
-    See also: `decentralized.gradient_tracking` without privacy, and
-    `decentralized.AgentPrivacy` for `decentralize`.
+    See also: `decentralized.gradient_tracking` without privacy.
     """
-    return _agents("dpmixsgd", lr, beta)
+    make = partial(gradient_tracking, lr)
+    return PrivateAgents(make, PRIVATE["dpmixsgd"], beta)
 
 
 @recorded
@@ -170,7 +305,8 @@ def dpmixsgd_inside(lr: Hyper = 0.1, *, beta: float = 0.1) -> PrivateAgents:
     Source: Defined here: Decentralized minimax with privacy, DPMixSGD,
     arXiv:2508.07505; with noise that the recursion keeps.
     """
-    return _agents("dpmixsgd_inside", lr, beta)
+    make = partial(gradient_tracking, lr)
+    return PrivateAgents(make, PRIVATE["dpmixsgd_inside"], beta)
 
 
 @recorded
@@ -183,8 +319,23 @@ def private_storm(lr: Hyper = 0.3, *, beta: float = 0.1) -> PrivateAgents:
 
     Source: Defined here: a composition of this library, after DIFF2, arXiv:2302.03884.
     """
-    return _agents("private_storm", lr, beta)
+    make = partial(gradient_tracking, lr)
+    return PrivateAgents(make, PRIVATE["private_storm"], beta)
 
 
-ROWS = dp_sgda, dp_ftrl, dp_ftrl_buffered, dpmixsgd, dpmixsgd_inside, private_storm
-ALL = by_name(*(Method(make, *PRIVATE[make.__name__][:3]) for make in ROWS))
+YANG = "Yang et al. 2022, UAI, arXiv:2201.09046; here decentralized"
+CHOQUETTE = "Choquette-Choo et al. 2023, NeurIPS, arXiv:2306.08153"
+MCMAHAN = "McMahan et al. 2024, Buffered linear Toeplitz matrices, arXiv:2408.08868"
+DPMIXSGD = "Decentralized minimax with privacy, DPMixSGD, arXiv:2508.07505"
+CLIPPED = f"{DPMIXSGD}; both gradients clipped, which the paper does not"
+KEPT = f"{DPMIXSGD}; with noise that the recursion keeps"
+DIFF2 = "none: a composition of this library, after DIFF2, arXiv:2302.03884"
+
+ALL = by_name(
+    Method(dp_sgda, "DP-SGDA", YANG, Source.INDEPENDENT),
+    Method(dp_ftrl, "DP-FTRL (banded)", CHOQUETTE, Source.AUTHORS),
+    Method(dp_ftrl_buffered, "DP-FTRL (buffered)", MCMAHAN, Source.AUTHORS),
+    Method(dpmixsgd, "DPMixSGD (clipped)", CLIPPED, Source.TEXT),
+    Method(dpmixsgd_inside, "DPMixSGD (clipped, noise inside)", KEPT, Source.OURS),
+    Method(private_storm, "Private STORM (split clip)", DIFF2, Source.OURS),
+)

@@ -22,9 +22,10 @@ from fedjax_muon.core import Params, check_count, streams, tree, with_numbers
 from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import engine as gossip_engine
-from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import Mixer, dense
+from fedjax_muon.decentralized.private import PrivateAgents, private
+from fedjax_muon.decentralized.private_methods import ExamplePrivacy
 from fedjax_muon.decentralized.topology import check_mixing
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.round import Traffic
@@ -98,7 +99,7 @@ class GossipSetup(NamedTuple):
     first_size: int  # of the batch at t = 0
     sampler: Callable[[jax.Array], Sampler]  # t -> sampler
     devices: tuple[jax.Device, ...] = ()  # that the agents are divided among
-    privacy: AgentPrivacy | None = None
+    privacy: ExamplePrivacy | None = None
 
     def check_sizes(self, sizes: Sequence[int]) -> None:
         """Raises `ValueError` if an agent has fewer examples than a batch."""
@@ -227,7 +228,7 @@ def score_mean(
 @promoting
 @plain_numbers
 def decentralize(
-    algorithm: Gossip,
+    algorithm: Gossip | PrivateAgents,
     task: Task,
     dataset: Dataset,
     parts: Parts,
@@ -238,7 +239,7 @@ def decentralize(
     sampler: Callable[[jax.Array], Sampler] | None = None,
     mixer: Callable[[np.ndarray], Mixer] = dense,
     devices: Sequence[jax.Device] = (),
-    privacy: AgentPrivacy | None = None,
+    privacy: ExamplePrivacy | None = None,
 ) -> Simulation:
     """Prepares decentralized training; programs are compiled when they are first used.
 
@@ -255,23 +256,34 @@ def decentralize(
         of `decentralized`.
       devices: Devices that the agents are divided among, in order and in equal parts;
         by default, JAX's default device. Every device has all examples.
-      privacy: Makes the run private. It decides `batch_size`, `first_size`, `sampler`
-        and the algorithm's estimator, which must be left out. The guarantee is the
+      privacy: What a private method, such as `decentralized.dpmixsgd()`, promises. It
+        decides `first_size` and `sampler`, which must be left out. The guarantee is the
         simulation's `guarantee`.
     """
-    check_algorithm(algorithm, Gossip, "federate")
+    check_algorithm(algorithm, Gossip | PrivateAgents, "federate")
     check_task(task)
     dataset, parts = check_dataset(dataset), check_parts(parts)
-    guarantee, noise = None, {}
-    if privacy is not None:
-        decided = {"batch_size": batch_size, "first_size": first_size}
-        check_left_out({**decided, "sampler": sampler})
-        guarantee, scale = privacy.calibrated(list(map(len, parts)))
-        algorithm, noise = privacy.applied(algorithm, 1.0), {"noise_scale": scale}
-        batch_size = privacy.mechanism.batch_size
-        sampler = privacy.sampler
     if batch_size is None:
-        raise TypeError("decentralize needs batch_size, or privacy, which decides it")
+        raise TypeError("decentralize needs batch_size, such as batch_size=20")
+    guarantee, noise = None, {}
+    if isinstance(algorithm, PrivateAgents):
+        if privacy is None:
+            raise ValueError(
+                f"{algorithm!r} is a private method; give it privacy, an ExamplePrivacy"
+            )
+        check_left_out({"first_size": first_size, "sampler": sampler})
+        sizes = [*map(len, parts)]
+        bound = privacy.bound(algorithm, batch_size, min(sizes))
+        guarantee, scale = bound.calibrated(sizes)
+        noise, sampler = {"noise_scale": scale}, bound.sampler
+        algorithm = private(algorithm, bound.mechanism, 1.0)
+    elif privacy is not None:
+        recipe = algorithm.recipe
+        name = recipe.function.__name__ if recipe else "an algorithm without a recipe"
+        raise ValueError(
+            f"privacy is for private methods, such as decentralized.dp_sgda(), and "
+            f"those that decentralized.PrivateAgents makes, got {name}"
+        )
     sampler = sampler or always(shuffled_epochs)
     check_functions({"sampler": sampler, "mixer": mixer})
     setup = GossipSetup(
@@ -302,8 +314,8 @@ def decentralize(
     if program.shardings is not None:
         data = jax.device_put(data, program.shardings[0])
     run = program.placed(run)
-    private = guarantee is not None
-    meter = Meter.of(program, data, run, links=links, private=private)
+    known: Any = {"links": links, "private": guarantee is not None}
+    meter = Meter.of(program, data, run, **known)
     return checked(Simulation(program, compiled(program), data, run, meter, guarantee))
 
 

@@ -5,7 +5,7 @@ A `PrivacySpec` describes what a run releases. A `Release` describes the clip (`
 ...) describes the batches, and an adversary (`Neighbor`, `TrustedServer`) describes who
 sees what. `report` computes epsilon and lists every condition; `calibrated` finds the
 noise for a given epsilon. `ClientPrivacy` makes a federated simulation private, and
-`decentralized.AgentPrivacy` a decentralized one; each comes with a `Guarantee`.
+`decentralized.ExamplePrivacy` a decentralized one; each comes with a `Guarantee`.
 Computing epsilon needs the extra `privacy`, which installs dp-accounting.
 """
 

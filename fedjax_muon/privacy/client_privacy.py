@@ -20,7 +20,6 @@ import jax
 
 from fedjax_muon.core import Algorithm, check_count, check_range
 from fedjax_muon.core.hyperparameters import plain
-from fedjax_muon.privacy.accounting import check_epsilon
 from fedjax_muon.privacy.client_mechanism import (
     AdaptiveClip,
     ClipNorm,
@@ -37,8 +36,11 @@ from fedjax_muon.privacy.guarantees import (
     PrivacySpec,
     TrustedServer,
     calibrated,
+    check_complete,
+    check_epsilons,
     check_noise,
     checked_accountant,
+    the_epsilon,
 )
 from fedjax_muon.privacy.releases import Correlated, Inside, Noise, Output, Release
 from fedjax_muon.privacy.sampling import FullBatch, Poisson, Sampling, rare_size
@@ -60,40 +62,54 @@ class PrivateAlgorithm(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ClientPrivacy:
-    """Cohorts, clip, noise and accounting of federated training.
+    """Differential privacy for each client.
 
     Every client joins a round independently with probability cohort / clients; if
     `cohort` is the number of clients, all of them take part in every round.
+
+    Args:
+      clip_norm: Largest norm of a client's message, or as in `private_clients`.
+      cohort: Expected number of clients in a round. In `train` and `compare`, that of
+        the call by default; `federate` needs it.
+      rounds: Number of rounds that the guarantee covers; by default as for `cohort`.
+      delta: Below one over the number of clients.
+      epsilon: Of a whole run; inf is without noise and without privacy. `compare` takes
+        several.
+      noise_multiplier: In place of epsilon.
+      prologue_noise_multiplier: That of the prologue, `noise_multiplier` by default.
+      max_cohort: The largest cohort that is computed. By default, a larger one is as
+        rare as accounting neglects, or all clients if they keep states.
+      strategy: How the noise is correlated between rounds, as in DP-FTRL:
+        `privacy.banded`, with which the clients are divided into groups that take
+        turns, or, if all clients take part in every round, `privacy.buffered_toeplitz`.
+      insecure_fixed_noise: Draw the noise from the seed, so that you can reproduce it.
+        This gives no privacy.
+      publish_training_metrics: Record training metrics too. The guarantee does not
+        cover them.
     """
 
     _: dataclasses.KW_ONLY
-    clip_norm: ClipNorm  # of a client's message; see `private_clients`
-    cohort: int  # S, the expected number of clients in a round
-    rounds: int  # that the guarantee covers
-    delta: float  # below one over the number of clients
-    epsilon: float | None = None  # inf: without noise and without privacy
-    noise_multiplier: float | None = None  # in place of epsilon
-    prologue_noise_multiplier: float | None = None  # `noise_multiplier` by default
-    # the largest cohort that is computed; by default, a larger one is as rare as
-    # accounting neglects, or all clients if they keep states
+    clip_norm: ClipNorm = 0.5
+    cohort: int = 0  # of the call
+    rounds: int = 0
+    delta: float = 1e-5
+    epsilon: float | tuple[float, ...] | None = None
+    noise_multiplier: float | None = None
+    prologue_noise_multiplier: float | None = None
     max_cohort: int | None = None
-    # how the noise is correlated between rounds, as in DP-FTRL: `privacy.banded`, with
-    # which the clients are divided into groups that take turns, or, if all clients take
-    # part in every round, `privacy.buffered_toeplitz` too
     strategy: Strategy | None = None
-    # noise from the seed instead of the operating system, for tests; no privacy
     insecure_fixed_noise: bool = False
-    # training metrics are computed and recorded; the guarantee does not hold for them
     publish_training_metrics: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             object.__setattr__(self, name, plain(value))
+        if isinstance(self.epsilon, list):
+            object.__setattr__(self, "epsilon", tuple(self.epsilon))
         check_noise(self.epsilon, self.noise_multiplier, "noise_multiplier")
-        check_count("cohort", self.cohort)
-        check_count("rounds", self.rounds)
-        if self.epsilon is not None:
-            check_epsilon(self.epsilon)
+        check_count("cohort", self.cohort, 0)
+        check_count("rounds", self.rounds, 0)
+        check_epsilons(self.epsilon)
         for name in ("noise_multiplier", "prologue_noise_multiplier"):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), open_low=True, schedules=False)
@@ -117,6 +133,8 @@ class ClientPrivacy:
         self, algorithm: Algorithm, params: Any, clients: int
     ) -> PrivateAlgorithm:
         """Makes an algorithm private, and derives its guarantee."""
+        epsilon = the_epsilon(self.epsilon)
+        check_complete({"cohort": self.cohort, "rounds": self.rounds})
         if algorithm.cohort_spec is not None:
             raise ValueError(
                 "the algorithm is private already; leave out private_clients, since "
@@ -160,8 +178,8 @@ class ClientPrivacy:
         checked_accountant(spec)
         if self.max_cohort is None and not private_states:
             spec = self._cut(spec)
-        if self.epsilon is not None:
-            spec = calibrated(spec, self.epsilon)
+        if epsilon is not None:
+            spec = calibrated(spec, epsilon)
         (release,) = spec.releases.values()
         noise = release.noise
         assert not isinstance(noise, Output)  # by `client_spec`

@@ -56,6 +56,7 @@ from fedjax_muon.runs.simulate import (
     check_seeds,
     needs_all,
     of_seed,
+    promised,
     score_of,
     shared,
     simulate,
@@ -325,7 +326,8 @@ def _rows(
         )
     search = search and not private
     rows: dict[str, Row] = {}
-    for setting in settings_along(axes.shown, problem, how):
+    for given in settings_along(axes.shown, problem, how):
+        setting = given._replace(how=promised(given.how, given.problem, rounds))
         one = setting._replace(problem=shared(setting.problem, setting.how))
         chosen = {
             label: rated(each, one.problem, values[label], rounds, search=search)

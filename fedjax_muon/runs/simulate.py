@@ -10,10 +10,10 @@ import numpy as np
 
 from fedjax_muon.core import Algorithm, check_choice, streams
 from fedjax_muon.core.hyperparameters import plain
-from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import Mixer
-from fedjax_muon.decentralized.private_methods import ExamplePrivacy, PrivateAgents
+from fedjax_muon.decentralized.private import PrivateAgents
+from fedjax_muon.decentralized.private_methods import ExamplePrivacy
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import Plan
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
@@ -80,9 +80,33 @@ def simulate(
         settings["test_parts"] = problem.tests(division, parts)
     else:
         settings["weights"] = problem.mixing(seed, len(parts))
-    if isinstance(method, PrivateAgents):
-        method = _with_noise(method, settings, min(map(len, parts)))
     return made_by(method)(method, task, problem.dataset, parts, **settings)
+
+
+def promised(how: Mapping[str, Any], problem: Problem, rounds: int) -> dict[str, Any]:
+    """The settings of a call, whose promises have its rounds and its cohort.
+
+    A promise of several epsilons becomes a list of promises.
+    """
+    how, given = dict(how), how.get("privacy")
+    if not isinstance(given, ClientPrivacy | ExamplePrivacy | list | tuple):
+        return how
+    promises = []
+    for each in given if isinstance(given, list | tuple) else [given]:
+        changes: dict[str, Any] = {} if each.rounds else {"rounds": rounds}
+        if isinstance(each, ClientPrivacy) and not each.cohort:
+            size = how.pop("cohort", problem.sizes.get("cohort"))
+            if not isinstance(size, int):
+                raise ValueError(
+                    "a private run decides how clients are sampled; give cohort a "
+                    f"number, got {size!r:.60}"
+                )
+            changes["cohort"] = size
+        several = each.epsilon if isinstance(each.epsilon, tuple) else (each.epsilon,)
+        for epsilon in several:
+            promises.append(dataclasses.replace(each, **changes, epsilon=epsilon))
+    alone = len(promises) == 1 and not isinstance(given, list | tuple)
+    return how | {"privacy": promises[0] if alone else promises}
 
 
 def division_seed(seed: int, how: Mapping[str, Any]) -> int:
@@ -91,28 +115,6 @@ def division_seed(seed: int, how: Mapping[str, Any]) -> int:
     Their guarantees compose only over runs with the same clients.
     """
     return 0 if isinstance(how.get("privacy"), ClientPrivacy) else seed
-
-
-def _with_noise(
-    agents: PrivateAgents, settings: dict[str, Any], smallest: int
-) -> Gossip:
-    """The algorithm of private agents, whose promise becomes that of `decentralize`."""
-    promise = settings.get("privacy")
-    if promise is None:
-        raise ValueError(
-            f"{agents!r} is a private method; give it privacy, an ExamplePrivacy"
-        )
-    batch_size = settings.pop("batch_size")
-    settings["privacy"] = AgentPrivacy(
-        agents.method,
-        promise.mechanism(agents, batch_size, smallest),
-        rounds=promise.rounds,
-        delta=promise.delta,
-        epsilon=promise.epsilon,
-        insecure_fixed_noise=promise.insecure_fixed_noise,
-        publish_training_metrics=promise.publish_training_metrics,
-    )
-    return agents.algorithm
 
 
 def check_problem(problem: Any) -> None:
@@ -130,9 +132,7 @@ def settings_of(
     """The arguments of `federate` or `decentralize`: the problem's, and those given."""
     make, privacy = made_by(method), how.get("privacy")
     check_problem(problem)
-    kind: type = ClientPrivacy if make is federate else AgentPrivacy
-    if isinstance(method, PrivateAgents):
-        kind = ExamplePrivacy
+    kind: type = ClientPrivacy if make is federate else ExamplePrivacy
     if privacy is not None and not isinstance(privacy, kind):
         got = type(privacy).__name__
         raise TypeError(f"{method!r}: privacy must be a {kind.__name__}, got {got}")
@@ -146,9 +146,7 @@ def settings_of(
             raise ValueError(f"{name} needs {lacks}, and {name_of(method)} has none")
         check_choice("option", name, [x for x in known if x not in OF_PROBLEM])
     sizes = {name: size for name, size in problem.sizes.items() if name in known}
-    decided = {"local_epochs": "local_steps"}
-    if not isinstance(method, PrivateAgents):
-        decided["privacy"] = "cohort" if make is federate else "batch_size"
+    decided = {"local_epochs": "local_steps", "privacy": "cohort"}
     for name, size in decided.items():
         if how.get(name) is not None:
             sizes.pop(size, None)

@@ -95,9 +95,9 @@ class Label(NamedTuple):
 @functools.cache
 def known() -> dict[str, Line]:
     """How the curves of all methods are drawn, by label."""
-    tables = (algorithms.ALL, algorithms.minimax.ALL, decentralized.ALL)
+    tables = [algorithms.ALL, algorithms.minimax.ALL, decentralized.ALL]
+    tables.append(decentralized.PRIVATE_METHODS)
     colors = {row.label: row.color for table in tables for row in table.values()}
-    colors |= {row.label: "" for row in decentralized.PRIVATE.values()}
     greys = [label for label, color in colors.items() if not color]
     found = {label: _grey(number) for number, label in enumerate(greys)}
     colored = {label: color for label, color in colors.items() if color}

@@ -47,6 +47,7 @@ from fedjax_muon.runs.simulate import (
     Method,
     Settings,
     name_of,
+    promised,
     simulate,
     start_key,
 )
@@ -373,7 +374,12 @@ def train(
         check_count(name, value)
     problem, method = usual({"": method}, problem), finished(method, rounds)
     check_suited({"": method}, problem)
-    simulation = simulate(method, problem, seed, **how)
+    settings = promised(how, problem, rounds)
+    if isinstance(settings.get("privacy"), list):
+        raise ValueError(
+            "train takes one promise and one epsilon; compare takes several"
+        )
+    simulation = simulate(method, problem, seed, **settings)
     check_memory(simulation)
     digested = "" if place is None else digest(problem.dataset)
     job = job_of(
@@ -381,7 +387,7 @@ def train(
         method,
         problem,
         seed,
-        {**how},
+        settings,
         simulation,
         digested,
         place,

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import UnionType
 from typing import Any
 
 import flax.linen as nn
@@ -34,7 +35,7 @@ def check_functions(functions: Mapping[str, Any]) -> None:
             )
 
 
-def check_algorithm(algorithm: Any, kind: type, other: str) -> None:
+def check_algorithm(algorithm: Any, kind: type | UnionType, other: str) -> None:
     """Raises `TypeError` unless an algorithm is of a kind; others are for `other`."""
     if isinstance(algorithm, kind):
         for name in ("exchanges", "prologue"):

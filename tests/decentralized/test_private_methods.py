@@ -11,14 +11,11 @@ from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.private import (
-    PRIVATE,
-    Mechanism,
-    calibrate,
-    noise_scale_of,
-)
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.private_methods import ALL as PRIVATE_METHODS
 from fedjax_muon.privacy import Cyclic, Inside, Poisson, gaussian_epsilon, report
 from fedjax_muon.privacy.correlated import Banded
+from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated
 from fedjax_muon.privacy.releases import Correlated
 
 STRATEGY = Banded((1.0, 0.5))
@@ -84,8 +81,14 @@ def test_the_noise_is_what_is_said(name):
     assert abs(np.corrcoef(g0, g1)[0, 1]) < 5 / np.sqrt(SIZE)
 
 
+def calibrate(name, epsilon, sampling, steps):
+    """What an agent releases, with the least noise for an epsilon."""
+    released = {"estimate": PRIVATE[name].release(M, 1.0)}
+    return calibrated(PrivacySpec(released, sampling, steps, 1e-3), epsilon)
+
+
 def test_calibration_of_noise_on_the_output():
-    spec = calibrate("dpmixsgd", M, 1.5, Cyclic(20, 4), steps=7, delta=1e-3)
+    spec = calibrate("dpmixsgd", 1.5, Cyclic(20, 4), 7)
     found = report(spec)
     assert 1.499 < found.epsilon <= 1.5
     # by hand: a record is in batches 0 and 5; STORM repeats it, larger from step 1 on
@@ -94,7 +97,8 @@ def test_calibration_of_noise_on_the_output():
     for t in range(7):
         v = (1 - M.beta) * v + (largest if t in (0, 5) else 0.0)
         total += v**2
-    by_hand = gaussian_epsilon(noise_scale_of(spec) / np.sqrt(total), 1e-3)
+    noise = spec.releases["estimate"].noise.sigma
+    by_hand = gaussian_epsilon(noise / np.sqrt(total), 1e-3)
     np.testing.assert_allclose(found.epsilon, by_hand, rtol=1e-6)
 
 
@@ -102,17 +106,15 @@ def test_calibration_of_noise_on_the_output():
 def test_methods_of_the_same_sampling_get_the_same_multiplier():
     sampling = Poisson(20, 4)
     found = [
-        noise_scale_of(calibrate(name, M, 2.0, sampling, steps=3, delta=1e-3))
+        calibrate(name, 2.0, sampling, 3).releases["estimate"].noise.multiplier
         for name in ("dp_sgda", "private_storm")
     ]
     assert found[0] == found[1] > 0.5
 
 
 def test_samplings_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="divides by 4, but the sampling has ba"):
-        calibrate("dp_sgda", M, 1.0, Poisson(20, 5), steps=3, delta=1e-3)
     with pytest.raises(ValueError, match="use Cyclic sampling, or noise Inside"):
-        calibrate("dpmixsgd", M, 1.0, Poisson(20, 4), steps=3, delta=1e-3)
+        calibrate("dpmixsgd", 1.0, Poisson(20, 4), 3)
 
 
 def adds_noise(algorithm):
@@ -133,7 +135,8 @@ def adds_noise(algorithm):
 def test_methods_without_a_guarantee_have_other_names_than_private_methods():
     assert not ALL.keys() & PRIVATE.keys()
     labels = {method.label for method in ALL.values()}
-    assert not labels & {method.label for method in PRIVATE.values()}
+    assert not labels & {method.label for method in PRIVATE_METHODS.values()}
+    assert PRIVATE.keys() == PRIVATE_METHODS.keys()
     noisy = {name for name, method in ALL.items() if adds_noise(method.function())}
     assert noisy == {"dp_sgda_unclipped", "dpmixsgd_unclipped"}
     assert all("no privacy" in ALL[name].label for name in noisy)

@@ -76,7 +76,7 @@ def test_all_notebooks_and_their_extras_are_known():
     assert re.findall(
         r"^\| \[(\w+)\]\(\1\.ipynb\).*\(\1\.png\) \|$", page, re.MULTILINE
     ) == list(NAMES)
-    needing = {name for name in NAMES if "AgentPrivacy" in script(name)}
+    needing = {name for name in NAMES if "ExamplePrivacy" in script(name)}
     assert needing == set(build.EXTRAS)  # a statement is by dp-accounting
     assert {name for name in NAMES if '"plays"' in script(name)} == set(build.TEXTS)
     settings = tomllib.loads((build.ROOT / "pyproject.toml").read_text())

@@ -32,7 +32,7 @@ from fedjax_muon.algorithms.registry import Source
 from fedjax_muon.cli.main import main
 from fedjax_muon.core import tree
 from fedjax_muon.decentralized import gossip
-from fedjax_muon.decentralized.private import PRIVATE
+from fedjax_muon.decentralized.private_methods import ALL as PRIVATE
 
 pytestmark = pytest.mark.slow
 

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_muon.decentralized import (
-    agent_privacy,
     engine as gossip_engine,
     estimators,
     private,
+    private_methods,
 )
-from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
 from fedjax_muon.decentralized.gossip import Estimator
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.private_methods import Bound
 from fedjax_muon.privacy import client_mechanism, client_privacy, clipping, gaussian
 from fedjax_muon.privacy.client_mechanism import AdaptiveClip
 from fedjax_muon.privacy.clipping import Each, clipped
@@ -164,16 +164,16 @@ def realised_size(patch) -> None:
 
 # -------------------------------------------------------- sampling, accounting faults
 def fixed_size(patch) -> None:
-    patch.setattr(agent_privacy, "poisson", lambda room: without_replacement)
+    patch.setattr(private_methods, "poisson", lambda room: without_replacement)
 
 
 def reshuffled(patch) -> None:
-    patch.setattr(agent_privacy, "cyclic", always(shuffled_epochs))
+    patch.setattr(private_methods, "cyclic", always(shuffled_epochs))
 
 
 def groups_ignored(patch) -> None:
     ungrouped = lambda room, cycle: always(poisson(room))
-    patch.setattr(agent_privacy, "cyclic_poisson", ungrouped)
+    patch.setattr(private_methods, "cyclic_poisson", ungrouped)
 
 
 def first_entry_of_a_column(patch) -> None:
@@ -183,9 +183,9 @@ def first_entry_of_a_column(patch) -> None:
 
 
 def account_for(patch, change) -> None:
-    plain = AgentPrivacy._spec
+    plain = Bound._spec
     other = lambda self, examples: change(plain(self, examples), examples)
-    patch.setattr(AgentPrivacy, "_spec", other)
+    patch.setattr(Bound, "_spec", other)
 
 
 def one_release_less(patch) -> None:
@@ -193,9 +193,9 @@ def one_release_less(patch) -> None:
 
 
 def largest_agent(patch) -> None:
-    plain = AgentPrivacy.calibrated
+    plain = Bound.calibrated
     alone = lambda self, sizes: plain(self, [max(sizes)])
-    patch.setattr(AgentPrivacy, "calibrated", alone)
+    patch.setattr(Bound, "calibrated", alone)
 
 
 def smaller_rate(patch) -> None:

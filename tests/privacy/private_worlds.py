@@ -10,17 +10,15 @@ from released import agent_worlds, client_worlds
 import fedjax_muon as fm
 from fedjax_muon.algorithms import ALL as ALGORITHMS, fedavg
 from fedjax_muon.decentralized import topology
-from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.private import PRIVATE
+from fedjax_muon.decentralized.private_methods import (
+    ALL as METHODS,
+    ExamplePrivacy,
+)
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy.client_mechanism import AdaptiveClip
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.privacy.correlated import (
-    Banded,
-    BufferedToeplitz,
-    banded,
-    buffered_toeplitz,
-)
+from fedjax_muon.privacy.correlated import Banded, BufferedToeplitz
 from fedjax_muon.problems import Problem
 from fedjax_muon.simulation.federated import federate
 
@@ -62,24 +60,28 @@ CASES = {
 
 def simulation_of(case: Case):
     """Makes the simulation of a case."""
-    method = PRIVATE[case.method]
-    privacy = AgentPrivacy(
-        method,
-        Mechanism(CLIP, CLIP / 5, 0.1, case.batch, case.strategy),
+    privacy = promise(
         rounds=case.rounds,
-        delta=DELTA,
         noise_scale=case.noise,
+        strategy=case.strategy,
         insecure_fixed_noise=case.fixed,
     )
     dataset, parts = canary_data(case.sizes, owner=0)
-    task = canary_task(LR, period_of(method, case.sizes[0], case.batch))
-    given = method.base(lr=LR), task, dataset, parts
-    return decentralize(*given, weights=WEIGHTS, privacy=privacy)
+    task = canary_task(LR, period_of(case.method, case.sizes[0], case.batch))
+    given = METHODS[case.method].function(lr=LR), task, dataset, parts
+    sizes = {"weights": WEIGHTS, "batch_size": case.batch}
+    return decentralize(*given, **sizes, privacy=privacy)
 
 
-def period_of(method, examples: int, batch: int) -> int:
+def promise(**given: Any) -> ExamplePrivacy:
+    """The clip of all worlds of agents, with a noise scale."""
+    usual = {"delta": DELTA, "clip_norm": CLIP, "change_clip_norm": CLIP / 5}
+    return ExamplePrivacy(**usual, **given)
+
+
+def period_of(name: str, examples: int, batch: int) -> int:
     """The period of the canary's sign, a cycle or two steps."""
-    return 2 if method.amplified else max(2, examples // batch)
+    return 2 if PRIVATE[name].amplified else max(2, examples // batch)
 
 
 def agents(case: Case) -> Worlds:
@@ -91,24 +93,14 @@ def on_problem(name: str) -> Worlds:
     """Makes the worlds of a method on a problem, with a case's noise."""
     rounds, batch, number = 7, 2, 4
     dataset, parts = canary_data((8,) * number, owner=0)
-    task = canary_task(LR, period_of(PRIVATE[name], 8, batch))
+    task = canary_task(LR, period_of(name, 8, batch))
     weights = topology.metropolis(topology.ring(number))
     divided, mixing = (lambda *_: parts), (lambda *_: weights)
     problem = Problem("canary", task, dataset, divided, {}, weights=mixing)
-    strategies = {
-        "dp_ftrl": banded(rounds + 1, 4),
-        "dp_ftrl_buffered": buffered_toeplitz(rounds + 1, 8 // batch),
-    }
-    mechanism = Mechanism(CLIP, CLIP / 5, 0.1, batch, strategies.get(name))
-    privacy = AgentPrivacy(
-        PRIVATE[name],
-        mechanism,
-        rounds=rounds,
-        delta=DELTA,
-        noise_scale=CASES[name].noise,
-        insecure_fixed_noise=True,
-    )
-    prepared = fm.simulate(PRIVATE[name].base(lr=LR), problem, privacy=privacy)
+    noise = CASES[name].noise
+    privacy = promise(rounds=rounds, noise_scale=noise, insecure_fixed_noise=True)
+    given = {"batch_size": batch, "privacy": privacy}
+    prepared = fm.simulate(METHODS[name].function(lr=LR), problem, **given)
     return agent_worlds(prepared, 0, weights, LR)
 
 

@@ -17,7 +17,7 @@ from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized.estimators import split_noise_key
 from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.private import correlated_gradient
+from fedjax_muon.decentralized.private import PRIVATE, Mechanism, correlated_gradient
 from fedjax_muon.privacy.accounting import Pld, gaussian_epsilon
 from fedjax_muon.privacy.client_mechanism import AdaptiveClip
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
@@ -235,7 +235,8 @@ def test_a_simulation_says_what_it_does():
 
 @pytest.mark.filterwarnings("ignore:messages have params")
 def test_a_simulation_that_does_not_fit_is_rejected():
-    refused("needs the strategy of its mechanism", simulation_of, "dp_ftrl", None)
+    bare = Mechanism(1.0, 0.2, beta=0.1, batch_size=2)
+    refused("strategy of its mechanism", PRIVATE["dp_ftrl"].release, bare, 1.0)
     refused("use Cyclic sampling", simulation_of, "dp_ftrl", BUFFERED)
     refused("larger than a group", simulation_of, "dp_ftrl", Banded((1.0,) * 7))
     refused("use Cyclic sampling, or a banded strategy", clients_with, BUFFERED)

@@ -16,11 +16,11 @@ from scipy import stats
 from fedjax_muon import data, models, partition
 from fedjax_muon.algorithms import fedavg, fedmuon, scaffold
 from fedjax_muon.core import Hyper, recorded, tree, value_at
-from fedjax_muon.decentralized import ALL, dsgd, gradient_tracking, topology
-from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
-from fedjax_muon.decentralized.estimators import fresh, storm
+from fedjax_muon.decentralized import dp_sgda, dpmixsgd, dsgd, topology
+from fedjax_muon.decentralized.estimators import fresh
 from fedjax_muon.decentralized.gossip import Estimator, Gossip
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized.private import PRIVATE, PrivateAgents
+from fedjax_muon.decentralized.private_methods import ExamplePrivacy
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import Cyclic, FullBatch, Poisson
 from fedjax_muon.privacy.client_mechanism import norms_of_sums, private_clients
@@ -39,8 +39,7 @@ CANCER = data.load("breast_cancer")
 AGENTS = partition.iid(CANCER.y_train, 5, key=KEY)
 WEIGHTS = topology.metropolis(topology.ring(5))
 TASK = auc(models.MLP(2, ()), CANCER.x_train.shape[1:], share=0.6)
-MECHANISM = Mechanism(0.2, 0.02, beta=0.1, batch_size=16)
-AGENT = AgentPrivacy(PRIVATE["dpmixsgd"], MECHANISM, rounds=5, delta=1e-5, epsilon=2.0)
+AGENT = ExamplePrivacy(rounds=5, epsilon=2.0)
 CLIENT = ClientPrivacy(
     clip_norm=0.5, cohort=4, rounds=3, delta=1e-3, noise_multiplier=1.0
 )
@@ -50,9 +49,15 @@ CLASSES = classification(models.MLP(2, (4,)), CANCER)
 
 
 def agents(privacy=AGENT, algorithm=None, parts=AGENTS, **given):
-    algorithm = algorithm or gradient_tracking(lr=0.1)
-    given = {"weights": WEIGHTS, "privacy": privacy} | given
+    algorithm = algorithm or dpmixsgd(lr=0.1)
+    given = {"weights": WEIGHTS, "privacy": privacy, "batch_size": 16} | given
     return decentralize(algorithm, TASK, CANCER, parts, **given)
+
+
+def private(make, **given):
+    """The noise of DPMixSGD in another algorithm."""
+    make = functools.partial(make, lr=0.1, **given)
+    return PrivateAgents(make, PRIVATE["dpmixsgd"])
 
 
 def clients(privacy=CLIENT, algorithm=None, **given):
@@ -105,14 +110,14 @@ def heavy_ball(
 
 # ------------------------------------------------------------------- what is derived
 def test_a_method_of_ones_own_is_private_as_well():
-    mine = agents(algorithm=heavy_ball(lr=0.1, decay=0.0))
+    mine = agents(algorithm=private(heavy_ball, decay=0.0))
     assert mine.guarantee.spec == usual(agents).guarantee.spec
     fixed = replace(AGENT, insecure_fixed_noise=True)
-    runs = [agents(fixed, method(lr=0.1)) for method in (dsgd, heavy_ball)]
+    runs = [agents(fixed, private(method)) for method in (dsgd, heavy_ball)]
     moved = [run.train_rounds(run.init(KEY), 2)[0].params for run in runs]
     flat = [np.concatenate([np.ravel(x) for x in jax.tree.leaves(a)]) for a in moved]
     assert not np.allclose(flat[0], flat[1])
-    plain = agents(fixed, heavy_ball(lr=0.1, decay=0.0))
+    plain = agents(fixed, private(heavy_ball, decay=0.0))
     last = plain.train_rounds(plain.init(KEY), 2)[0].params
     for a, b in zip(jax.tree.leaves(last), jax.tree.leaves(moved[0]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)  # without a memory it is D-SGD
@@ -143,17 +148,10 @@ def test_an_infinite_epsilon_clips_and_adds_no_noise(make, privacy):
 @pytest.mark.slow
 def test_all_agents_are_accounted_for_and_the_worst_one_is_stated():
     sizes, parts = (20, 60), np.split(np.arange(80), [20])
-    amplified = AgentPrivacy(
-        PRIVATE["dp_sgda"],
-        replace(MECHANISM, batch_size=10),
-        rounds=1,
-        delta=1e-4,
-        noise_scale=1.0,
-        max_batch=12,
-    )
-    weights = topology.metropolis(topology.complete(2))
-    guarantee = agents(amplified, dsgd(lr=0.1), parts, weights=weights).guarantee
-    specs = [amplified._spec(size) for size in sizes]
+    amplified = ExamplePrivacy(rounds=1, delta=1e-4, noise_scale=1.0, max_batch=12)
+    given = {"weights": topology.metropolis(topology.complete(2)), "batch_size": 10}
+    guarantee = agents(amplified, dp_sgda(lr=0.1), parts, **given).guarantee
+    specs = [amplified.bound(dp_sgda(), 10, 20)._spec(size) for size in sizes]
     alone = [replace(guarantee, spec=spec).report().epsilon for spec in specs]
     assert guarantee.report().epsilon == max(alone)
     assert guarantee.spec.sampling == Poisson(sizes[int(np.argmax(alone))], 10, 12)
@@ -310,7 +308,6 @@ def test_no_more_rounds_than_the_guarantee_covers(make):
 # --------------------------------------------------------------------------- refusals
 def test_nothing_else_decides_what_privacy_decides():
     for make, given in (
-        (agents, {"batch_size": 16}),
         (agents, {"first_size": 16}),
         (agents, {"sampler": always(shuffled_epochs)}),
         (clients, {"cohort": 4}),
@@ -318,26 +315,31 @@ def test_nothing_else_decides_what_privacy_decides():
     ):
         (name,) = given
         refused(f"privacy decides {name}", make, **given)
-    refused("needs batch_size, or privacy", agents, None, error=TypeError)
+    refused("needs batch_size, such as", agents, batch_size=None, error=TypeError)
     refused("give cohort, such as cohort=8", clients, None, error=TypeError)
 
 
 WRONG = {
-    "privacy decides the estimator": lambda: agents(
-        algorithm=gradient_tracking(lr=0.1, estimator=storm(0.1))
+    "decentralized.PrivateAgents makes, got dsgd": lambda: agents(
+        algorithm=dsgd(lr=0.1)
     ),
-    "such as dsgd or gradient_tracking, got dm_hsgd": lambda: agents(
-        algorithm=ALL["dm_hsgd"].function(lr=0.1)
+    "is a private method; give it privacy, an ExamplePrivacy": lambda: agents(
+        None, dp_sgda(lr=0.1)
     ),
-    "got an algorithm without a recipe": lambda: agents(
-        algorithm=dsgd(lr=0.1)._replace(recipe=None)
-    ),
-    "computes a gradient itself": lambda: agents(algorithm=heavy_ball(peeks=1)).init(
-        KEY
+    "computes a gradient itself": lambda: agents(
+        algorithm=private(heavy_ball, peeks=1)
     ),
     "once per iteration, but heavy_ball did 2 times": lambda: agents(
-        algorithm=heavy_ball(estimates=2)
-    ).init(KEY),
+        algorithm=private(heavy_ball, estimates=2)
+    ),
+    "once per iteration, but it did 0 times": lambda: agents(
+        algorithm=PrivateAgents(
+            lambda estimator: dsgd(lr=0.1)._replace(
+                start=lambda objective, x, *_: Ball(x, (), ()), recipe=None
+            ),
+            PRIVATE["dp_sgda"],
+        )
+    ),
     "use weighting=uniform": lambda: clients(weighting=lambda sizes: 1.0 * sizes),
     "is private already": lambda: clients(
         algorithm=private_clients(
@@ -356,7 +358,7 @@ WRONG = {
     "a sweep releases all of its cells": lambda: list(
         run_cells(usual(clients), [Cell({}, KEY, CLIENTS)], rounds=1)
     ),
-    "max_batch": lambda: replace(AGENT, max_batch=3),
+    "max_batch": lambda: agents(replace(AGENT, max_batch=3)),
 }
 
 

@@ -20,9 +20,8 @@ import fedjax_muon as fm
 from fedjax_muon import data, files, problems, tasks, tracking
 from fedjax_muon.algorithms import fedavg, fedmuon
 from fedjax_muon.data.dataset import digest
-from fedjax_muon.decentralized import gradient_tracking, topology
-from fedjax_muon.decentralized.agent_privacy import AgentPrivacy
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism
+from fedjax_muon.decentralized import private_storm, topology
+from fedjax_muon.decentralized.private_methods import ExamplePrivacy
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy
@@ -47,13 +46,7 @@ OTHER_TASK = tasks.classification(
 CLIENT = ClientPrivacy(
     clip_norm=0.5, cohort=3, rounds=4, delta=1e-3, noise_multiplier=5.0
 )
-AGENT = AgentPrivacy(
-    PRIVATE["private_storm"],
-    Mechanism(0.2, 0.02, beta=0.1, batch_size=4),
-    rounds=4,
-    delta=1e-3,
-    noise_scale=5.0,
-)
+AGENT = ExamplePrivacy(rounds=4, delta=1e-3, noise_scale=5.0)
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the noise in the sum", "ignore:messages have params"
 )
@@ -66,8 +59,8 @@ def clients(given=CLIENT, algorithm=None, task=TASK, **changes):
 
 def agents(given=AGENT, parts=PARTS):
     weights = topology.metropolis(topology.ring(6))
-    method = gradient_tracking(lr=0.1)
-    return decentralize(method, TASK, DATASET, parts, weights=weights, privacy=given)
+    sizes = {"weights": weights, "batch_size": 4, "privacy": given}
+    return decentralize(private_storm(lr=0.1), TASK, DATASET, parts, **sizes)
 
 
 KINDS = {

@@ -24,7 +24,7 @@ from fedjax_muon.runs.cells import read_points
 from fedjax_muon.runs.compare import compare, rate_of
 from fedjax_muon.runs.methods import rated
 from fedjax_muon.runs.search import wider
-from fedjax_muon.runs.simulate import OF_PROBLEM
+from fedjax_muon.runs.simulate import OF_PROBLEM, promised
 from fedjax_muon.runs.sweep import sweep, table_of
 from fedjax_muon.runs.train import train
 
@@ -360,6 +360,35 @@ def test_several_epsilons_are_charged_together_or_not_at_all(tmp_path):
     how |= {"privacy": PRIVACIES[:1] * 2, "directory": tmp_path / "twice"}
     with pytest.raises(ValueError, match="epsilons must differ"):
         compare(methods, PROBLEM, **how)
+
+
+@pytest.mark.filterwarnings("ignore:messages have", "ignore:the noise in the sum")
+def test_a_promise_has_the_rounds_and_the_cohort_of_the_call(tmp_path):
+    how = {**EVERY, "local_steps": 2, "batch_size": 8}
+    method, place = fm.fedavg(lr=0.1), tmp_path / "run"
+    brief = ClientPrivacy(clip_norm=0.5, delta=0.01, epsilon=(8.0, 1.0))
+    called = promised({"privacy": brief, "cohort": 3}, PROBLEM, 4)
+    assert called == {"privacy": PRIVACIES}
+    one = dataclasses.replace(brief, epsilon=8.0)
+    assert (
+        promised({"privacy": one, "cohort": 3}, PROBLEM, 4)["privacy"] == PRIVACIES[0]
+    )
+    place = tmp_path / "run"
+    made = train(
+        fm.fedavg(lr=0.1), PROBLEM, privacy=one, cohort=3, directory=place, **how
+    )
+    assert made.simulation.settings.privacy.rounds == 4
+    for wrong, said in {
+        brief: "train takes one promise and epsilon",
+        one: "give cohort a number, got Sampled",
+    }.items():
+        size = 3 if wrong is brief else fm.sampled(3)
+        with pytest.raises(ValueError, match=said):
+            train(method, PROBLEM, privacy=wrong, cohort=size, **how)
+    with pytest.raises(ValueError, match="give the promise cohort, which train and"):
+        fm.simulate(method, PROBLEM, privacy=one)
+    with pytest.raises(ValueError, match="a run has one epsilon, got 8, 1"):
+        fm.simulate(method, PROBLEM, privacy=brief)
 
 
 def test_agents_are_compared_on_a_graph_and_clients_by_fairness(tmp_path):

@@ -17,7 +17,7 @@ from fedjax_muon.core import Objective, Round, tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism, PrivateMethod
+from fedjax_muon.decentralized.private import Mechanism, PrivateAgents, private
 from fedjax_muon.privacy import Banded
 from fedjax_muon.transforms import (
     hidden_matrices,
@@ -39,7 +39,7 @@ PAGES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("muon", "averaging", "adaptive", "adapters"), ALL),
     "minimax": dict(minimax.ALL),
     "decentralized": dict(decentralized.ALL),
-    "private": dict(PRIVATE),
+    "private": dict(decentralized.PRIVATE_METHODS),
 }
 FIRST, LAST = ["name", "method"], ["gradients"]
 COSTS = [*FIRST, "down", "up", "before", "client keeps", "server keeps", *LAST]
@@ -108,10 +108,9 @@ def cost_row(name: str, method, params) -> list[str]:
 
 def gossip_cost_row(name: str, method, params) -> list[str]:
     """Of a method without a server."""
-    if isinstance(method, PrivateMethod):
-        algorithm = method.build(MECHANISM, 1.0)
-    else:
-        algorithm = method.function()
+    algorithm = method.function()
+    if isinstance(algorithm, PrivateAgents):
+        algorithm = private(algorithm, MECHANISM, 1.0)
     sent = gossip_engine.traffic(algorithm, OBJECTIVE, params, BATCHES, BATCHES)
     assert sent.first == sent.later
 
@@ -157,14 +156,12 @@ def shown(value) -> str | None:
 
 def option_row(name: str, method) -> list[str]:
     """The options of a method that are numbers, flags or names, and its grid."""
-    if isinstance(method, PrivateMethod):
-        function, grid = method.base, {}
-    else:
-        function, grid = method.function, method.grid
-    parameters = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(method.function).parameters.values()
     given = {p.name: shown(p.default) for p in parameters if p.default is not p.empty}
     options = [f"`{name}` {v}" for name, v in given.items() if v is not None]
-    values = [f"`{k}`: {', '.join(f'{v:g}' for v in vs)}" for k, vs in grid.items()]
+    values = [
+        f"`{k}`: {', '.join(f'{v:g}' for v in vs)}" for k, vs in method.grid.items()
+    ]
     return [f"`{name}`", "; ".join(options), "; ".join(values)]
 
 
