@@ -31,8 +31,7 @@ from fedjax_muon.data.loading import TFDS, place_of, source_of
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine import launch
 from fedjax_muon.engine.processes import is_first
-from fedjax_muon.privacy.client_privacy import ClientPrivacy
-from fedjax_muon.runs import loading, methods, plotting, tables
+from fedjax_muon.runs import loading, plotting, tables
 from fedjax_muon.runs.simulate import OF_PROBLEM
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.terminal import plain_console
@@ -96,8 +95,6 @@ def run(name: str, words: Sequence[str]) -> None:
         for key in sorted(values, key="problem".__eq__):
             if name != "deploy":  # which writes the calls
                 values[key] = _made(key, values[key])
-        if "privacy" in values and name != "deploy":
-            _promise(values)
         result = function(**values)
     if is_first() and result is not None:
         _show(result, place)
@@ -112,35 +109,6 @@ def _made(key: str, value: Any) -> Any:
     if key == "method" and not (value.args or value.kwargs):
         return value.function
     return names.made(value)
-
-
-def _promise(values: dict[str, Any]) -> None:
-    """Gives promises of privacy the rounds and the cohort of the call."""
-    several = _listed(values["privacy"])
-    if not any(isinstance(each, functools.partial | type) for each in several):
-        return
-    made = values["methods"] if "methods" in values else [values["method"]]
-    values["problem"] = methods.usual(methods.labeled(made), values.get("problem"))
-    usual = {"rounds": values.get("rounds", 100), "delta": 1e-5}
-    if any(getattr(each, "func", each) is ClientPrivacy for each in several):
-        size = values.pop("cohort", values["problem"].sizes.get("cohort"))
-        if not isinstance(size, int):
-            raise ValueError(
-                "a private run decides how clients are sampled; give cohort a number"
-            )
-        usual |= {"clip_norm": 0.5, "cohort": size}
-    made = [_kept(each, usual) for each in several]
-    values["privacy"] = made if isinstance(values["privacy"], list) else made[0]
-
-
-def _kept(promise: Any, usual: Mapping[str, Any]) -> Any:
-    """A promise with all that it needs."""
-    function = getattr(promise, "func", promise)
-    known = inspect.signature(function).parameters
-    return promise(
-        **{k: v for k, v in usual.items() if k in known}
-        | dict(getattr(promise, "keywords", {}))
-    )
 
 
 def _new(name: str) -> Path:

@@ -78,7 +78,7 @@ _NAMES = {
     "staleness damping": {"simulation.staleness": "constant polynomial hinge inverse"},
     "privacy": {
         "privacy.client_privacy": "ClientPrivacy",
-        "decentralized.private_methods": "ExamplePrivacy",
+        "decentralized": "ExamplePrivacy",
     },
     "plan": {"engine.plans": "loop mapped vmapped chunked"},
     "sampler": {"simulation.batching": "shuffled_epochs with_replacement full_batch"},
@@ -147,10 +147,8 @@ GIVEN = {
     "shape_scale": {"fan_in", "fan_out"},
     "layout": {"params"},
     "rank": {"m", "n"},
-    "privacy": {"rounds", "cohort"},
 }
 
-USUAL = {"delta", "clip_norm"}  # of a promise of privacy, which may be left out
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -243,7 +241,7 @@ def called(text: str, argument: str, what: str = "") -> Any:
         several = [*data.NAMES] if argument == "problem" else []
         raise _unknown(what, head, [*several, *known])
     call = Call(function, head, *_bound(head, parameters(function, argument), texts))
-    given = GIVEN.get(argument, set()) | (USUAL if argument == "privacy" else set())
+    given = GIVEN.get(argument, set())
     if ":" in head and given:  # its arguments may have other names
         given = {*call.lacks}
     for name in call.lacks:

@@ -7,6 +7,7 @@ The same call with the same directory goes on where it was interrupted.
 
 import contextlib
 import functools
+import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from fedjax_muon.core import check_count
 from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset, dataset as data
 from fedjax_muon.data.dataset import digest
+from fedjax_muon.files import claim
 from fedjax_muon.engine.processes import is_first, run_on_first
 from fedjax_muon.privacy.guarantees import CLIENT
 from fedjax_muon.problems import Problem
@@ -41,6 +43,7 @@ from fedjax_muon.runs.identity import (
     claimed,
     identity,
 )
+from fedjax_muon.runs.loading import ABOUT, metadata_of
 from fedjax_muon.runs.methods import Made, check_suited, finished, usual
 from fedjax_muon.runs.record import Course, is_complete, last_state, record
 from fedjax_muon.runs.simulate import (
@@ -100,6 +103,7 @@ class Job(NamedTuple):
     evaluate_every: int
     drop_nonfinite: bool
     title: str  # of its problem
+    about: Mapping[str, Any]  # what a program needs to use its parameters
 
     @property
     def has_secrets(self) -> bool:
@@ -168,7 +172,8 @@ def job_of(
         public = as_begun(directory, public)
     known = public, hidden, arrays.get("clients", "")
     numbers: Any = rounds, evaluate_every, drop, problem.name
-    return Job(name, seed, simulation, *known, directory, *numbers)
+    about = {} if directory is None else metadata_of(problem, method)
+    return Job(name, seed, simulation, *known, directory, *numbers, about)
 
 
 def begin(
@@ -197,6 +202,8 @@ def begin(
         )
     for job in jobs:
         claimed(_place(job), job.public)
+        text = json.dumps(job.about) + "\n"
+        run_on_first(functools.partial(claim, _place(job) / ABOUT, text))
     run_on_first(lambda: note_versions(root))
     if not charged:
         return []
@@ -306,7 +313,7 @@ def _given_back(job: Job, directory: Path) -> Iterator[None]:
 
 def _cleared(directory: Path) -> None:
     shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
-    for name in (CLIENTS, VERSIONS, IDENTITY):
+    for name in (CLIENTS, VERSIONS, ABOUT, IDENTITY):
         (directory / name).unlink(missing_ok=True)
 
 

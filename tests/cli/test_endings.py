@@ -47,7 +47,7 @@ ENDS = {  # what happens, the exit status, and what is said
         "name the place with its whole path",
     ),
     "a run that diverges": (
-        lambda: fault(NonFiniteError("round 3: not a finite message from client 1")),
+        lambda: fault(NonFiniteError(3, [1])),
         1,
         "not a finite message from client 1",
     ),
