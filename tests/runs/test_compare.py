@@ -379,7 +379,7 @@ def test_a_promise_has_the_rounds_and_the_cohort_of_the_call(tmp_path):
     )
     assert made.simulation.settings.privacy.rounds == 4
     for wrong, said in {
-        brief: "train takes one promise and epsilon",
+        brief: "train takes one promise and one epsilon",
         one: "give cohort a number, got Sampled",
     }.items():
         size = 3 if wrong is brief else fm.sampled(3)
