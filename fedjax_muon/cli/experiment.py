@@ -33,7 +33,9 @@ from fedjax_muon.data.loading import is_of_user
 from fedjax_muon.runs.simulate import Method
 
 LIBRARIES = ("fedjax_muon", "optax", "functools")
-HEADER = '"""What is trained. Read, and not run: it has calls and plain values alone."""'
+HEADER = (
+    '"""What is trained. Read, and not run: it has calls and plain values alone."""'
+)
 
 
 class UntrustedError(ValueError):
@@ -87,9 +89,9 @@ def _is_known(call: Call) -> bool:
 
 def _known() -> list[Any]:
     """All functions that the command line has a name for."""
-    return [
-        each for table in names.TABLES.values() for each in table.values()
-    ] + [getattr(data, name) for name in READERS]
+    return [each for table in names.TABLES.values() for each in table.values()] + [
+        getattr(data, name) for name in READERS
+    ]
 
 
 READERS = ("from_csv", "from_folder", "from_hf", "from_npz")
@@ -139,7 +141,9 @@ def _source(value: Any, imports: dict[str, tuple[str, str]]) -> str:
 def _placed(call: Call, name: str) -> Any:
     """An argument; of a path the whole one, since the app is read elsewhere."""
     value, kind = call.kwargs[name], names.signature_of(call.function)[name].annotation
-    is_path = any(each in (Path, os.PathLike) for each in map(_origin, names.members(kind)))
+    is_path = any(
+        each in (Path, os.PathLike) for each in map(_origin, names.members(kind))
+    )
     if not (is_path and isinstance(value, str | Path)) or value in data.NAMES:
         return value
     path = Path(value).expanduser()

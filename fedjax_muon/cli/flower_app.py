@@ -137,7 +137,9 @@ def problem_of_nodes(call: Call, facts: Facts) -> Problem:
 def _problem(call: Call) -> Problem:
     made = names.made(call)
     if not isinstance(made, Problem):
-        raise ValueError(f"{call.name} must return a Problem, got {type(made).__name__}")
+        raise ValueError(
+            f"{call.name} must return a Problem, got {type(made).__name__}"
+        )
     return made
 
 
@@ -257,9 +259,7 @@ def train_with(
 class _Record:
     """The rows of a deployed run."""
 
-    def __init__(
-        self, ours: Experiment, facts: Facts, problem: Problem, run_dir: Path
-    ):
+    def __init__(self, ours: Experiment, facts: Facts, problem: Problem, run_dir: Path):
         self.shared, self.rounds = federation_of(ours, problem, facts), ours.rounds
         self.evaluate_every = ours.evaluate_every
         self.score = score_of(problem)

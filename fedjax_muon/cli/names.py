@@ -27,7 +27,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from fedjax_muon import algorithms, data, decentralized, problems, transforms
@@ -59,7 +58,8 @@ _NAMES = {
     },
     "problem": {"problems": "classification auc text"},
     "model": {
-        "problems": "mlp linear lenet emnist_cnn resnet18 vit vit_tiny rnn lstm gru gpt llama"
+        "problems": "mlp linear lenet emnist_cnn resnet18 vit vit_tiny rnn lstm gru "
+        "gpt llama"
     },
     "divide": {
         "data.partition": "dirichlet dirichlet_per_client labels_per_client shards "
@@ -148,7 +148,6 @@ GIVEN = {
     "layout": {"params"},
     "rank": {"m", "n"},
 }
-
 
 
 def near(name: str, known: Iterable[str]) -> str:

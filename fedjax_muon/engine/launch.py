@@ -25,8 +25,6 @@ def begin(devices: int, *, distributed: bool = False) -> None:
     if cores > max(1, present) and not forced:
         jax.config.update("jax_num_cpu_devices", cores)
     if distributed:
-        # else JAX aborts a process that waits while another one has ended
-        jax.config.update("jax_enable_recoverability", True)
         try:
             jax.distributed.initialize(*_by_hand(), heartbeat_timeout_seconds=LIFE_SIGN)
         except (RuntimeError, ValueError) as error:

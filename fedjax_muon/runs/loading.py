@@ -32,7 +32,7 @@ def metadata_of(problem: Problem, method: Method) -> dict[str, Any]:
     scales = dataset.standardization
     fields = [] if module is None else dataclasses.fields(module)
     named = {f.name: getattr(module, f.name) for f in fields if f.name not in OF_FLAX}
-    values = {
+    values: dict[str, Any] = {
         "version": PACKAGE_VERSION,
         "algorithm": name_of(method),
         "dataset": str(problem.call.get("dataset", "")),
@@ -118,14 +118,19 @@ class LoadedRun:
         return _frame(self.records)
 
     @functools.cached_property
-    def params(self) -> Any:
-        """The parameters in the newest checkpoint, in dictionaries of arrays."""
+    def state(self) -> Any:
+        """The state in the newest checkpoint, in dictionaries of arrays."""
         place = self.directory / CHECKPOINTS
         if not any(place.glob("[0-9]*")):
             raise ValueError(f"{self.directory} has no checkpoint yet; train first")
         with checkpoint.open_checkpoints(place) as checkpoints:
-            state = checkpoint.without_template(checkpoints)["training"]
-        return state["server" if "server" in state else "agents"]["params"]
+            return checkpoint.without_template(checkpoints)
+
+    @property
+    def params(self) -> Any:
+        """The parameters in the newest checkpoint, in dictionaries of arrays."""
+        training = self.state["training"]
+        return training["server" if "server" in training else "agents"]["params"]
 
     @functools.cached_property
     def metadata(self) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from fedjax_muon.core import check_count
 from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset, dataset as data
 from fedjax_muon.data.dataset import digest
-from fedjax_muon.files import claim
 from fedjax_muon.engine.processes import is_first, run_on_first
+from fedjax_muon.files import claim
 from fedjax_muon.privacy.guarantees import CLIENT
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs import metrics_csv, private, summary, trackers
@@ -171,9 +171,11 @@ def job_of(
                 hidden = as_begun(private.secret_in(directory).folder, hidden)
         public = as_begun(directory, public)
     known = public, hidden, arrays.get("clients", "")
-    numbers: Any = rounds, evaluate_every, drop, problem.name
     about = {} if directory is None else metadata_of(problem, method)
-    return Job(name, seed, simulation, *known, directory, *numbers, about)
+    if _has_secrets(simulation):
+        about.pop("tokenizer", None)  # whose letters are those of private texts
+    numbers: Any = rounds, evaluate_every, drop, problem.name, about
+    return Job(name, seed, simulation, *known, directory, *numbers)
 
 
 def begin(

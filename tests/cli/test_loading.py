@@ -64,6 +64,7 @@ def test_the_runs_of_a_comparison_and_of_a_sweep_are_one_table(tmp_path, capsys)
     assert sorted(both.runs) == ["FedAvg/seed0", "FedAvg/seed1"]
     assert len(both.rows) == 4
     assert {row["seed"] for row in both.rows} == {0, 1}
+    capsys.readouterr()
     said = refused(capsys, "export", place, tmp_path / "m.safetensors")
     assert "has several runs; name one of them: FedAvg/seed0, FedAvg" in said
     place, grid = tmp_path / "sweep", ("--grid", "lr=0.1,0.3", "--no-extend")

@@ -235,7 +235,9 @@ def test_the_command_to_resume_is_refused(capsys):
 def test_every_new_spelling_has_an_argument_of_the_old_name(option):
     new = old.PLACES[option].replace("METHOD", "fedavg")
     head = [each for each in re.split(r"[^\w]", new) if each]
-    owners = [table[name] for name in head for table in TABLES.values() if name in table]
+    owners = [
+        table[name] for name in head for table in TABLES.values() if name in table
+    ]
     owners += [fm.problems.classification]
     known = [inspect.signature(each).parameters for each in owners if callable(each)]
     assert any(option in each for each in known), new

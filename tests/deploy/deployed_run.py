@@ -13,8 +13,9 @@ from fedjax_muon.cli import call, flower_app
 from fedjax_muon.deploy import in_process
 from fedjax_muon.runs.simulate import start_key
 
-RUN = "fedmuon:lr=0.02 --problem digits:clients=3,model=mlp:8 --rounds 4".split()
-RUN += "--cohort 3 --local-steps 2 --batch-size 8 --evaluate-every 1".split()
+RUN = ["fedmuon:lr=0.02", "--problem", "digits:clients=3,model=mlp:8", "--rounds", "4"]
+RUN += ["--cohort", "3", "--local-steps", "2", "--batch-size", "8"]
+RUN += ["--evaluate-every", "1"]
 
 
 def job_of(words):
