@@ -94,16 +94,18 @@ def run(name: str, words: Sequence[str]) -> None:
         # data last: whatever is wrong with other words is said before they load
         for key in sorted(values, key="problem".__eq__):
             if name != "deploy":  # which writes the calls
-                values[key] = _made(key, values[key])
+                values[key] = made(key, values[key])
         result = function(**values)
+        if is_first() and name == "train" and place is not None:
+            plotting.plot([place], output=place / "curves.png")
     if is_first() and result is not None:
         _show(result, place)
 
 
-def _made(key: str, value: Any) -> Any:
+def made(key: str, value: Any) -> Any:
     """The value of an argument; a method without arguments is a function."""
     if isinstance(value, list):
-        return [_made("method" if key == "methods" else key, each) for each in value]
+        return [made("method" if key == "methods" else key, each) for each in value]
     if key == "devices":
         return launch.devices_of(value)
     if key == "method" and not (value.args or value.kwargs):

@@ -42,7 +42,7 @@ ELSEWHERE = {  # options of which the name goes, too
     "dataset": "--problem {value}",
     "with": "{wrapped}",
     "quick": "--no-search",
-    "tune": "fm.simulation.tuning.tune in Python, and --plan",
+    "tune": "fm.tune in Python, and --plan",
     "compile_for": "fm.compile_for in Python",
     "coordinator": "--distributed, with JAX_COORDINATOR_ADDRESS={value}",
     "num_processes": "--distributed, with JAX_NUM_PROCESSES={value}",

@@ -208,7 +208,7 @@ OLD = {  # words, and how their last option is written now
     "train fedavg --with compress:top_k:0.1": "compress:fedavg,top_k:0.1",
     "train fedavg --with ditto": "ditto:fedavg",
     "train fedavg --compressor top_k:0.1": "compress:fedavg,compressor=top_k:0.1",
-    "train fedavg --tune": "fm.simulation.tuning.tune in Python, and --plan",
+    "train fedavg --tune": "fm.tune in Python, and --plan",
     "compare fedavg --quick": "--no-search",
     "train fedavg --num-processes 2": "--distributed, with JAX_NUM_PROCESSES=2",
     "export a b.safetensors --trust mine": "",
