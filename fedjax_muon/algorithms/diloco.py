@@ -27,7 +27,6 @@ from fedjax_muon.core import (
 )
 from fedjax_muon.transforms import (
     Polar,
-    default_rule,
     muon,
     muon_dimension_numbers,
     spectral,
@@ -174,14 +173,17 @@ def muloco(
     check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
     check_range("decay", decay, schedules=False)
     check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
-    options: dict[str, Any] = {"nesterov": nesterov, "shape_scale": spectral}
-    options["layout"] = layout
-    options["rest"] = optax.scale_by_adam(0.9, b2)
-    decayed = optax.add_decayed_weights(decay)
-    make = lambda polar: optax.chain(muon(momentum, polar=polar, **options), decayed)
+    rule = muon(
+        momentum,
+        nesterov=nesterov,
+        polar=polar,
+        shape_scale=spectral,
+        rest=optax.scale_by_adam(0.9, b2),
+        layout=layout,
+    )
     return diloco(
         lr=lr,
-        rule=default_rule(None, polar, make),
+        rule=optax.chain(rule, optax.add_decayed_weights(decay)),
         server_lr=server_lr,
         server_rule=optax.trace(server_momentum, nesterov=True),
     )
@@ -353,9 +355,6 @@ def heloco(
 
     main = Exchange(broadcast, client, server, local_params=before_change)
     return Algorithm(init, rule.init, (main,))
-
-
-# ------------------------------------------- presets, with some arguments of `muloco`
 
 
 @recorded

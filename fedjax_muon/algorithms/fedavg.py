@@ -22,7 +22,6 @@ from fedjax_muon.core import (
 from fedjax_muon.transforms import (
     Polar,
     biclip,
-    default_rule,
     heavy_ball,
     hidden_matrices,
     hyperball,
@@ -279,7 +278,7 @@ def decayed_muon(
       polar: Function that computes polar factors; by default, five Newton-Schulz steps.
     """
     check_range("decay", decay, schedules=False)
-    rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
+    rule = muon(momentum, polar=polar)
     return optax.chain(rule, optax.add_decayed_weights(decay))
 
 
@@ -352,7 +351,7 @@ def dp_fedmuon(
 
     See also: `privacy.ClientPrivacy`; `fedavg` with `server_rule`.
     """
-    rule = default_rule(None, polar, lambda polar: muon(momentum, polar=polar))
+    rule = muon(momentum, polar=polar)
     return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)
 
 
@@ -394,13 +393,9 @@ def muonh(
     See also: `local_muon` decays weights; `transforms.hyperball` and `keep_norms`, its
     parts.
     """
-    options: dict[str, Any] = {"nesterov": nesterov, "rest": rest, "layout": layout}
-    make = lambda polar: muon(momentum, polar=polar, **options)
-    rule = optax.chain(default_rule(None, polar, make), hyperball(layout))
+    rule = muon(momentum, nesterov=nesterov, polar=polar, rest=rest, layout=layout)
+    rule = optax.chain(rule, hyperball(layout))
     return keep_norms(fedavg(lr=lr, rule=rule), layout)
-
-
-# ------------------------------------------- presets, with some arguments of `fedavg`
 
 
 @recorded
@@ -509,10 +504,7 @@ def ringmaster_lmo(
     """
     ahead = optax.trace(momentum, nesterov=True)  # over 1 - b: b M + (1 - b) g
     rest = optax.chain(ahead, optax.scale(1 - momentum))
-    make = lambda polar: muon(
-        momentum, nesterov=True, polar=polar, shape_scale=jordan, rest=rest
-    )
-    rule = default_rule(None, polar, make)
+    rule = muon(momentum, nesterov=True, polar=polar, shape_scale=jordan, rest=rest)
     return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)
 
 

@@ -182,9 +182,6 @@ def fedmuon_svd(
     return compress(algorithm, svd, fields=("momentum",))
 
 
-# ------------------------------------ presets, with some arguments of `fedmuon_align`
-
-
 @recorded
 def fedmuon_align_reset(
     lr: Hyper = 0.03,
