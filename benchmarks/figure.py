@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.backend_bases import FigureCanvasBase
 
 from benchmarks import table
-from fedjax_muon.reporting.style import NOTE, drawing, logarithmic
+from fedjax_muon.runs.style import NOTE, drawing, logarithmic
 
 OURS = "fedjax_muon"
 UNIT = "JAX by hand"  # its time is 1; without it that of this library

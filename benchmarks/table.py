@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.peers import PEERS
 from benchmarks.workloads import WORKLOADS
-from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.runs.intervals import half_width
 
 OURS = "fedjax_muon"
 FEDAVG = (OURS, *(peer.label for peer in PEERS.values()))

@@ -15,31 +15,26 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_muon as fm
-from experiments.papers import fedmuon_004
-from experiments.papers.frame import METHODS, decayed
-from experiments.papers.pretrained.roberta import RoBERTa
-from experiments.papers.pretrained.swin import swin_tiny
 from fedjax_muon import algorithms, decentralized, minimax, partition, problems
 from fedjax_muon.algorithms.registry import base_of
+from fedjax_muon.core import numbers_of
 from fedjax_muon.core.pair import Pair
+from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.data import NAMES, Dataset
 from fedjax_muon.engine import plans as execution
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.tasks.augmentation import crop_and_flip
-from fedjax_muon.tasks.lora import lora_classification
 
 CHIP, SQUARE, POD = "v5e:1x1", "v5e:2x2", "v5e:16x16"
 MANY_CLIENTS = 256  # one for each chip of a pod
-ROBERTA = (50_265, 128)  # tokens, and length of a text
+METHODS = algorithms.ALL | minimax.ALL
 DESCENT = ("dsgd", "dsgd_muon", "gradient_tracking", "gradient_tracking_muon")
 MAKE: dict[str, problems.Model] = {  # models by name
     "mlp": problems.mlp,
     "emnist_cnn": problems.emnist_cnn,
     "resnet18": problems.resnet18,
     "vit_tiny": problems.vit_tiny,
-    "swin_tiny": lambda data: swin_tiny(len(data.classes)),
-    "roberta": lambda data: RoBERTa(len(data.classes)),
 }
 
 
@@ -102,7 +97,7 @@ AUC = Setting(dataset="a9a", auc=True)
 LARGE = Setting(
     dataset="cifar100",
     clients=100,
-    divide=fedmuon_004.divided(0.1),
+    divide=partial(partition.dirichlet_per_client, alpha=0.1),
     augment=True,
     cohort=10,
     local_steps=50,
@@ -113,16 +108,6 @@ MODELS = {  # with the sizes of the papers that have them
     "emnist_cnn": Setting(model="emnist_cnn", clients=100, cohort=10, local_steps=30),
     "resnet18": dataclasses.replace(LARGE, model="resnet18"),
     "vit_tiny": dataclasses.replace(LARGE, model="vit_tiny"),
-    "swin_tiny": dataclasses.replace(LARGE, model="swin_tiny", cohort=5, batch_size=16),
-    "roberta": dataclasses.replace(
-        LARGE,
-        model="roberta",
-        dataset="mnli",
-        clients=4,
-        cohort=4,
-        batch_size=16,
-        augment=False,
-    ),
 }
 CHOSEN = "fedavg", "fedmuon", "scaffold"
 
@@ -179,16 +164,11 @@ def dataset_of(setting: Setting) -> Dataset:
     known = NAMES[setting.dataset]
     assert known.examples is not None
     count, classes = max(known.examples[0], setting.clients), known.classes
-    tokens, sizes, zero = 0, [ROBERTA[1]], np.zeros((), np.int32)
-    if setting.model == "roberta":
-        tokens = ROBERTA[0]
-    else:
-        words = known.example.removesuffix(" numbers").split(" x ")
-        sizes, zero = list(map(int, words)), np.zeros((), np.float32)
-    x = np.broadcast_to(zero, (count, *sizes))
+    sizes = map(int, known.example.removesuffix(" numbers").split(" x "))
+    x = np.broadcast_to(np.zeros((), np.float32), (count, *sizes))
     y = np.random.default_rng(0).integers(0, classes, count).astype(np.int32)
     names = tuple(map(str, range(classes)))
-    return Dataset(x, y, x[:classes], np.arange(classes, dtype=np.int32), names, tokens)
+    return Dataset(x, y, x[:classes], np.arange(classes, dtype=np.int32), names)
 
 
 def prepare(case: Case) -> Simulation:
@@ -209,14 +189,14 @@ def prepare(case: Case) -> Simulation:
 
 
 def problem_of(setting: Setting, dataset: Dataset) -> problems.Problem:
-    """Makes the problem of a setting; adapters of RoBERTa are trained alone."""
+    """Makes the problem of a setting."""
     options: dict[str, Any] = {}
     if setting.model == "mlp":
         options["hidden"] = setting.hidden
     if setting.dtype != "float32":
         options["dtype"] = jnp.dtype(setting.dtype)
     make = problems.auc if setting.auc else problems.classification
-    problem = make(
+    return make(
         dataset,
         clients=setting.clients,
         divide=setting.divide,
@@ -225,14 +205,6 @@ def problem_of(setting: Setting, dataset: Dataset) -> problems.Problem:
         augment=crop_and_flip() if setting.augment else None,
         graph="ring",
     )
-    if setting.model != "roberta":
-        return problem
-    assert problem.model is not None
-    tokens = jnp.ones((1, ROBERTA[1]), jnp.int32)
-    shapes = jax.eval_shape(problem.model.init, jax.random.key(0), tokens)["params"]
-    frozen = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    task = lora_classification(problem.model, frozen, (ROBERTA[1],), rank=16)
-    return dataclasses.replace(problem, task=task)
 
 
 def with_data(case: Case, dataset: Dataset) -> Simulation:
@@ -245,7 +217,8 @@ def with_data(case: Case, dataset: Dataset) -> Simulation:
         return fm.simulate(method, problem, mixer=decentralized.shifted, **how)
     method = METHODS[case.algorithm].function()
     if setting.rounds is not None:
-        method = decayed(method, setting.rounds)
+        lr = numbers_of(method)["lr"]
+        method = cosine_decay(method, lr=lr, rounds=setting.rounds)
     how |= {"cohort": setting.cohort, "local_steps": setting.local_steps}
     devices = jax.devices()[: setting.devices] if setting.devices > 1 else ()
     how |= {"devices": devices, "split_examples": setting.split_examples}

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from fedjax_muon.reporting.style import NOTE, drawing
+from fedjax_muon.runs.style import NOTE, drawing
 
 INK, SOFT, TAKEN = NOTE, "#9a9a9a", "#d62728"
 CLIENTS, COHORT = 7, (1, 3, 4)  # of which so many are drawn, and take part

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_muon.reporting import intervals
-from fedjax_muon.reporting.style import (
+from fedjax_muon.runs import intervals
+from fedjax_muon.runs.style import (
     NOTE,
     closest,
     color_names,
@@ -17,14 +17,13 @@ from fedjax_muon.reporting.style import (
     styles,
 )
 
-NAMES = {  # of datasets, models and rules
+NAMES = {  # of datasets and models
     "fashion_mnist": "Fashion-MNIST",
     "cifar10_subset": "a part of CIFAR-10",
     "mnist": "MNIST",
     "lenet": "LeNet",
     "sst2": "SST-2",
     "rnn": "recurrent network",
-    "Muon2": "Muon²",
 }
 
 
@@ -40,7 +39,7 @@ class Dot(NamedTuple):
 
 
 def in_words(text: str) -> str:
-    """Replaces the names of datasets, models and rules.
+    """Replaces the names of datasets and models.
 
     Example:
       >>> in_words("fashion_mnist, lenet")

@@ -3,8 +3,9 @@
     python -m experiments.figures
 
 Every figure is written as .png, for pages with a white background, and as .svg, which
-has none. Nothing is trained. Reconstructed images are not drawn. Where the curves of a
-paper's item are not kept, its figure shows scores and losses after the last round.
+has none. Nothing is trained. Figures of finished studies stay as they are, and
+`benchmarks.figure` draws those of benchmarks. Where the curves of a paper's
+item are not kept, its figure shows scores and losses after the last round.
 """
 
 import contextlib
@@ -20,25 +21,14 @@ import numpy as np
 from PIL import Image
 
 import fedjax_muon
-from benchmarks import figure, table
-from experiments import diagrams, dots, kept
+from experiments import diagrams, dots
 from experiments.arguments import call
 from experiments.board import page as board, standings
 from experiments.papers import paper_report
-from experiments.studies import (
-    client_privacy,
-    drift,
-    minimax_tails,
-    newton_schulz_steps,
-    robust_aggregation,
-    rules,
-    stragglers,
-    tuned,
-)
-from experiments.theory import stall
+from experiments.studies import client_privacy, drift, stragglers, tuned
 from fedjax_muon.data import partition
-from fedjax_muon.reporting import plots, style
-from fedjax_muon.reporting.comparison import Point, Summary
+from fedjax_muon.runs import plots, style
+from fedjax_muon.runs.summary import Point, Summary
 
 Figure = tuple[Path, Callable[[Path], None]]  # without a suffix, and what draws it
 PAPERS = {
@@ -101,13 +91,6 @@ def sweeps(results: Path) -> Iterator[Figure]:
     yield place / "grids", functools.partial(plots.grids, grids, title=title)
 
 
-def speed(results: Path) -> Iterator[Figure]:
-    """Times of rounds."""
-    place = results / "benchmarks"
-    rows = table.read([place / "workloads_cpu.jsonl"])
-    yield place / "workloads_cpu", functools.partial(figure.draw, rows)
-
-
 def privacy(results: Path) -> Iterator[Figure]:
     """Private methods and private clients."""
     place = results / "privacy"
@@ -142,36 +125,6 @@ def draw_audit(rows: list[dict[str, str]], path: Path) -> None:
         panels[1].legend(loc="lower right")
         title = "Audits find mistakes, but not all of them under sampling"
         drawing.suptitle(title, x=0.01, ha="left")
-
-
-def newton_schulz(results: Path) -> Iterator[Figure]:
-    """Accuracy with fewer Newton-Schulz steps, against five."""
-    place = results / "newton_schulz" / "digits"
-    scores: dict[float, dict[str, dict[str, list[float]]]] = {}
-    for line in read(place.with_suffix(".csv")):
-        variants = scores.setdefault(float(line["lr"]), {})
-        seeds = variants.setdefault(line["variant"], {})
-        seeds.setdefault(line["seed"], []).append(float(line["accuracy"]))
-    found = {
-        lr: {name: np.array(list(seeds.values())) for name, seeds in variants.items()}
-        for lr, variants in scores.items()
-    }
-    title = "In the last round, no variant differs significantly from five steps"
-    yield place, functools.partial(newton_schulz_steps.draw, found, title=title)
-
-
-def tails(results: Path) -> Iterator[Figure]:
-    """Norms of minimax methods under heavy tails."""
-    place = results / "minimax" / "tails"
-    title = "Heavy tails: two methods end at less than half of the others' norm"
-    draw = functools.partial(minimax_tails.draw, place.with_suffix(".md"), title=title)
-    yield place, draw
-
-
-def theory(results: Path) -> Iterator[Figure]:
-    """What stalls, of the studies of theorems."""
-    place = results / "theory" / "stall"
-    yield place, functools.partial(stall.draw, kept.read(place.with_suffix(".json")))
 
 
 def papers(results: Path) -> Iterator[Figure]:
@@ -211,19 +164,6 @@ def slow_clients(results: Path) -> Iterator[Figure]:
         yield path.with_suffix(""), draw
 
 
-def tuned_rules(results: Path) -> Iterator[Figure]:
-    """Local rules, and rules of aggregation under attack."""
-    for name in rules.SCALES:
-        place = results / "rules" / name
-        title = "No variant of Muon is significantly ahead of it"
-        source = place.with_suffix(".jsonl")
-        yield place, functools.partial(rules.draw, source, title=title)
-    place = results / "robust" / "digits"
-    runs = tuned.read(place.with_suffix(".jsonl"))
-    title = "Multi-Krum, or mixing and a median, keep FedMuon near 98% under attack"
-    yield place, functools.partial(robust_aggregation.draw, runs, title=title)
-
-
 def tutorial(results: Path) -> Iterator[Figure]:
     """The clients of the tutorial, by the code of its page."""
     docs = results.parent / "docs"
@@ -255,8 +195,7 @@ def concepts(results: Path) -> Iterator[Figure]:
     yield results / "drift" / "fashion", drift.draw
 
 
-ALL = (front, concepts, slow_clients, tuned_rules, tutorial, sweeps, speed, privacy)
-ALL += newton_schulz, tails, theory, papers
+ALL = front, concepts, slow_clients, tutorial, sweeps, privacy, papers
 
 
 def main(results: Path = Path("results"), /) -> None:

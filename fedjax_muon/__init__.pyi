@@ -9,7 +9,7 @@ from . import (
     models as models,
     privacy as privacy,
     problems as problems,
-    reporting as reporting,
+    runs as runs,
     simulation as simulation,
     tasks as tasks,
     tracking as tracking,
@@ -124,16 +124,17 @@ from .core.pair import Pair as Pair
 from .data import Dataset as Dataset, partition as partition
 from .decentralized import topology as topology
 from .decentralized.simulation import decentralize as decentralize
-from .experiments import (
-    compare as compare,
-    simulate as simulate,
-    sweep as sweep,
-    train as train,
-)
 from .models import (
     load_metadata as load_metadata,
     load_params as load_params,
     save_params as save_params,
+)
+from .runs import (
+    compare as compare,
+    cosine as cosine,
+    simulate as simulate,
+    sweep as sweep,
+    train as train,
 )
 from .simulation import (
     NonFiniteError as NonFiniteError,

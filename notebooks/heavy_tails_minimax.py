@@ -34,7 +34,7 @@ from fedjax_muon.algorithms.minimax import ALL
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.engine import plans
-from fedjax_muon.reporting.style import STYLE
+from fedjax_muon.runs.style import STYLE
 from fedjax_muon.tasks import quadratic
 from fedjax_muon.tasks.heavy_tails import noisy, pareto
 from fedjax_muon.tasks.metrics import hill

@@ -55,7 +55,7 @@ print(f"test accuracy after 50 rounds: {history[-1]['test_accuracy']:.3f}")
 # %%
 import matplotlib.pyplot as plt
 
-from fedjax_muon.reporting.style import STYLE
+from fedjax_muon.runs.style import STYLE
 
 ROUNDS = 50
 

@@ -28,7 +28,7 @@ import numpy as np
 
 import fedjax_muon as fm
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.reporting import style
+from fedjax_muon.runs import style
 
 ROUNDS, SEEDS = 60, (0, 1, 2)
 ALPHAS = {10.0: "homogeneous", 0.1: "heterogeneous"}

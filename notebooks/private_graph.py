@@ -41,7 +41,7 @@ from fedjax_muon.decentralized import (
 from fedjax_muon.decentralized.private import private
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.privacy import gaussian_epsilon
-from fedjax_muon.reporting import plots, style
+from fedjax_muon.runs import plots, style
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks import auc
 

@@ -24,7 +24,7 @@ from IPython.display import Image
 
 import fedjax_muon as fm
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.reporting import comparison, plots
+from fedjax_muon.runs import plots, summary
 
 ROUNDS = 60
 print(jax.devices())
@@ -75,8 +75,8 @@ runs = {ALL[name].label: list(train(name)) for name in rates}
 # The target is 90% of the best accuracy.
 
 # %%
-target = comparison.target_score(runs)
-for row in comparison.summarize(runs, target):
+target = summary.target_score(runs)
+for row in summary.summarize(runs, target):
     cost = f"{row.rounds_to_target:.0f} rounds and {row.megabytes_to_target:.1f} MB"
     reached = f"after {cost}" if np.isfinite(row.rounds_to_target) else "not reached"
     accuracy = f"{row.score_mean:.1%} ± {row.score_std:.1%}"

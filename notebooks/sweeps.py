@@ -23,8 +23,8 @@ from IPython.display import Image, display
 
 import fedjax_muon as fm
 from fedjax_muon.algorithms import ALL
-from fedjax_muon.reporting import comparison, plots
-from fedjax_muon.reporting.comparison import Point
+from fedjax_muon.runs import plots, summary
+from fedjax_muon.runs.summary import Point
 
 ROUNDS, SEEDS = 30, (0, 1)
 RATES = {
@@ -85,7 +85,7 @@ points = {ALL[name].label: list(points_of(name)) for name in RATES}
 # ## The best learning rates
 
 # %%
-best = {label: comparison.best(grid) for label, grid in points.items()}
+best = {label: summary.best(grid) for label, grid in points.items()}
 for label, point in best.items():
     chosen, _ = point.last("validation_accuracy")
     tested, spread = point.last("test_accuracy")
@@ -103,7 +103,7 @@ for label, point in best.items():
 
 # %%
 runs = {label: point.runs for label, point in best.items()}
-summaries = comparison.summarize(runs, comparison.target_score(runs))
+summaries = summary.summarize(runs, summary.target_score(runs))
 summaries.sort(key=lambda summary: -summary.score_mean)
 Path("runs").mkdir(exist_ok=True)
 plots.grids(points, Path("runs/grids.png"), title=f"digits, {ROUNDS} rounds")

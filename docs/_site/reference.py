@@ -101,7 +101,7 @@ PAGES = {
         ":compile_for",
         "simulation.tuning:Tuned",
     ),
-    "tracking": ("Trackers and figures", "tracking", "reporting", "reporting.plots"),
+    "tracking": ("Trackers and figures", "tracking", "runs.summary", "runs.plots"),
     "deploy": ("Real clients", "deploy", "deploy.nvflare:Site sites published"),
 }
 

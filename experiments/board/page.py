@@ -10,8 +10,8 @@ from experiments.board import standings
 from experiments.board.lines import HISTORY
 from experiments.board.standings import Standing, Table
 from experiments.board.tracks import TRACKS
-from fedjax_muon.reporting.intervals import half_width
-from fedjax_muon.reporting.style import closest, color_names, drawing, outside as beyond
+from fedjax_muon.runs.intervals import half_width
+from fedjax_muon.runs.style import closest, color_names, drawing, outside as beyond
 
 matplotlib.use("Agg")
 

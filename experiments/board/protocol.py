@@ -8,10 +8,10 @@ import jax
 import numpy as np
 
 from experiments.board.row import Row
-from experiments.board.search import DIVERGED, Point, best, following
 from experiments.board.tracks import Track, score_of
-from fedjax_muon.experiments.prepared import start_key
 from fedjax_muon.problems import Problem
+from fedjax_muon.runs.search import DIVERGED, Trial, best, following
+from fedjax_muon.runs.simulate import start_key
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.groups import Cell, Groups, Outcome
 
@@ -120,9 +120,9 @@ class Runs:
 
 def points_of(
     lines: Sequence[Line], space: Mapping[str, float], sign: int
-) -> dict[Point, float]:
+) -> dict[Trial, float]:
     """The finished trials of a row in their order: mean validation scores."""
-    found: dict[Point, list[Line]] = {}
+    found: dict[Trial, list[Line]] = {}
     at = _places(space)
     for line in lines:
         if line["stage"] == TRIAL:
@@ -136,10 +136,10 @@ def points_of(
     }
 
 
-def _places(space: Mapping[str, float]) -> dict[tuple[float, ...], Point]:
+def _places(space: Mapping[str, float]) -> dict[tuple[float, ...], Trial]:
     """Points by their values."""
     others = range(-9, 10) if len(space) > 1 else (0,)
-    points = [Point(rate, other) for rate in range(-64, 65) for other in others]
+    points = [Trial(rate, other) for rate in range(-64, 65) for other in others]
     return {tuple(point.values(space).values()): point for point in points}
 
 

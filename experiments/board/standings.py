@@ -13,10 +13,10 @@ from experiments.board import lines as kept, protocol
 from experiments.board.protocol import Line
 from experiments.board.row import Row
 from experiments.board.rows import ROWS
-from experiments.board.search import ends
 from experiments.board.tracks import TRACKS, Track
-from fedjax_muon.reporting.comparison import SCORES, Score
-from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.runs.intervals import half_width
+from fedjax_muon.runs.search import ends
+from fedjax_muon.runs.summary import SCORES, Score
 
 OTHER = " †"  # of rows that train with other sizes
 LEVEL = 0.05  # of the test for a win

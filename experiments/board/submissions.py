@@ -22,11 +22,11 @@ from experiments.board.row import Row, algorithm_of, check_name, check_row
 from experiments.board.rows import ROWS
 from experiments.board.tracks import TRACKS, Track, score_of
 from fedjax_muon.core import Algorithm, check_choice
-from fedjax_muon.experiments import simulate
-from fedjax_muon.experiments.prepared import start_key
 from fedjax_muon.files import reading
 from fedjax_muon.problems import Problem
-from fedjax_muon.reporting.intervals import half_width
+from fedjax_muon.runs import simulate
+from fedjax_muon.runs.intervals import half_width
+from fedjax_muon.runs.simulate import start_key
 from fedjax_muon.simulation import Simulation
 
 LARGEST = 500  # numbers that a method may bring along, all together
@@ -247,7 +247,7 @@ def _check_sent(name: str, row: Row, simulation: Simulation) -> None:
     """Raises `ValueError` if messages are not as long as the row says."""
     params = jax.eval_shape(simulation.data.task.init, jax.random.key(0))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-    (_, before), (_, after) = (simulation.bytes_after(n, None) for n in (1, 2))
+    (_, before), (_, after) = (simulation.meter.bytes_after(n, None) for n in (1, 2))
     sent = (after - before) / size
     assert row.sends is not None
     if abs(sent - row.sends) > 0.01:

@@ -16,14 +16,13 @@ from fedjax_muon import attacks
 from fedjax_muon.core import Algorithm, Hyper, recorded
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized.topology import metropolis, ring as ring_of
-from fedjax_muon.experiments import simulate
-from fedjax_muon.experiments.prepared import start_key
 from fedjax_muon.privacy import Poisson
 from fedjax_muon.privacy.client_mechanism import message_fields, private_clients
 from fedjax_muon.privacy.client_privacy import client_spec, keeps_states
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated
 from fedjax_muon.problems import Problem
-from fedjax_muon.reporting import comparison
+from fedjax_muon.runs import simulate, summary
+from fedjax_muon.runs.simulate import start_key
 from fedjax_muon.simulation import Simulation
 from fedjax_muon.tasks import metrics
 from fedjax_muon.tasks.task import Limit
@@ -87,9 +86,9 @@ class Track(NamedTuple):
         return {names.get(name, "other"): value for name, value in values.items()}
 
 
-def score_of(problem: Problem) -> comparison.Score:
+def score_of(problem: Problem) -> summary.Score:
     """What runs on a problem are ranked by."""
-    return comparison.score_of(problem.task.metrics)
+    return summary.score_of(problem.task.metrics)
 
 
 def _held(problem: Problem, share: float) -> Problem:
@@ -316,7 +315,7 @@ def in_time(row: Row, problem: Problem) -> int:
     algorithm = algorithm_of(row, 1, lr=row.space["lr"])
     simulation = with_stragglers(algorithm, row, problem, 0, 1, "")
     start = simulation.program.create(simulation.data, simulation.run, start_key(0))
-    timing = simulation.timing(start[1])
+    timing = simulation.meter.timing(start[1])
     assert timing is not None
     low, high = 1, 4096
     while high - low > 1:

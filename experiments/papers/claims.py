@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_muon.reporting import intervals
+from fedjax_muon.runs import intervals
 
 YES, OPEN, NO = "reproduced", "undecided", "contradicted"
 

@@ -35,8 +35,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.machine import machine
 from experiments.arguments import call
+from experiments.machine import machine
 from experiments.papers.dpmixsgd_jobs import Job, Problem, logistic, mlp, paired
 from experiments.papers.frame import Scale
 from experiments.papers.theorem_3 import theorem_3_constant, theorem_3_sigma
@@ -46,7 +46,7 @@ from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.simulation import Simulation, decentralize
 from fedjax_muon.privacy.clipping import clipped
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks.task import Batch
 

@@ -1,4 +1,4 @@
-"""Liu et al., "FedMuon", arXiv:2510.27403: tables 2 to 7, figures 3 and 6.
+"""Liu et al., "FedMuon", arXiv:2510.27403: tables 2, 5 to 7, figures 3 and 6.
 
     python -m experiments.papers.fedmuon_004 table_2 --data-dir DATA  # a core, 105 min
     python -m experiments.papers.fedmuon_004 table_5 --data-dir DATA
@@ -14,26 +14,18 @@ paper's grids (section 7): FedLADA has that of Adam, with its b2 of 0.999 there,
 SCAFFOLD and FedCM that of SGD. Methods with plain local steps have the paper's weight
 decay of 0.001, added to the gradient. FedLADA has none, as in its own paper.
 
-Figures 4 (b) and 6 are table 2's curves under Dirichlet(0.1); figure 4 (a) has a module
-of its own, experiments.studies.condition_numbers.
+Figures 4 (b) and 6 are table 2's curves under Dirichlet(0.1). Figure 4 (a) had a module
+of its own at commit 1b82b27, experiments.studies.condition_numbers. Tables 3 and 4
+start at pretrained weights of Swin-Tiny and RoBERTa; commit 5011f469 has their code.
 
 `--scale cpu` trains LeNet with 5 of 50 clients, 10 local steps of batch 20, 100 rounds
 and seeds 42 to 44. Adam and Muon have larger rates there, because there are fewer
 steps. These rates were chosen after trials with seed 42, those of the ablations after
 table 2. There is no weight decay for SGD, and FedLADA has its own paper's b2, 0.99.
-
-Tables 3 and 4 start at pretrained weights: Swin-Tiny's by timm's names, and RoBERTa's,
-of which only adapters of rank 16 are trained:
-
-    python -m experiments.papers.fedmuon_004 table_4 --scale full --data-dir DATA \\
-        --checkpoint CHECKPOINT
-
-For a CPU they are cut to 4 rounds of 5 steps with two methods.
 """
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import optax
 
@@ -47,7 +39,6 @@ from experiments.papers.frame import (
     decayed,
     sized,
 )
-from experiments.papers.pretrained.problems import roberta, swin_tiny
 from fedjax_muon import partition, problems
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.core import Algorithm
@@ -91,7 +82,6 @@ FEWER: Grids = {  # for `--scale cpu`: larger rates, since steps are fewer
     "local_sgd_align": {"lr": (0.003, 0.01, 0.03)},  # averaged momenta diverge above
     "local_adamw_align": {"lr": (1e-3, 3e-3, 1e-2)},
 }
-START = "4 rounds of 5 local steps, two methods, one seed"
 REDUCED = (
     "LeNet, 5 of 50 clients, 10 local steps of batch 20, 100 rounds, other rates, "
     "3 seeds, no weight decay for SGD, no augmentation"
@@ -190,44 +180,6 @@ def table_7(scale: Scale) -> dict[str, Panel]:
     return panels(dict.fromkeys(names, MUON), (0.1,), scale)
 
 
-def table_3(scale: Scale) -> dict[str, Panel]:
-    """Returns the panels of pretrained Swin-Tiny."""
-    printed = SIZES | {"divide": divided(0.1), "augment": crop_and_flip()}
-    printed |= {"cohort": 5}
-    names = ("cifar100", "tiny_imagenet") if scale == "full" else ("cifar100",)
-    return {name: tuned(swin_tiny, printed, name, scale) for name in names}
-
-
-def table_4(scale: Scale) -> dict[str, Panel]:
-    """Returns the panels of RoBERTa with adapters on GLUE.
-
-    CoLA's score is Matthews' correlation.
-    """
-    printed = SIZES | {"divide": divided(0.8), "clients": 4, "cohort": 4}
-    every = ("cola", "rte", "sst2", "qqp", "mrpc", "qnli", "mnli")
-    names = every if scale == "full" else ("rte",)
-    return {name: tuned(roberta, printed, name, scale) for name in names}
-
-
-def tuned(
-    make: Callable[..., problems.Problem],
-    printed: Mapping[str, Any],
-    dataset: str,
-    scale: Scale,
-) -> Panel:
-    """Returns the panel of all methods from a checkpoint."""
-    grids: Grids = {**RIVALS, "fedmuon_align": MUON}
-    if scale == "cpu":
-        grids = {name: FEWER[name] for name in ("local_adamw", "fedmuon_align")}
-    sizes = {"dataset": dataset, "batch_size": 16, "rounds": 100, "seeds": SEEDS}
-    small = {"rounds": 4, "local_steps": 5, "evaluate_every": 2, "seeds": SEEDS[:1]}
-    settings = sized({**printed, **sizes}, scale, **small)
-    methods = chosen(grids, scale, functools.partial(made, settings["rounds"], DECAY))
-    setting = f"{make.__name__}, {dataset}"
-    make = problems.classification if scale == "smoke" else make
-    return Panel(setting, make, settings, methods)
-
-
 def figure_3(scale: Scale) -> dict[str, Panel]:
     """Returns the panels of Local SGD, Local AdamW and Local Muon."""
     names = ("fedavg", "local_adamw", "local_muon")
@@ -236,8 +188,6 @@ def figure_3(scale: Scale) -> dict[str, Panel]:
 
 ITEMS = {
     "table_2": Item("seven methods, two models, two partitions", table_2, REDUCED),
-    "table_3": Item("Swin-Tiny, fine-tuned", table_3, START),
-    "table_4": Item("RoBERTa, fine-tuned by adapters", table_4, START),
     "table_5": Item("ablations of FedMuon", table_5, REDUCED),
     "table_6": Item("alignment weight, momentum", table_6, REDUCED),
     "table_7": Item("cost of momentum aggregation", table_7, REDUCED),

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import fedjax_muon as fm
-from benchmarks.machine import machine
 from experiments.arguments import call
+from experiments.machine import machine
 from experiments.papers import paper_report
 from experiments.papers.repeat import keep, narrow, read
 from fedjax_muon import algorithms, minimax, problems
@@ -30,9 +30,8 @@ from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.cli.errors import refusing, show_error
 from fedjax_muon.core import Algorithm, numbers_of
 from fedjax_muon.core.schedules import cosine_decay
-from fedjax_muon.experiments import Swept
-from fedjax_muon.experiments.directory import versions
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import Swept, metrics_csv
+from fedjax_muon.runs.directory import versions
 
 Scale = Literal["smoke", "cpu", "full"]
 Grid = Mapping[str, tuple[float, ...]]
@@ -125,7 +124,6 @@ def run(
     item: str,
     scale: Scale = "cpu",
     data_dir: Path | None = None,
-    checkpoint: Path | None = None,
     panels: tuple[str, ...] = (),
     repeat: Path | None = None,
     output: Path | None = None,
@@ -138,21 +136,19 @@ def run(
         (smoke).
       data_dir: Directory of the datasets' files; by default the environment variable
         FEDJAX_MUON_DATA.
-      checkpoint: Pretrained weights, for items that start at them.
       panels: Panels to run; by default all.
       repeat: A kept table, such as results/papers/fedmuon_004/table_2.csv: only its
         points are trained again and compared, and the curves are kept next to it.
       output: Directory, new or of the same command; by default runs/PAPER/ITEM-SCALE.
     """
-    files = {"data_dir": data_dir, "checkpoint": checkpoint}
     with refusing():
-        every = checked(items, item, scale, panels, repeat, files)
+        every = checked(items, item, scale, panels, repeat, data_dir)
         kind = f"{item}-{scale}" + ("-repeated" if repeat else "")
         item_dir = output or Path("runs") / paper / kind
         done = {}
         for name, panel in every.items():
             if not panels or name in panels or is_finished(panel, item_dir / name):
-                done[name] = panel, trained(paper, panel, item_dir / name, files)
+                done[name] = panel, trained(paper, panel, item_dir / name, data_dir)
         missing = [name for name in every if name not in done]
         reduced = {"full": "", "cpu": items[item].reduced, "smoke": "a smoke test"}
         title = f"{paper}, {item}: {items[item].about}"
@@ -173,7 +169,7 @@ def checked(
     scale: Scale,
     wanted: Sequence[str],
     table: Path | None,
-    files: Mapping[str, Path | None],
+    data_dir: Path | None,
 ) -> dict[str, Panel]:
     """Returns the panels of an item, or only what a kept table has of them.
 
@@ -189,9 +185,7 @@ def checked(
     for name in wanted or panels:
         if name not in panels:
             raise ValueError(f"no panel {name!r}; there are {', '.join(panels)}")
-        if "checkpoint" in _known(panels[name]) and files["checkpoint"] is None:
-            raise ValueError(f"{item} starts at pretrained weights; give --checkpoint")
-        problem_of(panels[name], files)  # before the first panel is trained
+        problem_of(panels[name], data_dir)  # before the first panel is trained
     return panels
 
 
@@ -199,26 +193,27 @@ def _known(panel: Panel) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(panel.make).parameters
 
 
-def problem_of(panel: Panel, files: Mapping[str, Path | None]) -> problems.Problem:
+def problem_of(panel: Panel, data_dir: Path | None) -> problems.Problem:
     """Makes the problem of a panel."""
-    known, given = _known(panel), {**panel.settings, **files}
+    known, given = _known(panel), {**panel.settings, "data_dir": data_dir}
     return panel.make(**{name: v for name, v in given.items() if name in known})
 
 
 def trained(
-    paper: str, panel: Panel, place: Path, files: Mapping[str, Path | None]
+    paper: str, panel: Panel, place: Path, data_dir: Path | None
 ) -> dict[str, Swept]:
     """Runs what is not finished of a panel, and returns all of it, by method."""
     if not (finished := is_finished(panel, place)):
         print(f"{place.name}: {panel.setting}", flush=True)
     since = time.perf_counter()
-    problem, known = problem_of(panel, files), _known(panel)
+    problem, known = problem_of(panel, data_dir), _known(panel)
     how = {name: v for name, v in panel.settings.items() if name not in known}
     interrupted, done = False, {}
     try:
         for name, (method, grid) in panel.methods.items():
-            how["directory"] = place / name
-            done[name] = fm.sweep(method, problem, grid, extend=False, **how)
+            how["directory"] = place
+            made = fm.sweep({name: method}, problem, grid, extend=False, **how)
+            done[name] = made[name]
     except KeyboardInterrupt:
         interrupted = True
     if not finished:
@@ -262,9 +257,8 @@ def resume_command(paper: str) -> str:
 def public_command(program: str, given: Sequence[str]) -> str:
     """Returns a command without the directories of this machine."""
     words = list(given)
-    for option, name in (("--data-dir", "DATA"), ("--checkpoint", "CHECKPOINT")):
-        if option in words:
-            words[words.index(option) + 1] = name
+    if "--data-dir" in words:
+        words[words.index("--data-dir") + 1] = "DATA"
     if "--output" in words:
         del words[words.index("--output") : words.index("--output") + 2]
     return shlex.join(["python", "-m", f"experiments.{program}", *words])

@@ -20,10 +20,9 @@ import numpy as np
 
 from experiments import kept
 from experiments.dots import Dot, dot
-from fedjax_muon.experiments import Swept
-from fedjax_muon.reporting import comparison, intervals, tables
-from fedjax_muon.reporting.comparison import History
-from fedjax_muon.reporting.style import NOTE, Label, drawing, label_ends, styles
+from fedjax_muon.runs import Swept, intervals, summary, tables
+from fedjax_muon.runs.style import NOTE, Label, drawing, label_ends, styles
+from fedjax_muon.runs.summary import History
 
 CALLS = "calls.jsonl"  # a line for every panel that a call ran
 FIELDS = (
@@ -113,14 +112,14 @@ def rows(done: Mapping[str, tuple[Any, Mapping[str, Swept]]]) -> list[tuple[Row,
                     label = f"{label}, {varied(points, point)}"
                 runs = [] if point.diverged else point.runs
                 hyper = tables.hyper_text(point)
-                at_edge = [] if panel.every_point else comparison.edges(points, point)
+                at_edge = [] if panel.every_point else summary.edges(points, point)
                 edge = " ".join(at_edge)
                 row = Row(panel.setting, label, hyper, runs, point.diverged, edge)
                 found.append((row, panel.printed_for or panel.setting))
     return found
 
 
-def varied(points: Sequence[comparison.Point], point: comparison.Point) -> str:
+def varied(points: Sequence[summary.Point], point: summary.Point) -> str:
     """Returns the hyper-parameters in which a point differs from others of its grid."""
     several = lambda name: len({other.hyper[name] for other in points}) > 1
     hyper = {name: v for name, v in point.hyper.items() if several(name)}
@@ -137,7 +136,7 @@ def numbers(row: Row, published: Published) -> dict[str, Any]:
         line["published_train_loss"] = published.train_loss
     if not row.runs:
         return line | {"score": "diverged", "seeds": row.diverged, "edge": row.edge}
-    column = comparison.score_column(row.runs[0])
+    column = summary.score_column(row.runs[0])
     scores = 100 * np.array([run[column][-1] for run in row.runs])
     half = float(intervals.half_width(scores))
     losses = [run["train_loss"][-1] for run in row.runs]
@@ -248,7 +247,7 @@ def curves(title: str, score: str, rows: Sequence[tuple[Row, str]]) -> dict[str,
     for row, _ in rows:
         methods = settings.setdefault(row.setting, {})
         if row.runs:
-            column = comparison.score_column(row.runs[0])
+            column = summary.score_column(row.runs[0])
             methods[row.label] = {
                 "round": row.runs[0]["round"],
                 "score": [100 * run[column] for run in row.runs],

@@ -23,8 +23,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from benchmarks.machine import machine
 from experiments.arguments import call
+from experiments.machine import machine
 from experiments.studies.muon_bound import muon_bound
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.core import Algorithm, Hyper, recorded
@@ -34,8 +34,8 @@ from fedjax_muon.data.partition import dirichlet
 from fedjax_muon.privacy import FullBatch, Poisson, report
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import client_spec
-from fedjax_muon.reporting import intervals
-from fedjax_muon.reporting.style import drawing, logarithmic, styles
+from fedjax_muon.runs import intervals
+from fedjax_muon.runs.style import drawing, logarithmic, styles
 from fedjax_muon.simulation.cohorts import PoissonDraw, fixed_cohort, sampled
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.sweeps import Cell, run_cells

@@ -17,8 +17,8 @@ from experiments.board.lines import finals, finish, lines_of
 from experiments.board.rows import ROWS
 from experiments.board.tracks import TRACKS, labeled
 from fedjax_muon.problems import Problem
-from fedjax_muon.reporting.intervals import band
-from fedjax_muon.reporting.style import drawing, styles
+from fedjax_muon.runs.intervals import band
+from fedjax_muon.runs.style import drawing, styles
 
 PLACE = Path("results/drift")
 METHODS = "fedavg", "local_muon", "fedmuon"

@@ -31,10 +31,10 @@ from experiments.studies.tuned import read
 from fedjax_muon.core import Algorithm
 from fedjax_muon.data import natural
 from fedjax_muon.data.loading import files_of
-from fedjax_muon.reporting import comparison
-from fedjax_muon.reporting.comparison import Point
-from fedjax_muon.reporting.intervals import half_width
-from fedjax_muon.reporting.style import drawing, styles
+from fedjax_muon.runs import summary
+from fedjax_muon.runs.intervals import half_width
+from fedjax_muon.runs.style import drawing, styles
+from fedjax_muon.runs.summary import Point
 
 matplotlib.use("Agg")
 
@@ -121,8 +121,8 @@ def trained(
     """The runs of a setting, at all rates and seeds; several rates are extended."""
     entry = METHODS[setting.method]
     rounds = STEPS // setting.steps
-    return fm.sweep(
-        entry.make(),
+    swept = fm.sweep(
+        {"": entry.make()},
         problem_of(dataset, setting.workers),
         {entry.rate: rates},
         rounds=rounds,
@@ -134,7 +134,8 @@ def trained(
         cohort=setting.workers,
         local_steps=setting.steps,
         batch_size=BATCH // setting.workers,
-    ).points
+    )
+    return swept[""].points
 
 
 def runs(setting: Setting, dataset: Any, rates: dict[Any, float]) -> list[dict]:
@@ -144,7 +145,7 @@ def runs(setting: Setting, dataset: Any, rates: dict[Any, float]) -> list[dict]:
         at = setting._replace(workers=1 if setting.method in PARALLEL else TUNED_AT)
         entry = METHODS[setting.method]
         points = trained(at, dataset, entry.rates, (TUNING_SEED,))
-        best = comparison.best(points)
+        best = summary.best(points)
         assert best is not None
         rates[key] = best.hyper[entry.rate]
     (point,) = trained(setting, dataset, (rates[key],), SEEDS)

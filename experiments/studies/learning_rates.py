@@ -22,8 +22,8 @@ from experiments.arguments import call
 from experiments.papers.frame import METHODS, decayed
 from fedjax_muon import problems
 from fedjax_muon.cli.errors import refusing
-from fedjax_muon.experiments.tuned import RATES as TUNED
-from fedjax_muon.reporting.comparison import Point, best
+from fedjax_muon.runs.rates import RATES as TUNED
+from fedjax_muon.runs.summary import Point, best
 
 EXPONENTS = range(-6, 2)  # of half decades: rates from 0.001 to 3
 SCHEDULES = ("constant", "cosine")
@@ -48,7 +48,8 @@ def points(
         method = decayed(method, ROUNDS)
     grid = {"lr": [rate(exponent) for exponent in exponents]}
     how = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seeds": SEEDS}
-    swept = fm.sweep(method, problem, grid, extend=False, progress=False, **how)
+    how |= {"extend": False, "progress": False}
+    swept = fm.sweep({algorithm: method}, problem, grid, **how)[algorithm]
     named = lambda hyper: {**hyper, "lr_schedule": schedule}
     return [point._replace(hyper=named(point.hyper)) for point in swept.points]
 

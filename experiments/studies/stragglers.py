@@ -21,12 +21,12 @@ import matplotlib
 import numpy as np
 
 import fedjax_muon as fm
-from benchmarks.machine import machine
 from experiments.arguments import call
+from experiments.machine import machine
 from experiments.studies import tuned
 from fedjax_muon.core import Algorithm
-from fedjax_muon.reporting.intervals import half_width
-from fedjax_muon.reporting.style import drawing, logarithmic, styles
+from fedjax_muon.runs.intervals import half_width
+from fedjax_muon.runs.style import drawing, logarithmic, styles
 
 matplotlib.use("Agg")
 

@@ -6,31 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    Objective,
-    Params,
-    ParamsMessage,
-    Round,
-    before_change,
-    broadcast_params,
-    check_range,
-    descend,
-    local_steps,
-    move,
-    recorded,
-    tree,
-    value_at,
-)
-from fedjax_muon.transforms import (
-    Polar,
-    muon,
-    muon_dimension_numbers,
-    spectral,
-)
+from fedjax_muon import core, transforms
+from fedjax_muon.core import tree
 from fedjax_muon.transforms.layout import Layout, widened
 from fedjax_muon.wrappers.compression import bins, chunked_top_k, compress
 
@@ -41,34 +18,34 @@ class State(NamedTuple):
 
 
 def _train(
-    objective: Objective,
-    start: Params,
-    lr: Hyper,
+    objective: core.Objective,
+    start: core.Params,
+    lr: core.Hyper,
     rule: optax.GradientTransformation,
     opt: optax.OptState,
     batches: Any,
-    round: Round,
-) -> tuple[Params, optax.OptState]:
+    round: core.Round,
+) -> tuple[core.Params, optax.OptState]:
     """The local steps of a client, from the state that its rule had."""
 
     def step(carry: Any, batch: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
         x, opt = carry
         g = objective.grad(x, batch, key)
-        return move(objective, x, value_at(lr, round), rule, opt, g), ()
+        return core.move(objective, x, core.value_at(lr, round), rule, opt, g), ()
 
-    return local_steps(step, (start, opt), batches, round)[0]
+    return core.local_steps(step, (start, opt), batches, round)[0]
 
 
-@recorded
+@core.recorded
 def diloco(
-    lr: Hyper = 0.0004,
+    lr: core.Hyper = 0.0004,
     *,
     rule: optax.GradientTransformation = optax.chain(
         optax.scale_by_adam(), optax.add_decayed_weights(0.1)
     ),
-    server_lr: Hyper = 0.7,
+    server_lr: core.Hyper = 0.7,
     server_rule: optax.GradientTransformation = optax.trace(0.9, nesterov=True),
-) -> Algorithm:
+) -> core.Algorithm:
     """DiLoCo: clients keep their rule's state, and the server uses Nesterov momentum.
 
     Client i keeps the state of rule_i between rounds. From the broadcast x, for each
@@ -101,39 +78,43 @@ def diloco(
     See also: `muloco`, `sparseloco`, `heloco` and `streaming_diloco`, its variants;
     `fedavg` resets the rule.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
 
     def init(params):
         return State(params, server_rule.init(params))
 
     def client(objective, broadcast, opt, batches, round):
         x, opt = _train(objective, broadcast.params, lr, rule, opt, batches, round)
-        return ParamsMessage(tree.sub(broadcast.params, x)), opt
+        return core.ParamsMessage(tree.sub(broadcast.params, x)), opt
 
     def server(state, mean, round):
         x, opt = state
         return State(
-            *descend(x, value_at(server_lr, round), server_rule, opt, mean.params)
+            *core.descend(
+                x, core.value_at(server_lr, round), server_rule, opt, mean.params
+            )
         )
 
-    main = Exchange(broadcast_params, client, server, local_params=before_change)
-    return Algorithm(init, rule.init, (main,))
+    main = core.Exchange(
+        core.broadcast_params, client, server, local_params=core.before_change
+    )
+    return core.Algorithm(init, rule.init, (main,))
 
 
-@recorded
+@core.recorded
 def muloco(
-    lr: Hyper = 0.0224,
+    lr: core.Hyper = 0.0224,
     *,
-    server_lr: Hyper = 0.8,
-    momentum: Hyper = 0.9,
-    server_momentum: Number = 0.9,
-    decay: Number = 0.0,
-    b2: Number = 0.99,
+    server_lr: core.Hyper = 0.8,
+    momentum: core.Hyper = 0.9,
+    server_momentum: core.Number = 0.9,
+    decay: core.Number = 0.0,
+    b2: core.Number = 0.99,
     nesterov: bool = False,
-    polar: Polar | None = None,
-    layout: Layout = muon_dimension_numbers,
-) -> Algorithm:
+    polar: transforms.Polar | None = None,
+    layout: Layout = transforms.muon_dimension_numbers,
+) -> core.Algorithm:
     """MuLoCo: DiLoCo with Muon at the clients.
 
     Client i keeps M_i between rounds. Matrices follow
@@ -170,14 +151,14 @@ def muloco(
     See also: `muloco_1`, `muloco_2` and `muloco_16`, the authors' configurations;
     `diloco`.
     """
-    check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
-    check_range("decay", decay, schedules=False)
-    check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
-    rule = muon(
+    core.check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
+    core.check_range("decay", decay, schedules=False)
+    core.check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
+    rule = transforms.muon(
         momentum,
         nesterov=nesterov,
         polar=polar,
-        shape_scale=spectral,
+        shape_scale=transforms.spectral,
         rest=optax.scale_by_adam(0.9, b2),
         layout=layout,
     )
@@ -189,19 +170,19 @@ def muloco(
     )
 
 
-@recorded
+@core.recorded
 def sparseloco(
-    lr: Hyper = 0.0008,
+    lr: core.Hyper = 0.0008,
     *,
     rule: optax.GradientTransformation = optax.chain(
         optax.scale_by_adam(), optax.add_decayed_weights(0.1)
     ),
-    server_lr: Hyper = 1.0,
+    server_lr: core.Hyper = 1.0,
     k: int = 64,
     chunk: int = 64,
     bits: int | None = 2,
     feedback: float = 0.95,
-) -> Algorithm:
+) -> core.Algorithm:
     """SparseLoCo: DiLoCo with sparse messages and error feedback.
 
     With C the compressor, client i keeps e_i and its rule's state. After local steps,
@@ -229,7 +210,7 @@ def sparseloco(
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> for algorithm in (fm.diloco(), fm.sparseloco(k=2, chunk=8)):
       ...     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
-      ...     print(simulation.bytes_after(1).up)
+      ...     print(simulation.meter.bytes_after(1).up)
       4960
       492
 
@@ -248,10 +229,10 @@ class LookAhead(NamedTuple):
 def _corrected(
     change: jax.Array,
     momentum: jax.Array,
-    threshold: Number,
-    shrink: Number,
-    turn: Number,
-    kappa: Number,
+    threshold: core.Number,
+    shrink: core.Number,
+    turn: core.Number,
+    kappa: core.Number,
 ) -> jax.Array:
     """One array of a message, closer to the direction of the momentum; see `heloco`."""
     d, m = widened(change), widened(momentum)
@@ -268,21 +249,21 @@ def _corrected(
     return jnp.where(passes, d, nearer).astype(change.dtype)
 
 
-@recorded
+@core.recorded
 def heloco(
-    lr: Hyper = 0.0004,
+    lr: core.Hyper = 0.0004,
     *,
     rule: optax.GradientTransformation = optax.chain(
         optax.scale_by_adam(), optax.add_decayed_weights(0.1)
     ),
-    server_lr: Hyper = 0.7,
-    momentum: Hyper = 0.9,
-    weight: Hyper = 1.0,
-    threshold: Number = 0.2,
-    shrink: Number = 0.5,
-    turn: Number = 1.0,
-    kappa: Number = 3.0,
-) -> Algorithm:
+    server_lr: core.Hyper = 0.7,
+    momentum: core.Hyper = 0.9,
+    weight: core.Hyper = 1.0,
+    threshold: core.Number = 0.2,
+    shrink: core.Number = 0.5,
+    turn: core.Number = 1.0,
+    kappa: core.Number = 3.0,
+) -> core.Algorithm:
     """HeLoCo: DiLoCo that corrects late messages against the server's momentum.
 
     Clients start from y = x - server_lr momentum m. For a message d = y - x_i and the
@@ -324,49 +305,49 @@ def heloco(
     See also: `diloco` for equal workers; `buffered` and `ringmaster_lmo`.
     """
     for name, rate in {"lr": lr, "server_lr": server_lr, "weight": weight}.items():
-        check_range(name, rate)
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True)
-    check_range("threshold", threshold, 0.0, 1.0, schedules=False)
+        core.check_range(name, rate)
+    core.check_range("momentum", momentum, 0.0, 1.0, open_high=True)
+    core.check_range("threshold", threshold, 0.0, 1.0, schedules=False)
     for name, number in {"shrink": shrink, "turn": turn, "kappa": kappa}.items():
-        check_range(name, number, schedules=False)
+        core.check_range(name, number, schedules=False)
 
     def init(params):
         return LookAhead(params, tree.zeros_like(params))
 
     def broadcast(state, round):
-        ahead = tree.scale(state.momentum, value_at(momentum, round))
-        start = tree.sub_scaled(state.params, value_at(server_lr, round), ahead)
-        return ParamsMessage(start)
+        ahead = tree.scale(state.momentum, core.value_at(momentum, round))
+        start = tree.sub_scaled(state.params, core.value_at(server_lr, round), ahead)
+        return core.ParamsMessage(start)
 
     def client(objective, broadcast, opt, batches, round):
         start = objective.project(broadcast.params)
         x, opt = _train(objective, start, lr, rule, opt, batches, round)
-        return ParamsMessage(tree.sub(broadcast.params, x)), opt
+        return core.ParamsMessage(tree.sub(broadcast.params, x)), opt
 
     def server(state, mean, round):
         correct = lambda d, m: _corrected(d, m, threshold, shrink, turn, kappa)
         g = tree.map(correct, mean.params, state.momentum)
-        g = tree.scale(g, value_at(weight, round))
-        mu = value_at(momentum, round)
+        g = tree.scale(g, core.value_at(weight, round))
+        mu = core.value_at(momentum, round)
         m = tree.mix(g, mu, state.momentum)
         step = tree.add_scaled(g, mu, m)
-        eta = value_at(server_lr, round)
+        eta = core.value_at(server_lr, round)
         return LookAhead(tree.sub_scaled(state.params, eta, step), m)
 
-    main = Exchange(broadcast, client, server, local_params=before_change)
-    return Algorithm(init, rule.init, (main,))
+    main = core.Exchange(broadcast, client, server, local_params=core.before_change)
+    return core.Algorithm(init, rule.init, (main,))
 
 
-@recorded
+@core.recorded
 def muloco_1(
-    lr: Hyper = 0.02,
+    lr: core.Hyper = 0.02,
     *,
-    server_lr: Hyper = 0.7,
-    momentum: Hyper = 0.95,
-    server_momentum: Number = 0.6,
-    decay: Number = 0.01,
-    polar: Polar | None = None,
-) -> Algorithm:
+    server_lr: core.Hyper = 0.7,
+    momentum: core.Hyper = 0.95,
+    server_momentum: core.Number = 0.6,
+    decay: core.Number = 0.01,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """MuLoCo(1 worker): the configuration that the authors recommend for one worker.
 
     Source: Therien et al. 2025, arXiv:2505.23725. Checked against the authors' code.
@@ -383,16 +364,16 @@ def muloco_1(
     )
 
 
-@recorded
+@core.recorded
 def muloco_2(
-    lr: Hyper = 0.044,
+    lr: core.Hyper = 0.044,
     *,
-    server_lr: Hyper = 0.9,
-    momentum: Hyper = 0.9,
-    server_momentum: Number = 0.8,
-    decay: Number = 0.00125,
-    polar: Polar | None = None,
-) -> Algorithm:
+    server_lr: core.Hyper = 0.9,
+    momentum: core.Hyper = 0.9,
+    server_momentum: core.Number = 0.8,
+    decay: core.Number = 0.00125,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """MuLoCo(2 workers): the authors' configuration for two, without streaming.
 
     Source: Therien et al. 2025, arXiv:2505.23725. Checked against the authors' code.
@@ -408,15 +389,15 @@ def muloco_2(
     )
 
 
-@recorded
+@core.recorded
 def muloco_16(
-    lr: Hyper = 0.015625,
+    lr: core.Hyper = 0.015625,
     *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = 0.9,
-    server_momentum: Number = 0.9,
-    polar: Polar | None = None,
-) -> Algorithm:
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = 0.9,
+    server_momentum: core.Number = 0.9,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """MuLoCo(16 workers): the authors' configuration for 16 workers.
 
     Source: Therien et al. 2025, arXiv:2505.23725. Checked against the authors' code.

@@ -4,26 +4,9 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    broadcast_params,
-    check_range,
-    descend,
-    mean_gradient,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core, transforms
+from fedjax_muon.core import tree
 from fedjax_muon.linalg import lmo
-from fedjax_muon.transforms import (
-    Polar,
-    by_rank,
-    default_rule,
-    orthogonalize,
-    scale_by_lmo,
-)
 from fedjax_muon.wrappers.compression import (
     Compressor,
     compress,
@@ -48,16 +31,16 @@ class Change(NamedTuple):
     momentum: Any  # what m_i changed by
 
 
-@recorded
+@core.recorded
 def ef21_muon(
-    lr: Hyper = 0.01,
+    lr: core.Hyper = 0.01,
     *,
-    momentum: Hyper = 0.9,
+    momentum: core.Hyper = 0.9,
     compressor: Compressor = TENTH,
     broadcast_compressor: Compressor = TENTH,
     rule: optax.GradientTransformation | None = None,
-    polar: Polar | None = None,
-) -> Algorithm:
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """EF21-Muon: Muon at the server, with error feedback in both directions.
 
     In a round, S of N clients take a gradient at w, their copy of x, and the server
@@ -95,33 +78,35 @@ def ef21_muon(
     See also: `compress` and `compress_broadcasts`, its parts; `dp_fedmuon` and
     `ringmaster_lmo` for Muon at the server.
     """
-    check_range("lr", lr)
-    check_range("momentum", momentum, 0.0, 1.0)
-    signs = scale_by_lmo(lmo.max_norm)
-    make = lambda polar: by_rank(orthogonalize(polar), signs)
-    rule = default_rule(rule, polar, make)
+    core.check_range("lr", lr)
+    core.check_range("momentum", momentum, 0.0, 1.0)
+    signs = transforms.scale_by_lmo(lmo.max_norm)
+    make = lambda polar: transforms.by_rank(transforms.orthogonalize(polar), signs)
+    rule = transforms.default_rule(rule, polar, make)
 
     def init(params):
         return State(params, tree.zeros_like(params), rule.init(params))
 
     def first(objective, broadcast, m, batches, round):
-        m = mean_gradient(objective, broadcast.params, batches, round)
+        m = core.mean_gradient(objective, broadcast.params, batches, round)
         return First(m), m
 
     def client(objective, broadcast, m, batches, round):
-        g = mean_gradient(objective, broadcast.params, batches, round)
-        new = tree.mix(g, value_at(momentum, round), m)
+        g = core.mean_gradient(objective, broadcast.params, batches, round)
+        new = tree.mix(g, core.value_at(momentum, round), m)
         return Change(tree.sub(new, m)), new
 
     def server(state, mean, round):
         (change,) = mean
         g = tree.add_scaled(state.momentum, round.fraction, change)
-        x, opt = descend(state.params, value_at(lr, round), rule, state.opt, g)
+        x, opt = core.descend(
+            state.params, core.value_at(lr, round), rule, state.opt, g
+        )
         return State(x, g, opt)
 
-    prologue = Exchange(broadcast_params, first, server)
-    main = Exchange(broadcast_params, client, server)
+    prologue = core.Exchange(core.broadcast_params, first, server)
+    main = core.Exchange(core.broadcast_params, client, server)
     start = tree.zeros_like  # m_i
-    plain = Algorithm(init, start, (main,), (prologue,), uniform_weights=True)
+    plain = core.Algorithm(init, start, (main,), (prologue,), uniform_weights=True)
     sent = compress(plain, compressor, fields=("momentum",), feedback=1.0)
     return compress_broadcasts(sent, broadcast_compressor)

@@ -4,20 +4,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    broadcast_params,
-    broadcast_state,
-    check_range,
-    local_steps,
-    mean_gradient,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -31,14 +19,14 @@ class Moments(NamedTuple):
     square: Any
 
 
-@recorded
+@core.recorded
 def fafed(
-    lr: Hyper = 0.001,
+    lr: core.Hyper = 0.001,
     *,
-    momentum: Hyper = 0.9,
-    beta: Number = 0.99,
-    floor: Number = 0.01,
-) -> Algorithm:
+    momentum: core.Hyper = 0.9,
+    beta: core.Number = 0.99,
+    floor: core.Number = 0.01,
+) -> core.Algorithm:
     """FAFED: STEM's momentum with a preconditioner that is fixed within a round.
 
     With x_ the client's own previous iterate and D = sqrt(v) + floor from the
@@ -67,10 +55,10 @@ def fafed(
     See also: `stem` without a preconditioner, `fedlada` and `fedadamw` for sampled
     clients.
     """
-    check_range("lr", lr)
-    check_range("momentum", momentum, 0.0, 1.0)
-    check_range("beta", beta, 0.0, 1.0, schedules=False)
-    check_range("floor", floor, open_low=True, schedules=False)
+    core.check_range("lr", lr)
+    core.check_range("momentum", momentum, 0.0, 1.0)
+    core.check_range("beta", beta, 0.0, 1.0, schedules=False)
+    core.check_range("floor", floor, open_low=True, schedules=False)
 
     def precondition(m, v):
         return tree.map(lambda m, v: m / (jnp.sqrt(v) + floor), m, v)
@@ -79,34 +67,38 @@ def fafed(
         return State(params, tree.zeros_like(params), tree.zeros_like(params))
 
     def first(objective, broadcast, client_state, batches, round):
-        g = mean_gradient(objective, broadcast.params, batches, round)
+        g = core.mean_gradient(objective, broadcast.params, batches, round)
         return Moments(g, tree.map(jnp.square, g)), client_state
 
     def start(state, mean, round):
         m, v = mean
-        return State(tree.sub_scaled(state.params, value_at(lr, round), m), m, v)
+        return State(tree.sub_scaled(state.params, core.value_at(lr, round), m), m, v)
 
     def client(objective, broadcast, previous, batches, round):
         def step(carry, batch, key):
             x, previous, m, v = carry
             new = objective.grad(x, batch, key)
             old = objective.grad(previous, batch, key)
-            m = tree.add_scaled(new, value_at(momentum, round), tree.sub(m, old))
+            m = tree.add_scaled(new, core.value_at(momentum, round), tree.sub(m, old))
             v = tree.mix(v, 1 - beta, tree.map(jnp.square, new))
             d = precondition(m, broadcast.square)
-            moved = objective.project(tree.sub_scaled(x, value_at(lr, round), d))
+            moved = objective.project(tree.sub_scaled(x, core.value_at(lr, round), d))
             return (moved, x, m, v), ()
 
         carry = broadcast.params, previous, broadcast.mean, broadcast.square
-        (_, last, m, v), _ = local_steps(step, carry, batches, round)
+        (_, last, m, v), _ = core.local_steps(step, carry, batches, round)
         return State(tree.sub(last, broadcast.params), m, v), last
 
     def server(state, mean, round):
         dx, m, v = mean
         x = tree.add(state.params, dx)
-        return State(tree.sub_scaled(x, value_at(lr, round), precondition(m, v)), m, v)
+        return State(
+            tree.sub_scaled(x, core.value_at(lr, round), precondition(m, v)), m, v
+        )
 
-    prologue = Exchange(broadcast_params, first, start)
-    main = Exchange(broadcast_state, client, server)
+    prologue = core.Exchange(core.broadcast_params, first, start)
+    main = core.Exchange(core.broadcast_state, client, server)
     init_client = lambda params: params  # x_
-    return Algorithm(init, init_client, (main,), (prologue,), full_participation=True)
+    return core.Algorithm(
+        init, init_client, (main,), (prologue,), full_participation=True
+    )

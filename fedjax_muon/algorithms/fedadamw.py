@@ -5,20 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    after_change,
-    broadcast_state,
-    check_range,
-    local_steps,
-    mean_direction,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -36,17 +24,17 @@ def _wide(leaf: jax.Array) -> Any:
     return jnp.promote_types(leaf.dtype, jnp.float32)
 
 
-@recorded
+@core.recorded
 def fedadamw(
-    lr: Hyper = 0.0003,
+    lr: core.Hyper = 0.0003,
     *,
-    align: Hyper = 0.5,
-    decay: Hyper = 0.01,
-    b1: Hyper = 0.9,
-    b2: Hyper = 0.999,
-    eps: Hyper = 1e-8,
+    align: core.Hyper = 0.5,
+    decay: core.Hyper = 0.01,
+    b1: core.Hyper = 0.9,
+    b2: core.Hyper = 0.999,
+    eps: core.Hyper = 1e-8,
     whole_moments: bool = False,
-) -> Algorithm:
+) -> core.Algorithm:
     """FedAdamW: aligned local AdamW, whose second moments the server averages.
 
     From the broadcast (x, delta, v), with m = 0, for each batch s
@@ -79,18 +67,18 @@ def fedadamw(
       >>> for whole in (False, True):
       ...     algorithm = fm.fedadamw(whole_moments=whole)
       ...     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
-      ...     print(simulation.bytes_after(1).up)
+      ...     print(simulation.meter.bytes_after(1).up)
       5024
       9920
 
     See also: `local_adamw` resets moments, `fedmuon_align` aligns Muon, `fedlada`.
     """
-    check_range("lr", lr)
+    core.check_range("lr", lr)
     for name, value in {"align": align, "decay": decay}.items():
-        check_range(name, value)
+        core.check_range(name, value)
     for name, value in {"b1": b1, "b2": b2}.items():
-        check_range(name, value, 0.0, 1.0, open_high=True)
-    check_range("eps", eps, open_low=True)
+        core.check_range(name, value, 0.0, 1.0, open_high=True)
+    core.check_range("eps", eps, open_low=True)
 
     def summary(v):
         if whole_moments:
@@ -104,7 +92,7 @@ def fedadamw(
     def client(objective, broadcast, client_state, batches, round):
         start, delta, second = broadcast
         eta, a, wd, p1, p2, tiny = (
-            value_at(value, round) for value in (lr, align, decay, b1, b2, eps)
+            core.value_at(value, round) for value in (lr, align, decay, b1, b2, eps)
         )
         before = round.index * round.steps
 
@@ -125,15 +113,17 @@ def fedadamw(
         spread = lambda v, x: jnp.broadcast_to(v, x.shape).astype(x.dtype)
         v = tree.map(spread, second, start)
         now = start, tree.zeros_like(start), v, jnp.int32(1)
-        (x, _, v, _), _ = local_steps(step, now, batches, round)
+        (x, _, v, _), _ = core.local_steps(step, now, batches, round)
         return Message(tree.sub(x, start), summary(v)), client_state
 
     def server(state, mean, round):
         return State(
             params=tree.add(state.params, mean.params),
-            delta=mean_direction(lr, round, mean.params, state.delta),
+            delta=core.mean_direction(lr, round, mean.params, state.delta),
             second=mean.second,
         )
 
-    main = Exchange(broadcast_state, client, server, local_params=after_change)
-    return Algorithm(init, no_client_state, (main,))
+    main = core.Exchange(
+        core.broadcast_state, client, server, local_params=core.after_change
+    )
+    return core.Algorithm(init, core.no_client_state, (main,))

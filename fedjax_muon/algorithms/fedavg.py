@@ -4,35 +4,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    before_change,
-    check_range,
-    descend,
-    local_steps,
-    move,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
-from fedjax_muon.transforms import (
-    Polar,
-    biclip,
-    heavy_ball,
-    hidden_matrices,
-    hyperball,
-    jordan,
-    muon,
-    scale_by_fadas,
-    scale_by_fedadagrad,
-    scale_by_fedadam,
-    scale_by_fedyogi,
-    scale_by_soap,
-)
+from fedjax_muon import core, transforms
+from fedjax_muon.core import tree
 from fedjax_muon.transforms.layout import Layout
 from fedjax_muon.wrappers.spheres import keep_norms
 
@@ -53,15 +26,15 @@ class Message(NamedTuple):
     averaged: Any
 
 
-@recorded
+@core.recorded
 def fedavg(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
     rule: optax.GradientTransformation = optax.identity(),
     averaged_state: tuple[str, ...] = (),
-    server_lr: Hyper = 1.0,
+    server_lr: core.Hyper = 1.0,
     server_rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """FedAvg and FedOpt: local steps by any rule, and a server step along their mean.
 
     From the broadcast x, client i repeats for each of its batches s
@@ -99,8 +72,8 @@ def fedavg(
     See also: `local_muon`, `fedadam` and `local_sgdm`, which fix the rules; `fedprox`
     and `scaffold` against client drift; `diloco` keeps the rule's state at clients.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
 
     def init(params):
         averaged = tree.pick(rule.init(params), averaged_state)
@@ -112,26 +85,28 @@ def fedavg(
         def step(now, batch, key):
             x, opt = now
             g = objective.grad(x, batch, key)
-            return move(objective, x, value_at(lr, round), rule, opt, g), ()
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, g), ()
 
         now = start, tree.put(rule.init(start), averaged_state, averaged)
-        (x, opt), _ = local_steps(step, now, batches, round)
+        (x, opt), _ = core.local_steps(step, now, batches, round)
         return Message(tree.sub(start, x), tree.pick(opt, averaged_state)), client_state
 
     def server(state, mean, round):
         g, averaged = mean
-        x, opt = descend(
-            state.params, value_at(server_lr, round), server_rule, state.opt, g
+        x, opt = core.descend(
+            state.params, core.value_at(server_lr, round), server_rule, state.opt, g
         )
         return State(x, averaged, opt)
 
     send = lambda state, round: Broadcast(state.params, state.averaged)
-    main = Exchange(send, client, server, local_params=before_change)
-    return Algorithm(init, no_client_state, (main,))
+    main = core.Exchange(send, client, server, local_params=core.before_change)
+    return core.Algorithm(init, core.no_client_state, (main,))
 
 
-@recorded
-def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
+@core.recorded
+def local_adamw(
+    lr: core.Hyper = 0.0005, *, decay: core.Number = 0.01
+) -> core.Algorithm:
     """Local AdamW: local Adam with decoupled weight decay, reset every round.
 
     Equal to `fedavg` with the rule u = adam(grad_i(x_i; s)) + decay x_i:
@@ -153,13 +128,13 @@ def local_adamw(lr: Hyper = 0.0005, *, decay: Number = 0.01) -> Algorithm:
 
     See also: `fedadamw` averages second moments, `fedadam` runs Adam at the server.
     """
-    check_range("decay", decay, schedules=False)
+    core.check_range("decay", decay, schedules=False)
     rule = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(decay))
     return fedavg(lr=lr, rule=rule)
 
 
-@recorded
-def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
+@core.recorded
+def local_sgdm(lr: core.Hyper = 0.01, *, momentum: core.Number = 0.9) -> core.Algorithm:
     """LocalSGDM: local SGD with momenta that the server averages.
 
     From the broadcast (x, m), client i repeats for each of its batches s
@@ -178,17 +153,19 @@ def local_sgdm(lr: Hyper = 0.01, *, momentum: Number = 0.9) -> Algorithm:
     Example:
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> simulation = fm.federate(fm.local_sgdm(), task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # twice as much as with `fedavg`
+      >>> simulation.meter.bytes_after(1)  # twice as much as with `fedavg`
       Traffic(down=9920, up=9920)
 
     See also: `fedavg_momentum` resets momenta, `fedmuon` orthogonalizes the averaged
     one.
     """
-    return fedavg(lr=lr, rule=heavy_ball(momentum), averaged_state=("trace",))
+    return fedavg(
+        lr=lr, rule=transforms.heavy_ball(momentum), averaged_state=("trace",)
+    )
 
 
-@recorded
-def fedadam(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
+@core.recorded
+def fedadam(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 0.01) -> core.Algorithm:
     """FedAdam: local SGD, and Adam without bias correction at the server.
 
     With the pseudo-gradient g = mean_i (x - x_i), the server updates
@@ -210,11 +187,11 @@ def fedadam(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
     See also: `fedyogi`, `fedadagrad` and `fadas` for other server rules; `fedavg_adam`
     runs Adam at the clients.
     """
-    return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadam())
+    return fedavg(lr=lr, server_lr=server_lr, server_rule=transforms.scale_by_fedadam())
 
 
-@recorded
-def fedyogi(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
+@core.recorded
+def fedyogi(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 0.01) -> core.Algorithm:
     """FedYogi: local SGD, and Yogi at the server.
 
     The second moment moves by an amount that does not depend on its size:
@@ -237,11 +214,11 @@ def fedyogi(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
 
     See also: `fedadam` and `fedadagrad`.
     """
-    return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedyogi())
+    return fedavg(lr=lr, server_lr=server_lr, server_rule=transforms.scale_by_fedyogi())
 
 
-@recorded
-def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
+@core.recorded
+def fedadagrad(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 0.01) -> core.Algorithm:
     """FedAdagrad: local SGD, and Adagrad at the server.
 
     The second moment adds up the squares of the pseudo-gradients g = mean_i (x - x_i):
@@ -264,11 +241,13 @@ def fedadagrad(lr: Hyper = 0.1, *, server_lr: Hyper = 0.01) -> Algorithm:
 
     See also: `fedadam` and `fedyogi`.
     """
-    return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fedadagrad())
+    return fedavg(
+        lr=lr, server_lr=server_lr, server_rule=transforms.scale_by_fedadagrad()
+    )
 
 
 def decayed_muon(
-    momentum: Hyper, decay: Number, polar: Polar | None
+    momentum: core.Hyper, decay: core.Number, polar: transforms.Polar | None
 ) -> optax.GradientTransformation:
     """Muon with decoupled weight decay.
 
@@ -277,19 +256,19 @@ def decayed_muon(
       decay: Decoupled weight decay, relative to `lr`, 0 to 0.01.
       polar: Function that computes polar factors; by default, five Newton-Schulz steps.
     """
-    check_range("decay", decay, schedules=False)
-    rule = muon(momentum, polar=polar)
+    core.check_range("decay", decay, schedules=False)
+    rule = transforms.muon(momentum, polar=polar)
     return optax.chain(rule, optax.add_decayed_weights(decay))
 
 
-@recorded
+@core.recorded
 def local_muon(
-    lr: Hyper = 0.03,
+    lr: core.Hyper = 0.03,
     *,
-    momentum: Hyper = 0.98,
-    decay: Number = 0.01,
-    polar: Polar | None = None,
-) -> Algorithm:
+    momentum: core.Hyper = 0.98,
+    decay: core.Number = 0.01,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """Local Muon: momenta start at zero in every round.
 
     From the broadcast x and M = 0, client i repeats for each of its batches s
@@ -317,14 +296,14 @@ def local_muon(
     return fedavg(lr=lr, rule=decayed_muon(momentum, decay, polar))
 
 
-@recorded
+@core.recorded
 def dp_fedmuon(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
-    server_lr: Hyper = 0.1,
-    momentum: Hyper = 0.9,
-    polar: Polar | None = None,
-) -> Algorithm:
+    server_lr: core.Hyper = 0.1,
+    momentum: core.Hyper = 0.9,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """DP-FedMuon: FedAvg with Muon at the server, for client-level privacy.
 
     Clients send x_i - x after local SGD, `federate` clips it and adds noise, and the
@@ -351,20 +330,20 @@ def dp_fedmuon(
 
     See also: `privacy.ClientPrivacy`; `fedavg` with `server_rule`.
     """
-    rule = muon(momentum, polar=polar)
+    rule = transforms.muon(momentum, polar=polar)
     return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)
 
 
-@recorded
+@core.recorded
 def muonh(
-    lr: Hyper = 0.018,
+    lr: core.Hyper = 0.018,
     *,
-    momentum: Hyper = 0.95,
+    momentum: core.Hyper = 0.95,
     nesterov: bool = True,
     rest: optax.GradientTransformation = optax.scale_by_adam(0.8, 0.95, 1e-10),
-    polar: Polar | None = None,
-    layout: Layout = hidden_matrices,
-) -> Algorithm:
+    polar: transforms.Polar | None = None,
+    layout: Layout = transforms.hidden_matrices,
+) -> core.Algorithm:
     """MuonH: local Muon whose matrices keep their norms, instead of a weight decay.
 
     With R = |W| at the start and N(v) = v / |v|, a local step of a matrix is
@@ -393,13 +372,17 @@ def muonh(
     See also: `local_muon` decays weights; `transforms.hyperball` and `keep_norms`, its
     parts.
     """
-    rule = muon(momentum, nesterov=nesterov, polar=polar, rest=rest, layout=layout)
-    rule = optax.chain(rule, hyperball(layout))
+    rule = transforms.muon(
+        momentum, nesterov=nesterov, polar=polar, rest=rest, layout=layout
+    )
+    rule = optax.chain(rule, transforms.hyperball(layout))
     return keep_norms(fedavg(lr=lr, rule=rule), layout)
 
 
-@recorded
-def fedavg_momentum(lr: Hyper = 0.1, *, momentum: Number = 0.9) -> Algorithm:
+@core.recorded
+def fedavg_momentum(
+    lr: core.Hyper = 0.1, *, momentum: core.Number = 0.9
+) -> core.Algorithm:
     """FedAvg(momentum): local SGD with momentum that is reset every round.
 
     Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
@@ -408,13 +391,13 @@ def fedavg_momentum(lr: Hyper = 0.1, *, momentum: Number = 0.9) -> Algorithm:
     Args:
       momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
     """
-    return fedavg(lr=lr, rule=heavy_ball(momentum))
+    return fedavg(lr=lr, rule=transforms.heavy_ball(momentum))
 
 
-@recorded
+@core.recorded
 def fedavg_server_momentum(
-    lr: Hyper = 0.1, *, server_lr: Hyper = 1.0, momentum: Number = 0.9
-) -> Algorithm:
+    lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 1.0, momentum: core.Number = 0.9
+) -> core.Algorithm:
     """FedAvg(server momentum): FedAvgM, heavy-ball momentum at the server.
 
     Source: Hsu et al. 2019, arXiv:1909.06335. Checked against independent code. The
@@ -423,11 +406,13 @@ def fedavg_server_momentum(
     Args:
       momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
     """
-    return fedavg(lr=lr, server_lr=server_lr, server_rule=heavy_ball(momentum))
+    return fedavg(
+        lr=lr, server_lr=server_lr, server_rule=transforms.heavy_ball(momentum)
+    )
 
 
-@recorded
-def fedavg_adam(lr: Hyper = 0.001) -> Algorithm:
+@core.recorded
+def fedavg_adam(lr: core.Hyper = 0.001) -> core.Algorithm:
     """FedAvg(Adam): local Adam that is reset every round.
 
     Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
@@ -436,8 +421,8 @@ def fedavg_adam(lr: Hyper = 0.001) -> Algorithm:
     return fedavg(lr=lr, rule=optax.scale_by_adam())
 
 
-@recorded
-def local_soap(lr: Hyper = 0.003, *, decay: Number = 0.01) -> Algorithm:
+@core.recorded
+def local_soap(lr: core.Hyper = 0.003, *, decay: core.Number = 0.01) -> core.Algorithm:
     """Local SOAP: SOAP that is reset every round; its first call only looks.
 
     Source: Liu et al. 2026, FedPAC, arXiv:2602.19271. Checked against the authors'
@@ -446,29 +431,29 @@ def local_soap(lr: Hyper = 0.003, *, decay: Number = 0.01) -> Algorithm:
     Args:
       decay: Decoupled weight decay, relative to `lr`, 0 to 0.1.
     """
-    check_range("decay", decay, schedules=False)
-    rule = optax.chain(scale_by_soap(), optax.add_decayed_weights(decay))
+    core.check_range("decay", decay, schedules=False)
+    rule = optax.chain(transforms.scale_by_soap(), optax.add_decayed_weights(decay))
     return fedavg(lr=lr, rule=rule)
 
 
-@recorded
-def fadas(lr: Hyper = 0.1, *, server_lr: Hyper = 0.001) -> Algorithm:
+@core.recorded
+def fadas(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 0.001) -> core.Algorithm:
     """FADAS: AMSGrad at the server, without any bias correction.
 
     Source: Wang et al. 2024, arXiv:2407.18365. Checked against the authors' code, from
     which it departs. The same as `fm.fedavg(server_rule=scale_by_fadas())`.
     """
-    return fedavg(lr=lr, server_lr=server_lr, server_rule=scale_by_fadas())
+    return fedavg(lr=lr, server_lr=server_lr, server_rule=transforms.scale_by_fadas())
 
 
-@recorded
+@core.recorded
 def local_muon_averaged(
-    lr: Hyper = 0.03,
+    lr: core.Hyper = 0.03,
     *,
-    momentum: Hyper = 0.98,
-    decay: Number = 0.01,
-    polar: Polar | None = None,
-) -> Algorithm:
+    momentum: core.Hyper = 0.98,
+    decay: core.Number = 0.01,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """Local Muon(averaged momentum): FedMuon(alignment) without alignment, an ablation.
 
     Source: Liu et al. 2025, arXiv:2510.27403. Checked against the paper's text. The
@@ -484,14 +469,14 @@ def local_muon_averaged(
     return fedavg(lr=lr, rule=rule, averaged_state=("trace",))
 
 
-@recorded
+@core.recorded
 def ringmaster_lmo(
-    lr: Hyper = 1.0,
+    lr: core.Hyper = 1.0,
     *,
-    server_lr: Hyper = 0.04,
-    momentum: Number = 0.95,
-    polar: Polar | None = None,
-) -> Algorithm:
+    server_lr: core.Hyper = 0.04,
+    momentum: core.Number = 0.95,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """Ringmaster LMO: Muon at the server, for single gradients of asynchronous clients.
 
     Source: Sadiev et al. 2026, arXiv:2605.18174. Checked against the authors' code. The
@@ -504,14 +489,20 @@ def ringmaster_lmo(
     """
     ahead = optax.trace(momentum, nesterov=True)  # over 1 - b: b M + (1 - b) g
     rest = optax.chain(ahead, optax.scale(1 - momentum))
-    rule = muon(momentum, nesterov=True, polar=polar, shape_scale=jordan, rest=rest)
+    rule = transforms.muon(
+        momentum, nesterov=True, polar=polar, shape_scale=transforms.jordan, rest=rest
+    )
     return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)
 
 
-@recorded
+@core.recorded
 def adam_biclip(
-    lr: Hyper = 0.1, *, server_lr: Hyper = 0.01, low: Number = 1e-5, high: Number = 0.1
-) -> Algorithm:
+    lr: core.Hyper = 0.1,
+    *,
+    server_lr: core.Hyper = 0.01,
+    low: core.Number = 1e-5,
+    high: core.Number = 0.1,
+) -> core.Algorithm:
     """Adam-BiClip: coordinates clipped from both sides, FedAdam at the server.
 
     Source: Lee, Zaheer and Li 2025, arXiv:2502.04164. Checked against independent code.
@@ -521,14 +512,18 @@ def adam_biclip(
       low: Smallest magnitude of an entry that is not zero.
       high: Largest magnitude of an entry.
     """
-    rule, server_rule = biclip(low, high), scale_by_fedadam()
+    rule, server_rule = transforms.biclip(low, high), transforms.scale_by_fedadam()
     return fedavg(lr=lr, rule=rule, server_lr=server_lr, server_rule=server_rule)
 
 
-@recorded
+@core.recorded
 def bi2clip(
-    lr: Hyper = 0.1, *, server_lr: Hyper = 1.0, low: Number = 1e-5, high: Number = 0.1
-) -> Algorithm:
+    lr: core.Hyper = 0.1,
+    *,
+    server_lr: core.Hyper = 1.0,
+    low: core.Number = 1e-5,
+    high: core.Number = 0.1,
+) -> core.Algorithm:
     """Bi2Clip: coordinates clipped from both sides, at clients and server.
 
     Source: Lee, Zaheer and Li 2025, arXiv:2502.04164. Checked against independent code.
@@ -538,5 +533,5 @@ def bi2clip(
       low: Smallest magnitude of an entry that is not zero.
       high: Largest magnitude of an entry.
     """
-    rule, server_rule = biclip(low, high), biclip(low, high)
+    rule, server_rule = transforms.biclip(low, high), transforms.biclip(low, high)
     return fedavg(lr=lr, rule=rule, server_lr=server_lr, server_rule=server_rule)

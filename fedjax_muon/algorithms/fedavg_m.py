@@ -4,21 +4,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    ParamsMessage,
-    broadcast_state,
-    check_range,
-    local_steps,
-    mean_direction,
-    move,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -26,14 +13,14 @@ class State(NamedTuple):
     momentum: Any  # g
 
 
-@recorded
+@core.recorded
 def fedavg_m(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = 0.9,
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = 0.9,
     rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """FedAvg-M, also known as FedCM: local steps mixed with the last mean direction.
 
     From the broadcast (x, g), for each batch s
@@ -62,9 +49,9 @@ def fedavg_m(
     See also: `fedavg_vr` adds a second gradient, `scaffold_m` control variates;
     `fedmuon_align` mixes after the rule.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
-    check_range("momentum", momentum, 0.0, 1.0)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
+    core.check_range("momentum", momentum, 0.0, 1.0)
 
     def init(params):
         return State(params, tree.zeros_like(params))
@@ -73,33 +60,33 @@ def fedavg_m(
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
-            d = tree.mix(g, value_at(momentum, round), broadcast.momentum)
-            return move(objective, x, value_at(lr, round), rule, opt, d), ()
+            d = tree.mix(g, core.value_at(momentum, round), broadcast.momentum)
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, d), ()
 
         carry = broadcast.params, rule.init(broadcast.params)
-        (x, _), _ = local_steps(step, carry, batches, round)
-        return ParamsMessage(tree.sub(x, broadcast.params)), client_state
+        (x, _), _ = core.local_steps(step, carry, batches, round)
+        return core.ParamsMessage(tree.sub(x, broadcast.params)), client_state
 
     def server(state, mean, round):
         return State(
             params=tree.add_scaled(
-                state.params, value_at(server_lr, round), mean.params
+                state.params, core.value_at(server_lr, round), mean.params
             ),
-            momentum=mean_direction(lr, round, mean.params, state.momentum),
+            momentum=core.mean_direction(lr, round, mean.params, state.momentum),
         )
 
-    main = Exchange(broadcast_state, client, server)
-    return Algorithm(init, no_client_state, (main,))
+    main = core.Exchange(core.broadcast_state, client, server)
+    return core.Algorithm(init, core.no_client_state, (main,))
 
 
-@recorded
+@core.recorded
 def fedcm(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = 0.9,
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = 0.9,
     rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """FedCM: the same algorithm as FedAvg-M, from an earlier paper.
 
     Source: Xu et al. 2021, arXiv:2106.10874. Checked against independent code. The same

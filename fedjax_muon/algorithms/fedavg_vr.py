@@ -2,21 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    ParamsMessage,
-    after_first,
-    broadcast_state,
-    check_range,
-    local_steps,
-    mean_direction,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -25,10 +12,13 @@ class State(NamedTuple):
     momentum: Any  # g
 
 
-@recorded
+@core.recorded
 def fedavg_vr(
-    lr: Hyper = 0.003, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
-) -> Algorithm:
+    lr: core.Hyper = 0.003,
+    *,
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
+) -> core.Algorithm:
     """FedAvg-VR: server momentum with two gradients on the same batch.
 
     With x_ the server's previous iterate, from the broadcast (x, x_, g), for each batch
@@ -54,9 +44,9 @@ def fedavg_vr(
     See also: `fedavg_m` takes one gradient per step, `scaffold_vr` adds control
     variates, `stem` averages momenta within a step.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
-    check_range("momentum", momentum, 0.0, 1.0)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
+    core.check_range("momentum", momentum, 0.0, 1.0)
 
     def init(params):
         return State(params, params, tree.zeros_like(params))
@@ -67,20 +57,22 @@ def fedavg_vr(
         def step(x, batch, key):
             new = objective.grad(x, batch, key)
             old = objective.grad(previous, batch, key)
-            d = tree.add_scaled(new, value_at(momentum, round), tree.sub(g, old))
-            return objective.project(tree.sub_scaled(x, value_at(lr, round), d)), ()
+            d = tree.add_scaled(new, core.value_at(momentum, round), tree.sub(g, old))
+            return objective.project(
+                tree.sub_scaled(x, core.value_at(lr, round), d)
+            ), ()
 
-        x, _ = local_steps(step, start, batches, round)
-        return ParamsMessage(tree.sub(x, start)), client_state
+        x, _ = core.local_steps(step, start, batches, round)
+        return core.ParamsMessage(tree.sub(x, start)), client_state
 
     def server(state, mean, round):
         return State(
             params=tree.add_scaled(
-                state.params, value_at(server_lr, round), mean.params
+                state.params, core.value_at(server_lr, round), mean.params
             ),
             previous=state.params,
-            momentum=mean_direction(lr, round, mean.params, state.momentum),
+            momentum=core.mean_direction(lr, round, mean.params, state.momentum),
         )
 
-    main = Exchange(broadcast_state, client, server)
-    return Algorithm(init, no_client_state, (main,))
+    main = core.Exchange(core.broadcast_state, client, server)
+    return core.Algorithm(init, core.no_client_state, (main,))

@@ -4,20 +4,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    ParamsMessage,
-    broadcast_params,
-    check_range,
-    local_steps,
-    move,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -25,13 +13,13 @@ class State(NamedTuple):
     drift: Any  # h: the mean of all clients' sums of changes
 
 
-@recorded
+@core.recorded
 def feddyn(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
-    alpha: Number = 0.01,
+    alpha: core.Number = 0.01,
     rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """FedDyn: a linear and a quadratic term align the clients' minimizers.
 
     Client i keeps h_i, the sum of its changes D_i = x_i - x, and h is the mean of h_i
@@ -56,14 +44,14 @@ def feddyn(
       >>> sizes = {"cohort": 2, "local_steps": 5, "batch_size": 8}
       >>> for algorithm in (fm.feddyn(alpha=0.1), fm.scaffold()):
       ...     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
-      ...     print(simulation.bytes_after(1).up)
+      ...     print(simulation.meter.bytes_after(1).up)
       2480
       4960
 
     See also: `scaffold` sends controls too, `fedprox` keeps no memory.
     """
-    check_range("lr", lr)
-    check_range("alpha", alpha, open_low=True, schedules=False)
+    core.check_range("lr", lr)
+    core.check_range("alpha", alpha, open_low=True, schedules=False)
 
     def init(params):
         return State(params, tree.zeros_like(params))
@@ -75,16 +63,16 @@ def feddyn(
             x, opt = carry
             g = objective.grad(x, batch, key)
             d = tree.add_scaled(g, alpha, tree.add(tree.sub(x, start), drift))
-            return move(objective, x, value_at(lr, round), rule, opt, d), ()
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, d), ()
 
-        (x, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
+        (x, _), _ = core.local_steps(step, (start, rule.init(start)), batches, round)
         change = tree.sub(x, start)
-        return ParamsMessage(change), tree.add(drift, change)
+        return core.ParamsMessage(change), tree.add(drift, change)
 
     def server(state, mean, round):
         drift = tree.add_scaled(state.drift, round.fraction, mean.params)
         params = tree.add(state.params, tree.add(mean.params, drift))
         return State(params, drift)
 
-    main = Exchange(broadcast_params, client, server)
-    return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+    main = core.Exchange(core.broadcast_params, client, server)
+    return core.Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)

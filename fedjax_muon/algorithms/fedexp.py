@@ -6,21 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    after_change,
-    broadcast_params,
-    check_range,
-    local_steps,
-    move,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -38,13 +25,13 @@ def _square(change: Any) -> jax.Array:
     return optax.tree.norm(tree.map(lambda x: x.astype(kind), change), squared=True)
 
 
-@recorded
+@core.recorded
 def fedexp(
-    lr: Hyper = 0.01,
+    lr: core.Hyper = 0.01,
     *,
-    eps: Number = 1e-3,
+    eps: core.Number = 1e-3,
     rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """FedExP: FedAvg with a server step as long as the clients' disagreement allows.
 
     From the broadcast x, client i takes local steps x_i <- x_i - lr rule(grad_i(x_i;
@@ -67,13 +54,13 @@ def fedexp(
     Example:
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> simulation = fm.federate(fm.fedexp(eps=0.1), task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # one number more per client than with FedAvg
+      >>> simulation.meter.bytes_after(1)  # one number more per client than with FedAvg
       Traffic(down=4960, up=4976)
 
     See also: `fedavg` with a `server_lr` that is tuned instead.
     """
-    check_range("lr", lr)
-    check_range("eps", eps, open_low=True, schedules=False)
+    core.check_range("lr", lr)
+    core.check_range("eps", eps, open_low=True, schedules=False)
 
     def client(objective, broadcast, client_state, batches, round):
         start = broadcast.params
@@ -81,9 +68,9 @@ def fedexp(
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
-            return move(objective, x, value_at(lr, round), rule, opt, g), ()
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, g), ()
 
-        (x, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
+        (x, _), _ = core.local_steps(step, (start, rule.init(start)), batches, round)
         change = tree.sub(x, start)
         return Message(change, _square(change)), client_state
 
@@ -95,5 +82,7 @@ def fedexp(
         )
         return State(tree.add(state.params, step))
 
-    main = Exchange(broadcast_params, client, server, local_params=after_change)
-    return Algorithm(State, no_client_state, (main,))
+    main = core.Exchange(
+        core.broadcast_params, client, server, local_params=core.after_change
+    )
+    return core.Algorithm(State, core.no_client_state, (main,))

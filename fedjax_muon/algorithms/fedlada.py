@@ -4,20 +4,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    broadcast_state,
-    check_range,
-    local_steps,
-    mean_direction,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -31,16 +19,16 @@ class Message(NamedTuple):
     square: Any  # w_i
 
 
-@recorded
+@core.recorded
 def fedlada(
-    lr: Hyper = 0.001,
+    lr: core.Hyper = 0.001,
     *,
-    server_lr: Hyper = 1.0,
-    amend: Hyper = 0.1,
-    b1: Number = 0.9,
-    b2: Number = 0.99,
-    eps: Number = 1e-8,
-) -> Algorithm:
+    server_lr: core.Hyper = 1.0,
+    amend: core.Hyper = 0.1,
+    b1: core.Number = 0.9,
+    b2: core.Number = 0.99,
+    eps: core.Number = 1e-8,
+) -> core.Algorithm:
     """FedLADA: local AMSGrad, amended with the last round's mean direction.
 
     From the broadcast (x, v, d), with m = 0 and v_i = w = v, for each batch's gradient
@@ -67,17 +55,17 @@ def fedlada(
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> amended = fm.fedlada(lr=0.001, amend=0.25)
       >>> simulation = fm.federate(amended, task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # x, v and d down, x and v up
+      >>> simulation.meter.bytes_after(1)  # x, v and d down, x and v up
       Traffic(down=14880, up=9920)
 
     See also: `fedadamw` sends one number per second moment, `fedcm` amends SGD.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
-    check_range("amend", amend, 0.0, 1.0)
-    check_range("b1", b1, 0.0, 1.0, open_high=True, schedules=False)
-    check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
-    check_range("eps", eps, open_low=True, schedules=False)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
+    core.check_range("amend", amend, 0.0, 1.0)
+    core.check_range("b1", b1, 0.0, 1.0, open_high=True, schedules=False)
+    core.check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
+    core.check_range("eps", eps, open_low=True, schedules=False)
 
     def init(params):
         square = tree.map(lambda x: jnp.full_like(x, eps**2), params)
@@ -85,7 +73,7 @@ def fedlada(
 
     def client(objective, broadcast, client_state, batches, round):
         start, square, delta = broadcast
-        a = value_at(amend, round)
+        a = core.value_at(amend, round)
 
         def step(carry, batch, key):
             x, m, v, w = carry
@@ -93,20 +81,20 @@ def fedlada(
             m, v = tree.mix(m, 1 - b1, g), tree.mix(v, 1 - b2, tree.map(jnp.square, g))
             w = tree.map(jnp.maximum, w, v)
             d = tree.mix(delta, a, tree.map(lambda m, w: m / jnp.sqrt(w), m, w))
-            x = objective.project(tree.sub_scaled(x, value_at(lr, round), d))
+            x = objective.project(tree.sub_scaled(x, core.value_at(lr, round), d))
             return (x, m, v, w), ()
 
         carry = start, tree.zeros_like(start), square, square
-        (x, _, _, w), _ = local_steps(step, carry, batches, round)
+        (x, _, _, w), _ = core.local_steps(step, carry, batches, round)
         return Message(tree.sub(x, start), w), client_state
 
     def server(state, mean, round):
         dx, square = mean
         return State(
-            params=tree.add_scaled(state.params, value_at(server_lr, round), dx),
+            params=tree.add_scaled(state.params, core.value_at(server_lr, round), dx),
             square=square,
-            delta=mean_direction(lr, round, dx, state.delta),
+            delta=core.mean_direction(lr, round, dx, state.delta),
         )
 
-    main = Exchange(broadcast_state, client, server)
-    return Algorithm(init, no_client_state, (main,))
+    main = core.Exchange(core.broadcast_state, client, server)
+    return core.Algorithm(init, core.no_client_state, (main,))

@@ -5,23 +5,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    after_change,
-    broadcast_params,
-    broadcast_state,
-    check_range,
-    local_steps,
-    mean_gradient,
-    move,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
-from fedjax_muon.transforms import Polar, by_rank, default_rule, orthogonalize
+from fedjax_muon import core, transforms
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -33,15 +18,15 @@ class Momentum(NamedTuple):
     momentum: Any
 
 
-@recorded
+@core.recorded
 def fedmuon(
-    lr: Hyper = 0.01,
+    lr: core.Hyper = 0.01,
     *,
-    momentum: Hyper = 0.9,
+    momentum: core.Hyper = 0.9,
     rule: optax.GradientTransformation | None = None,
-    polar: Polar | None = None,
+    polar: transforms.Polar | None = None,
     synced: bool = True,
-) -> Algorithm:
+) -> core.Algorithm:
     """FedMuon: local Muon steps along a momentum that the server averages.
 
     From the broadcast (x, m), client i repeats for each of its batches s
@@ -73,21 +58,23 @@ def fedmuon(
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> exact = fm.fedmuon(lr=0.02, polar=svd)
       >>> simulation = fm.federate(exact, task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # a momentum travels with the parameters
+      >>> simulation.meter.bytes_after(1)  # a momentum travels with the parameters
       Traffic(down=14880, up=14880)
 
     See also: `fedmuon_align` and `fedmuon_correct`, the other methods of this name;
     `local_muon` resets momenta, and `minimax.fedmuon_da` solves minimax problems.
     """
-    check_range("lr", lr)
-    check_range("momentum", momentum, 0.0, 1.0)
-    rule = default_rule(rule, polar, lambda polar: by_rank(orthogonalize(polar)))
+    core.check_range("lr", lr)
+    core.check_range("momentum", momentum, 0.0, 1.0)
+    rule = transforms.default_rule(
+        rule, polar, lambda polar: transforms.by_rank(transforms.orthogonalize(polar))
+    )
 
     def init(params):
         return State(params, tree.zeros_like(params))
 
     def first(objective, broadcast, client_state, batches, round):
-        m = mean_gradient(objective, broadcast.params, batches, round)
+        m = core.mean_gradient(objective, broadcast.params, batches, round)
         return (Momentum(m), client_state) if synced else ((), m)
 
     def start(state, mean, round):
@@ -103,32 +90,36 @@ def fedmuon(
 
         def step(carry, batch, key):
             x, m, opt = carry
-            x, opt = move(objective, x, value_at(lr, round), rule, opt, m)
-            m = tree.mix(objective.grad(x, batch, key), value_at(momentum, round), m)
+            x, opt = core.move(objective, x, core.value_at(lr, round), rule, opt, m)
+            m = tree.mix(
+                objective.grad(x, batch, key), core.value_at(momentum, round), m
+            )
             return (x, m, opt), ()
 
         carry = x, m, rule.init(x)
-        (y, m, _), _ = local_steps(step, carry, batches, round)
+        (y, m, _), _ = core.local_steps(step, carry, batches, round)
         return State(tree.sub(y, x), m), client_state
 
     def server(state, mean, round):
         del round
         return State(tree.add(state.params, mean.params), mean.momentum)
 
-    prologue = Exchange(broadcast_params, first, start)
-    main = Exchange(broadcast_state, client, server, local_params=after_change)
-    init_client = no_client_state if synced else tree.zeros_like
-    return Algorithm(init, init_client, (main,), (prologue,))
+    prologue = core.Exchange(core.broadcast_params, first, start)
+    main = core.Exchange(
+        core.broadcast_state, client, server, local_params=core.after_change
+    )
+    init_client = core.no_client_state if synced else tree.zeros_like
+    return core.Algorithm(init, init_client, (main,), (prologue,))
 
 
-@recorded
+@core.recorded
 def fedmuon_unsynced(
-    lr: Hyper = 0.01,
+    lr: core.Hyper = 0.01,
     *,
-    momentum: Hyper = 0.9,
+    momentum: core.Hyper = 0.9,
     rule: optax.GradientTransformation | None = None,
-    polar: Polar | None = None,
-) -> Algorithm:
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """FedMuon(unsynced start): the first momenta are not averaged, as in Algorithm 1.
 
     Source: Zhang and Gao 2025, arXiv:2510.03866. Checked against the paper's text. The

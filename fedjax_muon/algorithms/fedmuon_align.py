@@ -4,22 +4,8 @@ from typing import Any, Literal, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    after_change,
-    broadcast_state,
-    check_range,
-    local_steps,
-    mean_direction,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
-from fedjax_muon.transforms import Polar, default_rule, heavy_ball, muon, scale_by_soap
+from fedjax_muon import core, transforms
+from fedjax_muon.core import tree
 from fedjax_muon.wrappers.compression import (
     compress,
     memory_share,
@@ -39,17 +25,17 @@ class Message(NamedTuple):
     momentum: Any
 
 
-@recorded
+@core.recorded
 def fedmuon_align(
-    lr: Hyper = 0.03,
+    lr: core.Hyper = 0.03,
     *,
-    align: Hyper = 0.5,
-    decay: Hyper = 0.01,
-    momentum: Hyper = 0.98,
+    align: core.Hyper = 0.5,
+    decay: core.Hyper = 0.01,
+    momentum: core.Hyper = 0.98,
     rule: optax.GradientTransformation | None = None,
-    polar: Polar | None = None,
+    polar: transforms.Polar | None = None,
     averaged_state: tuple[str, ...] = ("trace",),
-) -> Algorithm:
+) -> core.Algorithm:
     """FedMuon with alignment: averaged momenta, steps mixed with the mean direction.
 
     From the broadcast (x, m, delta), client i repeats for each of its batches s
@@ -89,10 +75,12 @@ def fedmuon_align(
     See also: `fedmuon_svd` sends fewer bytes, `fedadamw` aligns Adam, `fedmuon`
     averages momenta without alignment.
     """
-    check_range("lr", lr)
-    check_range("align", align, 0.0, 1.0)
-    check_range("decay", decay)
-    rule = default_rule(rule, polar, lambda polar: muon(momentum, polar=polar))
+    core.check_range("lr", lr)
+    core.check_range("align", align, 0.0, 1.0)
+    core.check_range("decay", decay)
+    rule = transforms.default_rule(
+        rule, polar, lambda polar: transforms.muon(momentum, polar=polar)
+    )
 
     def init(params):
         momentum = tree.pick(rule.init(params), averaged_state)
@@ -100,19 +88,19 @@ def fedmuon_align(
 
     def client(objective, broadcast, client_state, batches, round):
         start, momentum, delta = broadcast
-        a, wd = value_at(align, round), value_at(decay, round)
+        a, wd = core.value_at(align, round), core.value_at(decay, round)
 
         def step(now, batch, key):
             x, opt = now
             u, opt = rule.update(objective.grad(x, batch, key), opt, x)
             d = tree.add_scaled(tree.mix(u, a, delta), wd, x)
             return (
-                objective.project(tree.sub_scaled(x, value_at(lr, round), d)),
+                objective.project(tree.sub_scaled(x, core.value_at(lr, round), d)),
                 opt,
             ), ()
 
         now = start, tree.put(rule.init(start), averaged_state, momentum)
-        (x, opt), _ = local_steps(step, now, batches, round)
+        (x, opt), _ = core.local_steps(step, now, batches, round)
         return Message(tree.sub(x, start), tree.pick(opt, averaged_state)), client_state
 
     def server(state, mean, round):
@@ -120,24 +108,26 @@ def fedmuon_align(
         return State(
             params=tree.add(state.params, dx),
             momentum=momentum,
-            delta=mean_direction(lr, round, dx, state.delta),
+            delta=core.mean_direction(lr, round, dx, state.delta),
         )
 
-    main = Exchange(broadcast_state, client, server, local_params=after_change)
-    return Algorithm(init, no_client_state, (main,))
+    main = core.Exchange(
+        core.broadcast_state, client, server, local_params=core.after_change
+    )
+    return core.Algorithm(init, core.no_client_state, (main,))
 
 
-@recorded
+@core.recorded
 def fedmuon_svd(
-    lr: Hyper = 0.03,
+    lr: core.Hyper = 0.03,
     *,
-    align: Hyper = 0.5,
-    decay: Hyper = 0.01,
-    momentum: Hyper = 0.98,
+    align: core.Hyper = 0.5,
+    decay: core.Hyper = 0.01,
+    momentum: core.Hyper = 0.98,
     share: float = 0.05,
     share_of: Literal["memory", "rank"] = "memory",
-    polar: Polar | None = None,
-) -> Algorithm:
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """FedMuon with alignment that sends momenta as truncated decompositions.
 
     The update equals that of `fedmuon_align`. Of each matrix M in a momentum, a client
@@ -165,7 +155,7 @@ def fedmuon_svd(
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> for algorithm in (fm.fedmuon_align(), fm.fedmuon_svd(share=0.1)):
       ...     simulation = fm.federate(algorithm, task, digits, clients, **sizes)
-      ...     print(simulation.bytes_after(1).up)
+      ...     print(simulation.meter.bytes_after(1).up)
       9696
       6304
 
@@ -182,15 +172,15 @@ def fedmuon_svd(
     return compress(algorithm, svd, fields=("momentum",))
 
 
-@recorded
+@core.recorded
 def fedmuon_align_reset(
-    lr: Hyper = 0.03,
+    lr: core.Hyper = 0.03,
     *,
-    align: Hyper = 0.5,
-    decay: Hyper = 0.01,
-    momentum: Hyper = 0.98,
-    polar: Polar | None = None,
-) -> Algorithm:
+    align: core.Hyper = 0.5,
+    decay: core.Hyper = 0.01,
+    momentum: core.Hyper = 0.98,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """FedMuon(alignment, own momentum): momenta start anew in every round, as Table 5.
 
     Source: Liu et al. 2025, arXiv:2510.27403. Checked against the paper's text. The
@@ -206,15 +196,15 @@ def fedmuon_align_reset(
     )
 
 
-@recorded
+@core.recorded
 def fedpac_muon(
-    lr: Hyper = 0.03,
+    lr: core.Hyper = 0.03,
     *,
-    align: Hyper = 0.5,
-    decay: Hyper = 0.01,
-    momentum: Hyper = 0.95,
-    polar: Polar | None = None,
-) -> Algorithm:
+    align: core.Hyper = 0.5,
+    decay: core.Hyper = 0.01,
+    momentum: core.Hyper = 0.95,
+    polar: transforms.Polar | None = None,
+) -> core.Algorithm:
     """FedPAC(Muon): FedMuon(alignment); the authors' decay has the factor 1 - align.
 
     Source: Liu et al. 2026, FedPAC, arXiv:2602.19271. Checked against the authors'
@@ -225,26 +215,30 @@ def fedpac_muon(
     )
 
 
-@recorded
+@core.recorded
 def fedpac_soap(
-    lr: Hyper = 0.003, *, align: Hyper = 0.5, decay: Hyper = 0.01
-) -> Algorithm:
+    lr: core.Hyper = 0.003, *, align: core.Hyper = 0.5, decay: core.Hyper = 0.01
+) -> core.Algorithm:
     """FedPAC(SOAP): SOAP with averaged g g^T and g^T g, which steps in its first call.
 
     Source: Liu et al. 2026, FedPAC, arXiv:2602.19271. Checked against the authors'
     code, from which it departs. The same as
     `fm.fedmuon_align(rule=scale_by_soap(first_step=True), averaged_state=("grams",))`.
     """
-    rule = scale_by_soap(first_step=True)
+    rule = transforms.scale_by_soap(first_step=True)
     return fedmuon_align(
         lr=lr, align=align, decay=decay, rule=rule, averaged_state=("grams",)
     )
 
 
-@recorded
+@core.recorded
 def local_sgd_align(
-    lr: Hyper = 0.1, *, align: Hyper = 0.5, momentum: Number = 0.9, decay: Number = 0.0
-) -> Algorithm:
+    lr: core.Hyper = 0.1,
+    *,
+    align: core.Hyper = 0.5,
+    momentum: core.Number = 0.9,
+    decay: core.Number = 0.0,
+) -> core.Algorithm:
     """Local SGD(averaged momentum, alignment): Table 5, which has a decay of 0.001.
 
     Source: Liu et al. 2025, arXiv:2510.27403. Checked against the paper's text. The
@@ -255,15 +249,17 @@ def local_sgd_align(
       momentum: Weight of the past in the momentum, in [0, 1), usually 0.9.
       decay: Weight decay that is added to the gradient, 0 to 0.001.
     """
-    check_range("decay", decay, schedules=False)
-    rule = optax.chain(optax.add_decayed_weights(decay), heavy_ball(momentum))
+    core.check_range("decay", decay, schedules=False)
+    rule = optax.chain(
+        optax.add_decayed_weights(decay), transforms.heavy_ball(momentum)
+    )
     return fedmuon_align(lr=lr, align=align, rule=rule, decay=0.0)
 
 
-@recorded
+@core.recorded
 def local_adamw_align(
-    lr: Hyper = 0.0005, *, align: Hyper = 0.5, decay: Hyper = 0.01
-) -> Algorithm:
+    lr: core.Hyper = 0.0005, *, align: core.Hyper = 0.5, decay: core.Hyper = 0.01
+) -> core.Algorithm:
     """Local AdamW(averaged momentum, alignment): Table 5; both moments are averaged.
 
     Source: Liu et al. 2025, arXiv:2510.27403. Checked against the paper's text. The

@@ -4,29 +4,9 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    broadcast_state,
-    check_range,
-    local_steps,
-    move,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core, transforms
+from fedjax_muon.core import tree
 from fedjax_muon.linalg import lmo
-from fedjax_muon.transforms import (
-    Polar,
-    ShapeScale,
-    by_rank,
-    default_rule,
-    orthogonalize,
-    scale_by_lmo,
-    scale_by_shape,
-    unscaled,
-)
 
 
 class State(NamedTuple):
@@ -34,15 +14,15 @@ class State(NamedTuple):
     control: Any  # c, the mean of all c_i
 
 
-@recorded
+@core.recorded
 def fedmuon_correct(
-    lr: Hyper = 0.001,
+    lr: core.Hyper = 0.001,
     *,
-    momentum: Hyper = 0.9,
+    momentum: core.Hyper = 0.9,
     rule: optax.GradientTransformation | None = None,
-    polar: Polar | None = None,
-    shape_scale: ShapeScale = unscaled,
-) -> Algorithm:
+    polar: transforms.Polar | None = None,
+    shape_scale: transforms.ShapeScale = transforms.unscaled,
+) -> core.Algorithm:
     """FedMuon with bias correction: momenta stay at clients, controls correct steps.
 
     Client i keeps m_i; c_i denotes its value after the last round in which the client
@@ -79,14 +59,16 @@ def fedmuon_correct(
     See also: `local_muon_persistent` omits the correction, `scaffold` corrects
     gradients instead of momenta, `fedmuon` averages momenta.
     """
-    check_range("lr", lr)
-    check_range("momentum", momentum, 0.0, 1.0)
+    core.check_range("lr", lr)
+    core.check_range("momentum", momentum, 0.0, 1.0)
 
-    def scaled(polar: Polar) -> optax.GradientTransformation:
-        matrices = optax.chain(orthogonalize(polar), scale_by_shape(shape_scale))
-        return by_rank(matrices, optax.scale(10.0))
+    def scaled(polar: transforms.Polar) -> optax.GradientTransformation:
+        matrices = optax.chain(
+            transforms.orthogonalize(polar), transforms.scale_by_shape(shape_scale)
+        )
+        return transforms.by_rank(matrices, optax.scale(10.0))
 
-    rule = default_rule(rule, polar, scaled)
+    rule = transforms.default_rule(rule, polar, scaled)
 
     def init(params):
         return State(params, tree.zeros_like(params))
@@ -94,37 +76,47 @@ def fedmuon_correct(
     def client(objective, broadcast, control, batches, round):
         def step(carry, batch, key):
             x, m, opt = carry
-            m = tree.mix(objective.grad(x, batch, key), value_at(momentum, round), m)
+            m = tree.mix(
+                objective.grad(x, batch, key), core.value_at(momentum, round), m
+            )
             d = tree.map(lambda m, ci, c: m - ci + c, m, control, broadcast.control)
-            x, opt = move(objective, x, value_at(lr, round), rule, opt, d)
+            x, opt = core.move(objective, x, core.value_at(lr, round), rule, opt, d)
             return (x, m, opt), ()
 
         carry = broadcast.params, control, rule.init(broadcast.params)
-        (x, m, _), _ = local_steps(step, carry, batches, round)
+        (x, m, _), _ = core.local_steps(step, carry, batches, round)
         return State(tree.sub(x, broadcast.params), tree.sub(m, control)), m
 
     def server(state, mean, round):
         return tree.add_scaled(state, round.fraction, mean)
 
-    main = Exchange(broadcast_state, client, server)
-    return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+    main = core.Exchange(core.broadcast_state, client, server)
+    return core.Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
 
 
-@recorded
-def fedmuon_correct_euclidean(lr: Hyper = 0.01, *, momentum: Hyper = 0.9) -> Algorithm:
+@core.recorded
+def fedmuon_correct_euclidean(
+    lr: core.Hyper = 0.01, *, momentum: core.Hyper = 0.9
+) -> core.Algorithm:
     """FedMuon(bias correction, Euclidean): steps in the Euclidean norm of every array.
 
     Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
     text. The same as `fm.fedmuon_correct(rule=scale_by_lmo(lmo.euclidean))`.
     """
-    return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.euclidean))
+    return fedmuon_correct(
+        lr=lr, momentum=momentum, rule=transforms.scale_by_lmo(lmo.euclidean)
+    )
 
 
-@recorded
-def fedmuon_correct_max_norm(lr: Hyper = 0.001, *, momentum: Hyper = 0.9) -> Algorithm:
+@core.recorded
+def fedmuon_correct_max_norm(
+    lr: core.Hyper = 0.001, *, momentum: core.Hyper = 0.9
+) -> core.Algorithm:
     """FedMuon(bias correction, max norm): steps in the maximum norm.
 
     Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
     text. The same as `fm.fedmuon_correct(rule=scale_by_lmo(lmo.max_norm))`.
     """
-    return fedmuon_correct(lr=lr, momentum=momentum, rule=scale_by_lmo(lmo.max_norm))
+    return fedmuon_correct(
+        lr=lr, momentum=momentum, rule=transforms.scale_by_lmo(lmo.max_norm)
+    )

@@ -6,21 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    broadcast_params,
-    check_range,
-    descend,
-    local_steps,
-    move,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -33,15 +20,15 @@ class Message(NamedTuple):
     norm: jax.Array  # |a_i|
 
 
-@recorded
+@core.recorded
 def fednova(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
-    momentum: Number = 0.0,
-    mu: Hyper = 0.0,
-    server_lr: Hyper = 1.0,
+    momentum: core.Number = 0.0,
+    mu: core.Hyper = 0.0,
+    server_lr: core.Hyper = 1.0,
     server_rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """FedNova: averaging of normalized directions, for clients of unequal work.
 
     From the broadcast x, client i repeats for each of its own K_i batches s
@@ -78,10 +65,10 @@ def fednova(
 
     See also: `fedprox` for unequal work, `fedavg`.
     """
-    check_range("lr", lr)
-    check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
-    check_range("mu", mu)
-    check_range("server_lr", server_lr)
+    core.check_range("lr", lr)
+    core.check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)
+    core.check_range("mu", mu)
+    core.check_range("server_lr", server_lr)
     rule = optax.trace(momentum)
 
     def init(params):
@@ -89,13 +76,13 @@ def fednova(
 
     def client(objective, broadcast, client_state, batches, round):
         start = broadcast.params
-        rate, pull = value_at(lr, round), value_at(mu, round)
+        rate, pull = core.value_at(lr, round), core.value_at(mu, round)
 
         def step(carry, batch, key):
             x, opt, norm, norm_opt = carry
             g = objective.grad(x, batch, key)
             d = tree.add_scaled(g, pull, tree.sub(x, start))
-            x, opt = move(objective, x, rate, rule, opt, d)
+            x, opt = core.move(objective, x, rate, rule, opt, d)
             # |a_i| is the way along the gradient 1 for lr = 1, by the same rule.
             add, norm_opt = rule.update(1 - rate * pull * norm, norm_opt)
             return (x, opt, norm + add, norm_opt), ()
@@ -104,14 +91,14 @@ def fednova(
         kind = jnp.result_type(jnp.float32, *jax.tree.leaves(start))
         zero = jnp.zeros((), kind)
         carry = start, rule.init(start), zero, rule.init(zero)
-        (x, _, norm, _), _ = local_steps(step, carry, batches, round)
+        (x, _, norm, _), _ = core.local_steps(step, carry, batches, round)
         mean = tree.map(lambda a, b: ((a - b) / norm).astype(a.dtype), start, x)
         return Message(mean, norm), client_state
 
     def server(state, mean, round):
         g = tree.map(lambda d: (mean.norm * d).astype(d.dtype), mean.params)
-        rate = value_at(server_lr, round)
-        return State(*descend(state.params, rate, server_rule, state.opt, g))
+        rate = core.value_at(server_lr, round)
+        return State(*core.descend(state.params, rate, server_rule, state.opt, g))
 
     def local_params(broadcast, message):
         return tree.map(
@@ -120,5 +107,7 @@ def fednova(
             message.params,
         )
 
-    main = Exchange(broadcast_params, client, server, local_params=local_params)
-    return Algorithm(init, no_client_state, (main,))
+    main = core.Exchange(
+        core.broadcast_params, client, server, local_params=local_params
+    )
+    return core.Algorithm(init, core.no_client_state, (main,))

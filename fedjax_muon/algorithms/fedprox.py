@@ -4,33 +4,21 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    after_change,
-    broadcast_state,
-    check_range,
-    local_steps,
-    move,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
     params: Any
 
 
-@recorded
+@core.recorded
 def fedprox(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
-    mu: Hyper = 0.01,
+    mu: core.Hyper = 0.01,
     rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """FedProx: FedAvg with a proximal pull toward the broadcast parameters.
 
     Clients minimize their loss plus (mu/2) |x_i - x|^2. From the broadcast x, for each
@@ -56,8 +44,8 @@ def fedprox(
     See also: `fedavg`, `fednova` for clients of unequal work, `feddyn` and `scaffold`
     for corrections with a memory.
     """
-    check_range("lr", lr)
-    check_range("mu", mu)
+    core.check_range("lr", lr)
+    core.check_range("mu", mu)
 
     def client(objective, broadcast, client_state, batches, round):
         start = broadcast.params
@@ -66,19 +54,23 @@ def fedprox(
             x, opt = carry
             pull = tree.sub(x, start)
             d = tree.add_scaled(
-                objective.grad(x, batch, key), value_at(mu, round), pull
+                objective.grad(x, batch, key), core.value_at(mu, round), pull
             )
-            return move(objective, x, value_at(lr, round), rule, opt, d), ()
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, d), ()
 
-        (x, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
+        (x, _), _ = core.local_steps(step, (start, rule.init(start)), batches, round)
         return State(tree.sub(x, start)), client_state
 
     def server(state, mean, round):
         del round
         return tree.add(state, mean)
 
-    return Algorithm(
+    return core.Algorithm(
         State,
-        no_client_state,
-        (Exchange(broadcast_state, client, server, local_params=after_change),),
+        core.no_client_state,
+        (
+            core.Exchange(
+                core.broadcast_state, client, server, local_params=core.after_change
+            ),
+        ),
     )

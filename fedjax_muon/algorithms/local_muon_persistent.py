@@ -4,43 +4,23 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    after_change,
-    broadcast_state,
-    check_range,
-    local_steps,
-    move,
-    recorded,
-    tree,
-    value_at,
-)
-from fedjax_muon.transforms import (
-    Polar,
-    ShapeScale,
-    by_rank,
-    default_rule,
-    orthogonalize,
-    scale_by_shape,
-    unscaled,
-)
+from fedjax_muon import core, transforms
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
     params: Any
 
 
-@recorded
+@core.recorded
 def local_muon_persistent(
-    lr: Hyper = 0.001,
+    lr: core.Hyper = 0.001,
     *,
-    momentum: Hyper = 0.9,
+    momentum: core.Hyper = 0.9,
     rule: optax.GradientTransformation | None = None,
-    polar: Polar | None = None,
-    shape_scale: ShapeScale = unscaled,
-) -> Algorithm:
+    polar: transforms.Polar | None = None,
+    shape_scale: transforms.ShapeScale = transforms.unscaled,
+) -> core.Algorithm:
     """Local Muon with momenta that persist at clients, without correction.
 
     Client i keeps m_i. From the broadcast x, for each batch s
@@ -72,28 +52,34 @@ def local_muon_persistent(
     See also: `fedmuon_correct` adds the correction, `local_muon` resets momenta,
     `fedmuon` averages them.
     """
-    check_range("lr", lr)
-    check_range("momentum", momentum, 0.0, 1.0)
+    core.check_range("lr", lr)
+    core.check_range("momentum", momentum, 0.0, 1.0)
 
-    def scaled(polar: Polar) -> optax.GradientTransformation:
-        matrices = optax.chain(orthogonalize(polar), scale_by_shape(shape_scale))
-        return by_rank(matrices, optax.scale(10.0))
+    def scaled(polar: transforms.Polar) -> optax.GradientTransformation:
+        matrices = optax.chain(
+            transforms.orthogonalize(polar), transforms.scale_by_shape(shape_scale)
+        )
+        return transforms.by_rank(matrices, optax.scale(10.0))
 
-    rule = default_rule(rule, polar, scaled)
+    rule = transforms.default_rule(rule, polar, scaled)
 
     def client(objective, broadcast, m, batches, round):
         def step(carry, batch, key):
             x, m, opt = carry
-            m = tree.mix(objective.grad(x, batch, key), value_at(momentum, round), m)
-            x, opt = move(objective, x, value_at(lr, round), rule, opt, m)
+            m = tree.mix(
+                objective.grad(x, batch, key), core.value_at(momentum, round), m
+            )
+            x, opt = core.move(objective, x, core.value_at(lr, round), rule, opt, m)
             return (x, m, opt), ()
 
         carry = broadcast.params, m, rule.init(broadcast.params)
-        (x, m, _), _ = local_steps(step, carry, batches, round)
+        (x, m, _), _ = core.local_steps(step, carry, batches, round)
         return State(tree.sub(x, broadcast.params)), m
 
     def server(state, mean, round):
         return tree.add_scaled(state, round.fraction, mean)
 
-    main = Exchange(broadcast_state, client, server, local_params=after_change)
-    return Algorithm(State, tree.zeros_like, (main,))
+    main = core.Exchange(
+        core.broadcast_state, client, server, local_params=core.after_change
+    )
+    return core.Algorithm(State, tree.zeros_like, (main,))

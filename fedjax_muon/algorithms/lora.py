@@ -18,24 +18,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    ParamsMessage,
-    Reconstructed,
-    Round,
-    check_count,
-    check_range,
-    descend,
-    local_steps,
-    no_client_state,
-    recorded,
-    streams,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 from fedjax_muon.tasks.lora import draw_a
 from fedjax_muon.transforms.lora import (
     check_adapters,
@@ -99,9 +83,9 @@ def _nbytes(params: Any, parts: Mapping[str, float], average: Average) -> float:
     return sum(jax.tree.leaves(map_adapters(of_adapter, params, rest=tree.nbytes)))
 
 
-def _begun(average: Average, params: Any, round: Round) -> Any:
+def _begun(average: Average, params: Any, round: core.Round) -> Any:
     """The factors that a client begins with, and the parameters beside them."""
-    keys = jax.random.fold_in(round.key, streams.ADAPTERS)
+    keys = jax.random.fold_in(round.key, core.streams.ADAPTERS)
     number = itertools.count()
 
     def of_pair(node: Adapter) -> Adapter:
@@ -119,10 +103,10 @@ def _begun(average: Average, params: Any, round: Round) -> Any:
 
 
 def _exchange(
-    lr: Hyper, rule: optax.GradientTransformation, average: Average
-) -> Algorithm:
+    lr: core.Hyper, rule: optax.GradientTransformation, average: Average
+) -> core.Algorithm:
     """Local training of factors and of the parameters beside them."""
-    check_range("lr", lr)
+    core.check_range("lr", lr)
     gather = average.merge is not None
 
     def init(params):
@@ -136,7 +120,7 @@ def _exchange(
 
     def broadcast(state, round):
         nbytes = _nbytes(state.params, average.down, average)
-        return ParamsMessage(Reconstructed(state.params, nbytes))
+        return core.ParamsMessage(core.Reconstructed(state.params, nbytes))
 
     def client(objective, broadcast, before, batches, round):
         whole = broadcast.params.value
@@ -151,15 +135,15 @@ def _exchange(
             x, opt = now
             g = _factors(objective.grad(_put(whole, x), batch, key))
             g = map_adapters(moved, g, tree.zeros_like(g), rest=lambda g, _: g)
-            new, opt = descend(x, value_at(lr, round), rule, opt, g)
+            new, opt = core.descend(x, core.value_at(lr, round), rule, opt, g)
             new = _factors(objective.project(_put(whole, new)))
             return (map_adapters(moved, new, x, rest=lambda new, _: new), opt), ()
 
-        (x, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
+        (x, _), _ = core.local_steps(step, (start, rule.init(start)), batches, round)
         sent = _only(average.up, x if gather else tree.sub(x, start))
         nbytes = _nbytes(whole, average.up, average)
         after = init_client(_put(whole, x)) if average.own else before
-        return ParamsMessage(Reconstructed(sent, nbytes)), after
+        return core.ParamsMessage(core.Reconstructed(sent, nbytes)), after
 
     def server(state, mean, round):
         moving = average.moving(round.index)
@@ -181,10 +165,10 @@ def _exchange(
             average_of = lambda old, x: old + _mean(x - old[None], shares)
             return State(map_adapters(of_all, state.params, sent, rest=average_of))
 
-    main = Exchange(broadcast, client, server, gather=gather)
-    keep = init_client if average.own else no_client_state
+    main = core.Exchange(broadcast, client, server, gather=gather)
+    keep = init_client if average.own else core.no_client_state
     spec = None if average.ranks is None else (len(average.ranks), None)
-    return Algorithm(init, keep, (main,), cohort_spec=spec)
+    return core.Algorithm(init, keep, (main,), cohort_spec=spec)
 
 
 def _where(choice: Any, new: jax.Array, old: jax.Array) -> jax.Array:
@@ -207,10 +191,10 @@ def _summed(a: jax.Array, b: jax.Array, shares: jax.Array) -> jax.Array:
 ADAM = optax.scale_by_adam()
 
 
-@recorded
+@core.recorded
 def fedit(
-    lr: Hyper = 0.0003, *, rule: optax.GradientTransformation = ADAM
-) -> Algorithm:
+    lr: core.Hyper = 0.0003, *, rule: optax.GradientTransformation = ADAM
+) -> core.Algorithm:
     """FedIT: averages of both low-rank factors, each on its own; FedAvg of adapters.
 
     A layer uses the kernel W + c a b, of which clients train a and b by the local rule:
@@ -242,10 +226,10 @@ def fedit(
     return _exchange(lr, rule, Average())
 
 
-@recorded
+@core.recorded
 def ffa_lora(
-    lr: Hyper = 0.001, *, rule: optax.GradientTransformation = ADAM
-) -> Algorithm:
+    lr: core.Hyper = 0.001, *, rule: optax.GradientTransformation = ADAM
+) -> core.Algorithm:
     """FFA-LoRA: clients train the low-rank factor b, and a stays at its common start.
 
     Nobody moves or sends a, so that the mean of the products is exact:
@@ -272,10 +256,10 @@ def ffa_lora(
     return _exchange(lr, rule, Average(of_b, of_b, lambda index: of_b))
 
 
-@recorded
+@core.recorded
 def rolora(
-    lr: Hyper = 0.001, *, rule: optax.GradientTransformation = ADAM
-) -> Algorithm:
+    lr: core.Hyper = 0.001, *, rule: optax.GradientTransformation = ADAM
+) -> core.Algorithm:
     """RoLoRA: the low-rank factors b and a move in turns, so that means are exact.
 
         b <- mean_i b_i in even rounds,    a <- mean_i a_i in odd rounds
@@ -302,10 +286,10 @@ def rolora(
     return _exchange(lr, rule, Average(half, half, moving))
 
 
-@recorded
+@core.recorded
 def fedsa_lora(
-    lr: Hyper = 0.02, *, rule: optax.GradientTransformation = optax.identity()
-) -> Algorithm:
+    lr: core.Hyper = 0.02, *, rule: optax.GradientTransformation = optax.identity()
+) -> core.Algorithm:
     """FedSA-LoRA: clients share the low-rank factor a, and keep b for themselves.
 
         a <- mean_i a_i,    b_i stays at client i
@@ -331,13 +315,13 @@ def fedsa_lora(
     return _exchange(lr, rule, Average(of_a, of_a, own=("b",)))
 
 
-@recorded
+@core.recorded
 def fedex_lora(
-    lr: Hyper = 0.001,
+    lr: core.Hyper = 0.001,
     *,
-    scale: Number = 2.0,
+    scale: core.Number = 2.0,
     rule: optax.GradientTransformation = ADAM,
-) -> Algorithm:
+) -> core.Algorithm:
     """FedEx-LoRA: averages of both low-rank factors, whose error the server adds to W.
 
     With the means a and b of the factors a_i and b_i,
@@ -367,7 +351,7 @@ def fedex_lora(
 
     See also: `fedit` leaves the error, `flora` and `flexlora` are exact in other ways.
     """
-    check_range("scale", scale, open_low=True, schedules=False)
+    core.check_range("scale", scale, open_low=True, schedules=False)
 
     def merge(node, a, b, shares):
         da, db = a - node["a"][None], b - node["b"][None]
@@ -379,14 +363,14 @@ def fedex_lora(
     return _exchange(lr, rule, Average({**BOTH, "kernel": 1.0}, merge=merge))
 
 
-@recorded
+@core.recorded
 def flora(
-    lr: Hyper = 0.0003,
+    lr: core.Hyper = 0.0003,
     *,
-    scale: Number = 2.0,
+    scale: core.Number = 2.0,
     ranks: tuple[int, ...] | None = None,
     rule: optax.GradientTransformation = ADAM,
-) -> Algorithm:
+) -> core.Algorithm:
     """FLoRA: stacked low-rank factors, whose product the server adds to W.
 
     Clients draw a_i and begin with b_i = 0 in every round, and the server updates
@@ -413,7 +397,7 @@ def flora(
     See also: `flexlora` keeps factors of unequal ranks, `fedex_lora` factors of one
     rank.
     """
-    check_range("scale", scale, open_low=True, schedules=False)
+    core.check_range("scale", scale, open_low=True, schedules=False)
     _check_ranks(ranks, 0)
 
     def merge(node, a, b, shares):
@@ -427,13 +411,13 @@ def flora(
     return made._replace(init=init)
 
 
-@recorded
+@core.recorded
 def flexlora(
-    lr: Hyper = 0.001,
+    lr: core.Hyper = 0.001,
     *,
     ranks: tuple[int, ...] | None = None,
     rule: optax.GradientTransformation = ADAM,
-) -> Algorithm:
+) -> core.Algorithm:
     """FlexLoRA: the mean of the products, cut to the rank of every client.
 
     The server computes the singular value decomposition of the mean product,
@@ -483,4 +467,4 @@ def flexlora(
 
 def _check_ranks(ranks: tuple[int, ...] | None, least: int) -> None:
     for rank in ranks or ():
-        check_count("ranks", rank, least)
+        core.check_count("ranks", rank, least)

@@ -8,28 +8,14 @@ from typing import Any, NamedTuple
 
 import optax
 
+from fedjax_muon import core
 from fedjax_muon.algorithms.fedavg import fedavg
 from fedjax_muon.algorithms.fedmuon import fedmuon
 from fedjax_muon.algorithms.registry import Method, Source, by_name
 from fedjax_muon.algorithms.scaffold import scaffold
 from fedjax_muon.algorithms.scaffold_m import scaffold_m
 from fedjax_muon.algorithms.stem import stem
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    ParamsMessage,
-    after_first,
-    broadcast_params,
-    check_range,
-    local_steps,
-    move,
-    no_client_state,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon.core import tree
 from fedjax_muon.core.pair import Pair, as_pair, per_variable
 from fedjax_muon.transforms import Polar, normalize, unit_directions
 
@@ -39,15 +25,15 @@ class _State(NamedTuple):
     anchor: Any  # z
 
 
-@recorded
+@core.recorded
 def fess_gda(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
-    server_lr: Hyper = 1.0,
-    pull: Hyper = 0.1,
-    follow: Hyper = 0.5,
+    server_lr: core.Hyper = 1.0,
+    pull: core.Hyper = 0.1,
+    follow: core.Hyper = 0.5,
     rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """FESS-GDA: local descent ascent, and a server that smooths the primal variable.
 
     From the broadcast (x, y), for each batch s
@@ -77,10 +63,10 @@ def fess_gda(
 
     See also: `minimax.local_sgda` without smoothing, `minimax.fedmuon_da`.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
-    check_range("pull", pull)
-    check_range("follow", follow, 0.0, 1.0)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
+    core.check_range("pull", pull)
+    core.check_range("follow", follow, 0.0, 1.0)
 
     def client(objective, broadcast, client_state, batches, round):
         start = broadcast.params
@@ -88,31 +74,34 @@ def fess_gda(
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
-            return move(objective, x, value_at(lr, round), rule, opt, g), ()
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, g), ()
 
-        (end, _), _ = local_steps(step, (start, rule.init(start)), batches, round)
-        return ParamsMessage(tree.sub(end, start)), client_state
+        (end, _), _ = core.local_steps(step, (start, rule.init(start)), batches, round)
+        return core.ParamsMessage(tree.sub(end, start)), client_state
 
     def server(state, mean, round):
         (x, y), z = state
-        local = as_pair(value_at(lr, round))
-        relative = as_pair(value_at(server_lr, round))
-        back = -local.x * relative.x * round.steps * value_at(pull, round)
+        local = as_pair(core.value_at(lr, round))
+        relative = as_pair(core.value_at(server_lr, round))
+        back = -local.x * relative.x * round.steps * core.value_at(pull, round)
         moved = tree.add_scaled(Pair(x, y), relative, mean.params)
         moved = moved._replace(x=tree.add_scaled(moved.x, back, tree.sub(x, z)))
-        return _State(moved, tree.mix(z, value_at(follow, round), moved.x))
+        return _State(moved, tree.mix(z, core.value_at(follow, round), moved.x))
 
     def init(params):
         return _State(params, params.x)
 
-    main = Exchange(broadcast_params, client, server)
-    return Algorithm(init, no_client_state, (main,))
+    main = core.Exchange(core.broadcast_params, client, server)
+    return core.Algorithm(init, core.no_client_state, (main,))
 
 
-@recorded
+@core.recorded
 def fed_nsgda_m(
-    lr: Hyper = 0.01, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
-) -> Algorithm:
+    lr: core.Hyper = 0.01,
+    *,
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
+) -> core.Algorithm:
     """Fed-NSGDA-M: normalized descent ascent with momentum and control variates.
 
     With z = (x, y), whose gradient in y is negated, and h = (1 - momentum) c + momentum
@@ -149,15 +138,15 @@ def fed_nsgda_m(
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
 
 
-@recorded
+@core.recorded
 def fedmuon_da(
-    lr: Hyper = 0.01,
+    lr: core.Hyper = 0.01,
     *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = after_first(0.9),
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
     polar: Polar | None = None,
     normalize_vectors: bool = True,
-) -> Algorithm:
+) -> core.Algorithm:
     """FedMuon-DA: orthogonalized descent ascent with momentum and control variates.
 
     With z = (x, y), whose gradient in y is negated, and h = (1 - momentum) c + momentum
@@ -199,14 +188,14 @@ def fedmuon_da(
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
 
 
-@recorded
+@core.recorded
 def fedsgda_clip(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = after_first(0.9),
-    clip_norm: Number = 0.1,
-) -> Algorithm:
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
+    clip_norm: core.Number = 0.1,
+) -> core.Algorithm:
     """FedSGDA-Clip: Fed-NSGDA-M that clips the direction of each variable instead.
 
     Source: Zhang and Gao 2025, arXiv:2511.04456. Checked against the paper's text. The
@@ -215,13 +204,13 @@ def fedsgda_clip(
     Args:
       clip_norm: Largest norm of the direction of each variable.
     """
-    check_range("clip_norm", clip_norm, open_low=True, schedules=False)
+    core.check_range("clip_norm", clip_norm, open_low=True, schedules=False)
     rule = per_variable(optax.clip_by_global_norm(clip_norm))
     return scaffold_m(lr=lr, server_lr=server_lr, momentum=momentum, rule=rule)
 
 
-@recorded
-def local_sgda(lr: Hyper = 0.1, *, server_lr: Hyper = 1.0) -> Algorithm:
+@core.recorded
+def local_sgda(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 1.0) -> core.Algorithm:
     """LocalSGDA: local stochastic gradient descent ascent.
 
     Source: Deng and Mahdavi 2021, AISTATS, arXiv:2102.13152. Checked against
@@ -230,8 +219,8 @@ def local_sgda(lr: Hyper = 0.1, *, server_lr: Hyper = 1.0) -> Algorithm:
     return fedavg(lr=lr, server_lr=server_lr)
 
 
-@recorded
-def local_sgdam(lr: Hyper = 0.1, *, momentum: Hyper = 0.9) -> Algorithm:
+@core.recorded
+def local_sgdam(lr: core.Hyper = 0.1, *, momentum: core.Hyper = 0.9) -> core.Algorithm:
     """LocalSGDAM: local descent ascent with averaged momenta, written from memory.
 
     Source: Sharma et al. 2022, arXiv:2203.04850. Not verified. The same as
@@ -241,8 +230,8 @@ def local_sgdam(lr: Hyper = 0.1, *, momentum: Hyper = 0.9) -> Algorithm:
     return fedmuon(lr=lr, momentum=momentum, rule=optax.identity())
 
 
-@recorded
-def fedsgda_m(lr: Hyper = 0.1, *, momentum: Hyper = 0.9) -> Algorithm:
+@core.recorded
+def fedsgda_m(lr: core.Hyper = 0.1, *, momentum: core.Hyper = 0.9) -> core.Algorithm:
     """FedSGDA-M: descent ascent of all clients, as STEM; written from memory.
 
     Source: Wu et al. 2023, Solving a Class of Non-Convex Minimax Optimization in
@@ -252,8 +241,8 @@ def fedsgda_m(lr: Hyper = 0.1, *, momentum: Hyper = 0.9) -> Algorithm:
     return stem(lr=lr, momentum=momentum)
 
 
-@recorded
-def sagda(lr: Hyper = 0.1, *, server_lr: Hyper = 1.0) -> Algorithm:
+@core.recorded
+def sagda(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 1.0) -> core.Algorithm:
     """SAGDA: descent ascent with control variates, written from memory.
 
     Source: Yang et al. 2022, arXiv:2210.00611. Not verified. The same as
@@ -263,8 +252,8 @@ def sagda(lr: Hyper = 0.1, *, server_lr: Hyper = 1.0) -> Algorithm:
     return scaffold(lr=lr, server_lr=server_lr)
 
 
-@recorded
-def fsgda(lr: Hyper = 0.1, *, server_lr: Hyper = 1.0) -> Algorithm:
+@core.recorded
+def fsgda(lr: core.Hyper = 0.1, *, server_lr: core.Hyper = 1.0) -> core.Algorithm:
     """FSGDA: LocalSGDA, with separate local and server rates.
 
     Source: Yang et al. 2022, arXiv:2210.00611. Checked against independent code. The

@@ -4,18 +4,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    after_first,
-    check_range,
-    local_steps,
-    move,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 from fedjax_muon.transforms import normalize
 
 
@@ -38,14 +28,14 @@ class Message(NamedTuple):
     direction: Any  # mean of d
 
 
-@recorded
+@core.recorded
 def padamfed_vr(
-    lr: Hyper = 0.01,
+    lr: core.Hyper = 0.01,
     *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = after_first(0.9),
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
     rule: optax.GradientTransformation = normalize(),
-) -> Algorithm:
+) -> core.Algorithm:
     """PAdaMFed-VR: normalized steps with control variates and variance reduction.
 
     With x_ the server's previous iterate and h = (1 - momentum) c + momentum g, for
@@ -74,41 +64,44 @@ def padamfed_vr(
 
     See also: `padamfed` takes one gradient per step, `scaffold_vr` does not normalize.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
-    check_range("momentum", momentum, 0.0, 1.0)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
+    core.check_range("momentum", momentum, 0.0, 1.0)
 
     def init(params):
         zeros = tree.zeros_like(params)
         return State(params, params, zeros, zeros)
 
     def send(state, round):
-        h = tree.mix(state.control, value_at(momentum, round), state.momentum)
+        h = tree.mix(state.control, core.value_at(momentum, round), state.momentum)
         return Broadcast(state.params, state.previous, h)
 
     def client(objective, broadcast, control, batches, round):
         start, previous, h = broadcast
-        b = value_at(momentum, round)
+        b = core.value_at(momentum, round)
 
         def step(carry, batch, key):
             x, opt = carry
             new = objective.grad(x, batch, key)
             old = objective.grad(previous, batch, key)
             d = tree.sub(tree.add(new, h), tree.mix(control, b, old))
-            return move(objective, x, value_at(lr, round), rule, opt, d), (new, d)
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, d), (
+                new,
+                d,
+            )
 
         carry = start, rule.init(start)
-        (x, _), (seen, d) = local_steps(step, carry, batches, round)
+        (x, _), (seen, d) = core.local_steps(step, carry, batches, round)
         return Message(tree.sub(x, start), tree.sub(seen, control), d), seen
 
     def server(state, mean, round):
         dx, dc, d = mean
         return State(
-            params=tree.add_scaled(state.params, value_at(server_lr, round), dx),
+            params=tree.add_scaled(state.params, core.value_at(server_lr, round), dx),
             previous=state.params,
             control=tree.add_scaled(state.control, round.fraction, dc),
             momentum=d,
         )
 
-    main = Exchange(send, client, server)
-    return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+    main = core.Exchange(send, client, server)
+    return core.Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)

@@ -4,19 +4,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Number,
-    broadcast_state,
-    check_range,
-    local_steps,
-    move,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 from fedjax_muon.transforms import heavy_ball
 
 
@@ -25,13 +14,13 @@ class State(NamedTuple):
     control: Any  # c: the mean of all clients' controls
 
 
-@recorded
+@core.recorded
 def scaffold(
-    lr: Hyper = 0.01,
+    lr: core.Hyper = 0.01,
     *,
-    server_lr: Hyper = 1.0,
+    server_lr: core.Hyper = 1.0,
     rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """SCAFFOLD: control variates correct every local gradient against client drift.
 
     Client i keeps c_i, its mean gradient when it last took part, and c is the mean of
@@ -58,14 +47,14 @@ def scaffold(
       >>> simulation = fm.federate(
       ...     fm.scaffold(lr=0.03, rule=muon), task, digits, clients, **sizes
       ... )
-      >>> simulation.bytes_after(1).up  # parameters and controls of two clients
+      >>> simulation.meter.bytes_after(1).up  # parameters and controls of two clients
       4960
 
     See also: `scaffold_m` adds a server momentum, `feddyn` sends half as much,
     `fedmuon_correct` corrects momenta.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
 
     def init(params):
         return State(params, tree.zeros_like(params))
@@ -75,28 +64,28 @@ def scaffold(
             x, opt = carry
             g = objective.grad(x, batch, key)
             d = tree.map(lambda g, ci, c: g - ci + c, g, control, broadcast.control)
-            return move(objective, x, value_at(lr, round), rule, opt, d), g
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, d), g
 
         carry = broadcast.params, rule.init(broadcast.params)
-        (x, _), seen = local_steps(step, carry, batches, round)
+        (x, _), seen = core.local_steps(step, carry, batches, round)
         return State(tree.sub(x, broadcast.params), tree.sub(seen, control)), seen
 
     def server(state, mean, round):
         return State(
             params=tree.add_scaled(
-                state.params, value_at(server_lr, round), mean.params
+                state.params, core.value_at(server_lr, round), mean.params
             ),
             control=tree.add_scaled(state.control, round.fraction, mean.control),
         )
 
-    main = Exchange(broadcast_state, client, server)
-    return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+    main = core.Exchange(core.broadcast_state, client, server)
+    return core.Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
 
 
-@recorded
+@core.recorded
 def scaffold_momentum(
-    lr: Hyper = 0.01, *, server_lr: Hyper = 1.0, momentum: Number = 0.9
-) -> Algorithm:
+    lr: core.Hyper = 0.01, *, server_lr: core.Hyper = 1.0, momentum: core.Number = 0.9
+) -> core.Algorithm:
     """SCAFFOLD(momentum): momentum of the corrected gradient, reset every round.
 
     Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's
@@ -108,8 +97,10 @@ def scaffold_momentum(
     return scaffold(lr=lr, server_lr=server_lr, rule=heavy_ball(momentum))
 
 
-@recorded
-def scaffold_adam(lr: Hyper = 0.001, *, server_lr: Hyper = 1.0) -> Algorithm:
+@core.recorded
+def scaffold_adam(
+    lr: core.Hyper = 0.001, *, server_lr: core.Hyper = 1.0
+) -> core.Algorithm:
     """SCAFFOLD(Adam): Adam on the corrected gradient, reset every round.
 
     Source: Takezawa et al. 2026, ICLR, arXiv:2509.26337. Checked against the paper's

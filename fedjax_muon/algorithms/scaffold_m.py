@@ -4,18 +4,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    after_first,
-    check_range,
-    local_steps,
-    move,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 from fedjax_muon.transforms import normalize
 
 
@@ -35,14 +25,14 @@ class Message(NamedTuple):
     control: Any  # change of c_i
 
 
-@recorded
+@core.recorded
 def scaffold_m(
-    lr: Hyper = 0.1,
+    lr: core.Hyper = 0.1,
     *,
-    server_lr: Hyper = 1.0,
-    momentum: Hyper = after_first(0.9),
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
     rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """SCAFFOLD-M: control variates and server momentum.
 
     From the broadcast (x, h) with h = (1 - momentum) c + momentum g, for each batch s
@@ -75,48 +65,51 @@ def scaffold_m(
 
     See also: `padamfed`, `scaffold`, `scaffold_vr`, and `minimax.fedmuon_da`.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
-    check_range("momentum", momentum, 0.0, 1.0)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
+    core.check_range("momentum", momentum, 0.0, 1.0)
 
     def init(params):
         return State(params, tree.zeros_like(params), tree.zeros_like(params))
 
     def send(state, round):
-        h = tree.mix(state.control, value_at(momentum, round), state.momentum)
+        h = tree.mix(state.control, core.value_at(momentum, round), state.momentum)
         return Broadcast(state.params, h)
 
     def client(objective, broadcast, control, batches, round):
         start, h = broadcast
-        weight = tree.map(lambda b: 1 - b, value_at(momentum, round))
+        weight = tree.map(lambda b: 1 - b, core.value_at(momentum, round))
 
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
             d = tree.add_scaled(h, weight, tree.sub(g, control))
-            return move(objective, x, value_at(lr, round), rule, opt, d), g
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, d), g
 
         carry = start, rule.init(start)
-        (x, _), seen = local_steps(step, carry, batches, round)
+        (x, _), seen = core.local_steps(step, carry, batches, round)
         return Message(tree.sub(x, start), tree.sub(seen, control)), seen
 
     def server(state, mean, round):
         dx, dc = mean
         new = tree.add(state.control, dc)
         return State(
-            params=tree.add_scaled(state.params, value_at(server_lr, round), dx),
+            params=tree.add_scaled(state.params, core.value_at(server_lr, round), dx),
             control=tree.add_scaled(state.control, round.fraction, dc),
-            momentum=tree.mix(new, value_at(momentum, round), state.momentum),
+            momentum=tree.mix(new, core.value_at(momentum, round), state.momentum),
         )
 
-    main = Exchange(send, client, server)
-    return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+    main = core.Exchange(send, client, server)
+    return core.Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
 
 
-@recorded
+@core.recorded
 def padamfed(
-    lr: Hyper = 0.01, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
-) -> Algorithm:
+    lr: core.Hyper = 0.01,
+    *,
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
+) -> core.Algorithm:
     """PAdaMFed: SCAFFOLD-M with local steps of the length `lr`.
 
     Source: Yan et al. 2025, Problem-Parameter-Free Federated Learning, ICLR. Checked

@@ -2,18 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    after_first,
-    check_range,
-    local_steps,
-    mean_direction,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -34,10 +24,13 @@ class Message(NamedTuple):
     control: Any  # change of c_i
 
 
-@recorded
+@core.recorded
 def scaffold_vr(
-    lr: Hyper = 0.003, *, server_lr: Hyper = 1.0, momentum: Hyper = after_first(0.9)
-) -> Algorithm:
+    lr: core.Hyper = 0.003,
+    *,
+    server_lr: core.Hyper = 1.0,
+    momentum: core.Hyper = core.after_first(0.9),
+) -> core.Algorithm:
     """SCAFFOLD-VR: control variates, and server momentum with two gradients on a batch.
 
     With x_ the server's previous iterate and h = (1 - momentum) c + momentum g, for
@@ -61,45 +54,47 @@ def scaffold_vr(
     Example:
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> simulation = fm.federate(fm.scaffold_vr(), task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # three models down, two up
+      >>> simulation.meter.bytes_after(1)  # three models down, two up
       Traffic(down=14880, up=9920)
 
     See also: `scaffold_m`, `fedavg_vr` without control variates, `padamfed_vr` with
     normalized steps.
     """
-    check_range("lr", lr)
-    check_range("server_lr", server_lr)
-    check_range("momentum", momentum, 0.0, 1.0)
+    core.check_range("lr", lr)
+    core.check_range("server_lr", server_lr)
+    core.check_range("momentum", momentum, 0.0, 1.0)
 
     def init(params):
         zeros = tree.zeros_like(params)
         return State(params, params, zeros, zeros)
 
     def send(state, round):
-        h = tree.mix(state.control, value_at(momentum, round), state.momentum)
+        h = tree.mix(state.control, core.value_at(momentum, round), state.momentum)
         return Broadcast(state.params, state.previous, h)
 
     def client(objective, broadcast, control, batches, round):
         start, previous, h = broadcast
-        b = value_at(momentum, round)
+        b = core.value_at(momentum, round)
 
         def step(x, batch, key):
             new = objective.grad(x, batch, key)
             old = objective.grad(previous, batch, key)
             d = tree.sub(tree.add(new, h), tree.mix(control, b, old))
-            return objective.project(tree.sub_scaled(x, value_at(lr, round), d)), new
+            return objective.project(
+                tree.sub_scaled(x, core.value_at(lr, round), d)
+            ), new
 
-        x, seen = local_steps(step, start, batches, round)
+        x, seen = core.local_steps(step, start, batches, round)
         return Message(tree.sub(x, start), tree.sub(seen, control)), seen
 
     def server(state, mean, round):
         dx, dc = mean
         return State(
-            params=tree.add_scaled(state.params, value_at(server_lr, round), dx),
+            params=tree.add_scaled(state.params, core.value_at(server_lr, round), dx),
             previous=state.params,
             control=tree.add_scaled(state.control, round.fraction, dc),
-            momentum=mean_direction(lr, round, dx, state.momentum),
+            momentum=core.mean_direction(lr, round, dx, state.momentum),
         )
 
-    main = Exchange(send, client, server)
-    return Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)
+    main = core.Exchange(send, client, server)
+    return core.Algorithm(init, tree.zeros_like, (main,), uniform_weights=True)

@@ -4,20 +4,8 @@ from typing import Any, NamedTuple
 
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    broadcast_params,
-    broadcast_state,
-    check_range,
-    descend,
-    local_steps,
-    mean_gradient,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -29,13 +17,13 @@ class Direction(NamedTuple):
     momentum: Any
 
 
-@recorded
+@core.recorded
 def stem(
-    lr: Hyper = 0.01,
+    lr: core.Hyper = 0.01,
     *,
-    momentum: Hyper = 0.9,
+    momentum: core.Hyper = 0.9,
     rule: optax.GradientTransformation = optax.identity(),
-) -> Algorithm:
+) -> core.Algorithm:
     """STEM: momentum with two gradients on the same batch, averaged within a step.
 
     With x_ the client's own previous iterate, for each of K batches s
@@ -64,17 +52,17 @@ def stem(
     See also: `fafed` adds a preconditioner, `fedavg_vr` samples clients,
     `minimax.fedsgda_m` is the method on pairs.
     """
-    check_range("lr", lr)
-    check_range("momentum", momentum, 0.0, 1.0)
+    core.check_range("lr", lr)
+    core.check_range("momentum", momentum, 0.0, 1.0)
 
     def init(params):
         return State(params, tree.zeros_like(params))
 
     def step_along(x, d, round):
-        return descend(x, value_at(lr, round), rule, rule.init(x), d)[0]
+        return core.descend(x, core.value_at(lr, round), rule, rule.init(x), d)[0]
 
     def first(objective, broadcast, client_state, batches, round):
-        d = mean_gradient(objective, broadcast.params, batches, round)
+        d = core.mean_gradient(objective, broadcast.params, batches, round)
         return Direction(d), client_state
 
     def start(state, mean, round):
@@ -86,11 +74,11 @@ def stem(
             x, previous, d = carry
             new = objective.grad(x, batch, key)
             old = objective.grad(previous, batch, key)
-            d = tree.add_scaled(new, value_at(momentum, round), tree.sub(d, old))
+            d = tree.add_scaled(new, core.value_at(momentum, round), tree.sub(d, old))
             return (objective.project(step_along(x, d, round)), x, d), ()
 
         x, d = broadcast
-        (_, last, d), _ = local_steps(step, (x, previous, d), batches, round)
+        (_, last, d), _ = core.local_steps(step, (x, previous, d), batches, round)
         return State(tree.sub(last, x), d), last
 
     def server(state, mean, round):
@@ -98,7 +86,9 @@ def stem(
         x = tree.add(state.params, dx)
         return State(step_along(x, d, round), d)
 
-    prologue = Exchange(broadcast_params, first, start)
-    main = Exchange(broadcast_state, client, server)
+    prologue = core.Exchange(core.broadcast_params, first, start)
+    main = core.Exchange(core.broadcast_state, client, server)
     init_client = lambda params: params  # x_
-    return Algorithm(init, init_client, (main,), (prologue,), full_participation=True)
+    return core.Algorithm(
+        init, init_client, (main,), (prologue,), full_participation=True
+    )

@@ -8,21 +8,8 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Params,
-    ParamsMessage,
-    check_count,
-    check_range,
-    descend,
-    local_steps,
-    move,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 
 class State(NamedTuple):
@@ -36,25 +23,27 @@ class ClientState(NamedTuple):
     opt: optax.OptState  # of the local rule
 
 
-def _split(params: Params, count: int) -> tuple[jax.Array, Callable[..., Params]]:
+def _split(
+    params: core.Params, count: int
+) -> tuple[jax.Array, Callable[..., core.Params]]:
     """The entries as rows of equal size, padded with zeros; and the way back."""
     flat, unravel = ravel_pytree(params)
     padded = jnp.pad(flat, (0, -flat.size % count))
     return padded.reshape(count, -1), lambda rows: unravel(rows.ravel()[: flat.size])
 
 
-@recorded
+@core.recorded
 def streaming_diloco(
-    lr: Hyper = 0.0004,
+    lr: core.Hyper = 0.0004,
     *,
     fragments: int = 3,
-    own_share: Hyper = 0.0,
+    own_share: core.Hyper = 0.0,
     rule: optax.GradientTransformation = optax.chain(
         optax.scale_by_adam(), optax.add_decayed_weights(0.1)
     ),
-    server_lr: Hyper = 0.7,
+    server_lr: core.Hyper = 0.7,
     server_rule: optax.GradientTransformation = optax.trace(0.9, nesterov=True),
-) -> Algorithm:
+) -> core.Algorithm:
     """Streaming DiLoCo: a round synchronizes one of P fragments of the model.
 
     In round r, with p = r mod P, client i receives fragment p - 1 as the server updated
@@ -88,15 +77,15 @@ def streaming_diloco(
       >>> stream = fm.streaming_diloco(lr=0.02, fragments=2, rule=muon)
       >>> sizes = {"cohort": 4, "local_steps": 5, "batch_size": 8}
       >>> simulation = fm.federate(stream, task, digits, clients, **sizes)
-      >>> simulation.bytes_after(1)  # half a model in each direction
+      >>> simulation.meter.bytes_after(1)  # half a model in each direction
       Traffic(down=2480, up=2480)
 
     See also: `diloco`, `muloco`, and `sparseloco` for fewer bytes in total.
     """
-    check_range("lr", lr)
-    check_count("fragments", fragments)
-    check_range("own_share", own_share, 0.0, 1.0)
-    check_range("server_lr", server_lr)
+    core.check_range("lr", lr)
+    core.check_count("fragments", fragments)
+    core.check_range("own_share", own_share, 0.0, 1.0)
+    core.check_range("server_lr", server_lr)
 
     def init(params):
         rows, _ = _split(params, fragments)
@@ -107,32 +96,32 @@ def streaming_diloco(
 
     def broadcast(state, round):
         rows, _ = _split(state.params, fragments)
-        return ParamsMessage(rows[(round.index - 1) % fragments])
+        return core.ParamsMessage(rows[(round.index - 1) % fragments])
 
     def client(objective, broadcast, client_state, batches, round):
         x, shared, opt = client_state
         rows, joined = _split(x, fragments)
         last, now = (round.index - 1) % fragments, round.index % fragments
-        own = tree.mix(broadcast.params, value_at(own_share, round), rows[last])
+        own = tree.mix(broadcast.params, core.value_at(own_share, round), rows[last])
         start = objective.project(joined(rows.at[last].set(own)))
         shared = shared.at[last].set(broadcast.params)
 
         def step(carry, batch, key):
             x, opt = carry
             g = objective.grad(x, batch, key)
-            return move(objective, x, value_at(lr, round), rule, opt, g), ()
+            return core.move(objective, x, core.value_at(lr, round), rule, opt, g), ()
 
-        (x, opt), _ = local_steps(step, (start, opt), batches, round)
+        (x, opt), _ = core.local_steps(step, (start, opt), batches, round)
         change = shared[now] - _split(x, fragments)[0][now]
-        return ParamsMessage(change), ClientState(x, shared, opt)
+        return core.ParamsMessage(change), ClientState(x, shared, opt)
 
     def server(state, mean, round):
         rows, joined = _split(state.params, fragments)
-        now, eta = round.index % fragments, value_at(server_lr, round)
+        now, eta = round.index % fragments, core.value_at(server_lr, round)
         opt = tree.map(lambda x: x[now], state.opt)
-        row, opt = descend(rows[now], eta, server_rule, opt, mean.params)
+        row, opt = core.descend(rows[now], eta, server_rule, opt, mean.params)
         put = lambda all, one: all.at[now].set(one)
         return State(joined(put(rows, row)), tree.map(put, state.opt, opt))
 
-    main = Exchange(broadcast, client, server)
-    return Algorithm(init, init_client, (main,), full_participation=True)
+    main = core.Exchange(broadcast, client, server)
+    return core.Algorithm(init, init_client, (main,), full_participation=True)

@@ -15,25 +15,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_muon import experiments
+from fedjax_muon import runs
 from fedjax_muon.ahead_of_time import compile_for, report
 from fedjax_muon.cli import jobs, launch as launching
 from fedjax_muon.cli.errors import logged, refusing
 from fedjax_muon.cli.jobs import Job, Words
 from fedjax_muon.cli.names import Grid, importing_only, near
 from fedjax_muon.core import Algorithm
-from fedjax_muon.data.dataset import summary
+from fedjax_muon.data.dataset import summary as summary_of
 from fedjax_muon.engine.plans import Plan
 from fedjax_muon.engine.processes import is_first, run_on_first
-from fedjax_muon.experiments.prepared import score_of
-from fedjax_muon.experiments.sweeping import SHARES, Swept
-from fedjax_muon.experiments.tuned import RATES
 from fedjax_muon.files import claim, read_text, reading
 from fedjax_muon.models.convolution import by_patches
 from fedjax_muon.problems import Problem
-from fedjax_muon.reporting import comparison, plots, tables
+from fedjax_muon.runs import plots, summary, tables
+from fedjax_muon.runs.rates import RATES
+from fedjax_muon.runs.search import around
+from fedjax_muon.runs.simulate import score_of
+from fedjax_muon.runs.sweep import Swept, check_sweep
 from fedjax_muon.simulation.memory import check_memory
-from fedjax_muon.simulation.simulation import NonFiniteError, Simulation
+from fedjax_muon.simulation.meter import NonFiniteError
+from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.tuning import tune
 from fedjax_muon.terminal import plain_console
 
@@ -136,7 +138,7 @@ def checked(members: str, dataset: Any, job: Job) -> Any:
         check_memory(simulation)
         if not told:
             sizes = np.asarray(simulation.clients.size).tolist()
-            say(summary(dataset, sizes, members=members))
+            say(summary_of(dataset, sizes, members=members))
             say(f"on {launching.device_words(job.devices)}")
             told.append(True)
 
@@ -148,7 +150,7 @@ def parsed_train(argv: Sequence[str]) -> Job:
     words = Words(argv)
     if len(words.first) > 1:
         raise ValueError("train takes one method; for several, use compare")
-    return Job(words, experiments.train, jobs.training, [usual_method(words)])
+    return Job(words, runs.train, jobs.training, [usual_method(words)])
 
 
 def usual_method(words: Words) -> str:
@@ -169,7 +171,7 @@ def train(argv: Sequence[str]) -> None:
         _announced(job)
         seed = job.given.get("seed", 0)
         if "compile_for" in job.extra:
-            simulation = experiments.simulate(method, problem, seed, **how)
+            simulation = runs.simulate(method, problem, seed, **how)
             compiled = compile_for(
                 simulation, job.extra["compile_for"], plan=how.get("plan")
             )
@@ -182,13 +184,9 @@ def train(argv: Sequence[str]) -> None:
             argv = [*words.texts(), *options]
         place = Place(job.calls[0].name, ["train", *argv], job)
     given = {**job.given, **how, "directory": place.directory}
-    members = "client" if job.federated else "agent"
-    check = checked(members, problem.dataset, job)
     with place.running():
         try:
-            done = experiments.train(
-                method, problem, check=check, begun=place.begun, **given
-            )
+            done = runs.train(method, problem, begun=place.begun, **given)
         except NonFiniteError as error:
             say(str(error), style="red")
             sys.exit(1)
@@ -203,12 +201,12 @@ def _tell(
     with refusing():
         columns = {k: np.array([row[k] for row in records]) for k in records[0]}
         plots.curves({label: [columns]}, directory / "curves.png")
-        say(comparison.risen_loss(columns), style="yellow")
+        say(summary.risen_loss(columns), style="yellow")
     virtual = ""
     if "virtual_seconds" in columns:
         virtual = f" and {columns['virtual_seconds'][-1]:.1f} virtual seconds"
     say(
-        f"test {score} {columns[comparison.score_column(columns)][-1]:.4f} after "
+        f"test {score} {columns[summary.score_column(columns)][-1]:.4f} after "
         f"{columns['round'][-1]} rounds{virtual}; metrics and figure in {directory}"
     )
     if "personal_accuracy_mean" in columns:
@@ -238,10 +236,7 @@ def _fastest(
         others = {**job.problem_call.keywords, "model": patches}
         forms["patches"] = job.problem_call.given(others).made(job.rounds)
     tuned = tune(
-        {
-            name: experiments.simulate(method, each, seed, **how)
-            for name, each in forms.items()
-        }
+        {name: runs.simulate(method, each, seed, **how) for name, each in forms.items()}
     )
     times = ", ".join(f"{n} {1e3 * s:.3g} ms" for n, s in tuned.seconds.items())
     say(f"fastest plan: {tuned.plan} (a round by plan: {times})")
@@ -256,7 +251,7 @@ def parsed_compare(argv: Sequence[str]) -> Job:
     words = Words(argv)
     problem = words.options.get("problem", "classification").partition(":")[0]
     usual = [*RATES.get(problem, RATES["classification"])]
-    return Job(words, experiments.compare, jobs.comparing, usual)
+    return Job(words, runs.compare, jobs.comparing, usual)
 
 
 def compare(argv: Sequence[str]) -> None:
@@ -279,9 +274,9 @@ def compare(argv: Sequence[str]) -> None:
         }
         if grids:
             seeds = len(job.given.get("seeds", (0, 1, 2)))
-            runs = 2 * sum(len(grid["lr"]) for grid in grids.values())
+            trials = 2 * sum(len(grid["lr"]) for grid in grids.values())
             words = (
-                f"tuning learning rates first: {runs} runs of {job.rounds} rounds, "
+                f"tuning learning rates first: {trials} runs of {job.rounds} rounds, "
                 "more where the best rate is at the edge, then "
                 f"{len(methods) * seeds} of the comparison; --quick skips this, "
                 "NAME:lr=RATE sets a rate"
@@ -290,11 +285,10 @@ def compare(argv: Sequence[str]) -> None:
         place = Place("compare", ["compare", *argv], job)
     say(words)
     given = {**job.given, **how, "directory": place.directory}
-    members = "client" if job.federated else "agent"
-    check = checked(members, problem.dataset, job)
     with place.running():
-        result = experiments.compare(
-            methods, problem, grids=grids, check=check, begun=place.begun, **given
+        named_grid = {f"{k}.{n}": v for k, g in grids.items() for n, v in g.items()}
+        result = runs.compare(
+            methods, problem, grid=named_grid, begun=place.begun, **given
         )
     if is_first():
         for table in result.all_tables():
@@ -338,8 +332,7 @@ def take_rates(job: Job) -> str:
         if best is not None:
             call.keywords["lr"] = best.lr
         if not (private or job.extra.get("quick")) and isinstance(usual, int | float):
-            rates = tuple(float(f"{share * usual:.3g}") for share in SHARES)
-            job.grids[str(number)] = {"lr": Grid(rates)}
+            job.grids[str(number)] = {"lr": Grid(around(usual))}
     if private and untuned:
         return (
             f"the learning rates of {', '.join(untuned)} were not tuned with this clip "
@@ -356,7 +349,7 @@ def parsed_sweep(argv: Sequence[str]) -> Job:
             "name the methods of the sweep, or all, such as: sweep fedavg fedmuon "
             "--lr 0.01,0.03,0.1"
         )
-    return Job(words, experiments.sweep, jobs.sweeping)
+    return Job(words, runs.sweep, jobs.sweeping)
 
 
 def sweep(argv: Sequence[str]) -> None:
@@ -385,27 +378,19 @@ def sweep(argv: Sequence[str]) -> None:
         place = Place("sweep", ["sweep", *argv], job)
         for label, grid in grids.items():
             seeds = job.given.get("seeds", (0,))
-            experiments.sweeping.check_sweep(methods[label], grid, seeds, how)
-    done = {}
+            check_sweep(methods[label], grid, seeds, how)
     members = "client" if job.federated else "agent"
     points = [math.prod(map(len, grid.values())) for grid in grids.values()]
     more = ", more where the best rate is at the edge" * job.given.get("extend", True)
-    runs = sum(points) * len(job.given.get("seeds", (0,)))
-    say(f"{runs} runs of {job.rounds} rounds{more}")
-    say(summary(problem.dataset, list(map(len, problem.parts(0))), members=members))
+    number = sum(points) * len(job.given.get("seeds", (0,)))
+    say(f"{number} runs of {job.rounds} rounds{more}")
+    say(summary_of(problem.dataset, list(map(len, problem.parts(0))), members=members))
+    named_grid = {f"{k}.{n}": v for k, g in grids.items() for n, v in g.items()}
     with place.running():
-        for call, (label, method) in zip(job.calls, methods.items(), strict=True):
-            given = {**job.given, **how, "begun": place.begun}
-            given["directory"] = place.directory / call.name.replace(":", "-")
-            done[label] = experiments.sweep(method, problem, grids[label], **given)
-    if job.given.get("part", "1/1") != "1/1":
-        say(
-            "this part is finished; when all are, merge them with: "
-            f"{place.resume} --part 1/1"
-        )
-        return
-    with refusing():
-        table = experiments.sweeping.report_of(done, place.directory)
+        given = {**job.given, **how, "begun": place.begun}
+        given["directory"] = place.directory
+        done = runs.sweep(methods, problem, named_grid, **given)
+    table = done.table()
     plain_console().print(tables.for_terminal(table))
     say(f"all cells, summary and figures in {place.directory}")
     if all(each.best is None for each in done.values()):

@@ -41,17 +41,17 @@ from fedjax_muon.deploy.federation import Federation, federation
 from fedjax_muon.deploy.node import Node
 from fedjax_muon.deploy.rounds import Missing, Progress, Send
 from fedjax_muon.deploy.server import serve
-from fedjax_muon.experiments.directory import CHECKPOINTS, METRICS
-from fedjax_muon.experiments.prepared import (
+from fedjax_muon.files import read_text, reading, write
+from fedjax_muon.problems import Problem
+from fedjax_muon.runs import metrics_csv
+from fedjax_muon.runs.directory import CHECKPOINTS, METRICS
+from fedjax_muon.runs.simulate import (
     needs_all,
     score_of,
     settings_of,
     start_key,
 )
-from fedjax_muon.files import read_text, reading, write
-from fedjax_muon.problems import Problem
-from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.reporting.comparison import score_column
+from fedjax_muon.runs.summary import score_column
 from fedjax_muon.simulation.arguments import check_dataset
 from fedjax_muon.simulation.arrivals import PROLOGUE
 from fedjax_muon.simulation.evaluation import measure

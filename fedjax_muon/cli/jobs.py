@@ -25,9 +25,9 @@ from fedjax_muon.decentralized import ALL as OF_AGENTS, PRIVATE_METHODS
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.private_methods import ExamplePrivacy
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.experiments.prepared import Method
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.problems import Problem
+from fedjax_muon.runs.simulate import Method
 from fedjax_muon.simulation.federated import federate
 
 # methods of agents that minimize; the others are for the AUC

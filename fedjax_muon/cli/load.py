@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_muon import experiments
+from fedjax_muon import runs
 from fedjax_muon.cli import commands
 from fedjax_muon.cli.errors import refusing
 from fedjax_muon.cli.jobs import Job, Words, launch
 from fedjax_muon.cli.names import importing_only
 from fedjax_muon.core.recipe import numbers_of, with_numbers
 from fedjax_muon.data.dataset import digest
-from fedjax_muon.experiments.comparing import folder_of
-from fedjax_muon.experiments.directory import CHECKPOINTS, METRICS
-from fedjax_muon.experiments.identity import IDENTITY, check_same, words_of
-from fedjax_muon.experiments.prepared import Method, name_of
-from fedjax_muon.experiments.recording import last_state
-from fedjax_muon.experiments.training import Job as Run, job_of
 from fedjax_muon.files import reading
 from fedjax_muon.models.weights import check_target, save_params
 from fedjax_muon.problems import Problem
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
+from fedjax_muon.runs.compare import folder_of
+from fedjax_muon.runs.directory import CHECKPOINTS, METRICS
+from fedjax_muon.runs.identity import IDENTITY, check_same, words_of
+from fedjax_muon.runs.record import last_state
+from fedjax_muon.runs.simulate import Method, name_of
+from fedjax_muon.runs.train import Job as Run, job_of
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record
 from fedjax_muon.versions import PACKAGE_VERSION, check_installed
@@ -142,7 +142,7 @@ class LoadedRun:
             problem,
             self.seed,
             how,
-            experiments.simulate(self.method, problem, self.seed, **how),
+            runs.simulate(self.method, problem, self.seed, **how),
             digest(problem.dataset),
             self.directory,
             rounds=max([job.rounds, *map(int, rounds)]),
@@ -200,10 +200,10 @@ def load_run(directory: str | Path, *, trust: Collection[str] = ()) -> LoadedRun
     place = Path(directory).expanduser()
     if "seed" in words_of(place):
         return LoadedRun(place, trust)
-    runs = sorted(place.glob(f"**/seed*/{METRICS}")) if place.is_dir() else []
-    if not runs:
+    found = sorted(place.glob(f"**/seed*/{METRICS}")) if place.is_dir() else []
+    if not found:
         raise ValueError(f"{directory} is not the directory of a run")
-    cells = [str(path.parent) for path in runs]
+    cells = [str(path.parent) for path in found]
     more = ", ..." if len(cells) > MOST_NAMED else ""
     raise ValueError(
         f"{directory} has {len(cells)} runs; load one of them: "

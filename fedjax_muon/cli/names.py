@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_muon import algorithms, decentralized, problems, transforms
+from fedjax_muon import algorithms, decentralized, problems, simulation, transforms
 from fedjax_muon.algorithms import minimax
 from fedjax_muon.algorithms.registry import Method
 from fedjax_muon.core.recipe import hyper_parameters
@@ -39,14 +39,6 @@ from fedjax_muon.decentralized import mixing, topology
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz
 from fedjax_muon.models.convolution import by_patches, convolution
-from fedjax_muon.simulation import (
-    arrivals,
-    batching,
-    clocks,
-    cohorts,
-    participation,
-    staleness,
-)
 from fedjax_muon.tasks.augmentation import crop_and_flip
 from fedjax_muon.wrappers import aggregators, attacks, compression, personalization
 
@@ -116,24 +108,26 @@ TABLES: dict[str, Table] = {
     "augment": _named(crop_and_flip),
     "convolution": {"direct": convolution, "patches": by_patches},
     "cohort": _named(
-        cohorts.sampled,
-        cohorts.poisson,
-        cohorts.timed,
-        arrivals.buffered,
-        arrivals.fedasync,
-        arrivals.replayed,
+        simulation.cohorts.sampled,
+        simulation.cohorts.poisson,
+        simulation.cohorts.timed,
+        simulation.arrivals.buffered,
+        simulation.arrivals.fedasync,
+        simulation.arrivals.replayed,
     ),
-    "arrivals": _named(arrivals.buffered, arrivals.fedasync),
-    "clock": _public(clocks, "absent", "measured"),
-    "staleness": _public(staleness),
-    "damping": _public(staleness),
+    "arrivals": _named(simulation.arrivals.buffered, simulation.arrivals.fedasync),
+    "clock": _public(simulation.clocks, "absent", "measured"),
+    "staleness": _public(simulation.staleness),
+    "damping": _public(simulation.staleness),
     "plan": _named(plans.loop, plans.mapped, plans.vmapped, plans.chunked),
     "sampler": _named(
-        batching.shuffled_epochs, batching.with_replacement, batching.full_batch
+        simulation.batching.shuffled_epochs,
+        simulation.batching.with_replacement,
+        simulation.batching.full_batch,
     ),
     "weighting": {
-        "uniform": participation.uniform,
-        "examples": participation.by_examples,
+        "uniform": simulation.participation.uniform,
+        "examples": simulation.participation.by_examples,
     },
     "mixer": _named(mixing.dense, mixing.sparse, mixing.shifted),
     "polar": {

@@ -23,10 +23,10 @@ from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.loading import TFDS, place_of, source_of
 from fedjax_muon.data.partition import label_counts
 from fedjax_muon.data.source import Source
-from fedjax_muon.experiments.directory import METRICS
-from fedjax_muon.experiments.identity import ARRAYS, CODE, IDENTITY, words_of
-from fedjax_muon.experiments.sweeping import read_points
-from fedjax_muon.reporting import comparison, metrics_csv, plots
+from fedjax_muon.runs import metrics_csv, plots, summary
+from fedjax_muon.runs.cells import read_points
+from fedjax_muon.runs.directory import METRICS
+from fedjax_muon.runs.identity import ARRAYS, CODE, IDENTITY, words_of
 from fedjax_muon.terminal import plain_console
 from fedjax_muon.versions import install_command
 
@@ -75,7 +75,7 @@ def plot(argv: Sequence[str]) -> None:
                 shown[tuple(known.get(f"problem.{n}", "") for n in SHOWN)] = place
                 if "grid" not in known:
                     singles.append((known, metrics_csv.read(place / METRICS)))
-                elif (best := comparison.best(read_points(place))) is not None:
+                elif (best := summary.best(read_points(place))) is not None:
                     runs.setdefault(label_of(known), []).extend(best.runs)
             if not found:
                 raise ValueError(
@@ -91,7 +91,7 @@ def plot(argv: Sequence[str]) -> None:
         labels = distinct_labels([known for known, _ in singles])
         for label, (_, columns) in zip(labels, singles, strict=True):
             runs.setdefault(label, []).append(columns)
-        comparison.check_rounds(runs)
+        summary.check_rounds(runs)
         plots.curves(runs, output)
     print(output)
 

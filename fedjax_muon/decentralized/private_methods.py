@@ -27,15 +27,17 @@ from fedjax_muon.decentralized.private import (
     PrivateMethod,
 )
 from fedjax_muon.decentralized.tracking import gradient_tracking
-from fedjax_muon.privacy.accounting import check_epsilon
 from fedjax_muon.privacy.correlated import Strategy
 from fedjax_muon.privacy.guarantees import (
     Guarantee,
     PrivacySpec,
     calibrated,
+    check_complete,
+    check_epsilons,
     check_noise,
     checked_accountant,
     report,
+    the_epsilon,
 )
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson, Sampling
 from fedjax_muon.simulation.batching import (
@@ -59,9 +61,10 @@ class ExamplePrivacy:
     holds for the agent that is protected least.
 
     Args:
-      rounds: Number of rounds after t = 0 that the guarantee covers.
-      epsilon: Of a whole run; inf is without noise and without privacy. The command
-        `compare` takes several.
+      rounds: Number of rounds after t = 0 that the guarantee covers. In `train` and
+        `compare`, that of the call by default; `decentralize` needs it.
+      epsilon: Of a whole run; inf is without noise and without privacy. `compare` takes
+        several.
       delta: Below one over the number of examples of each agent.
       clip_norm: Largest norm of the gradient of an example.
       change_clip_norm: For private_storm: largest norm of the change of an example's
@@ -79,8 +82,8 @@ class ExamplePrivacy:
     """
 
     _: dataclasses.KW_ONLY
-    rounds: int
-    epsilon: float | None = None
+    rounds: int = 0  # of the call
+    epsilon: float | tuple[float, ...] | None = None
     delta: float = 1e-5
     clip_norm: float = 0.2
     change_clip_norm: float | None = None
@@ -92,16 +95,18 @@ class ExamplePrivacy:
     publish_training_metrics: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.epsilon, list):
+            object.__setattr__(self, "epsilon", tuple(self.epsilon))
         check_noise(self.epsilon, self.noise_scale, "noise_scale")
-        check_count("rounds", self.rounds)
+        check_count("rounds", self.rounds, 0)
         check_count("bands", self.bands)
-        if self.epsilon is not None:
-            check_epsilon(self.epsilon)
+        check_epsilons(self.epsilon)
         if self.noise_scale is not None:
             check_range("noise_scale", self.noise_scale, open_low=True, schedules=False)
 
     def bound(self, agents: PrivateAgents, batch_size: int, smallest: int) -> "Bound":
         """The promise for a method, whose smallest agent has so many examples."""
+        check_complete({"rounds": self.rounds})
         check_count("batch_size", batch_size)
         if self.max_batch is not None:
             check_count("max_batch", self.max_batch, batch_size)
@@ -157,11 +162,12 @@ class Bound(NamedTuple):
         promise, specs = self.promise, [*map(self._spec, sorted(set(sizes)))]
         checked_accountant(specs[0])
         scale = promise.noise_scale
-        if promise.epsilon is not None:
+        epsilon = the_epsilon(promise.epsilon)
+        if epsilon is not None:
             scale = 0.0
             for spec in specs:  # the search takes seconds: protected agents skip it
-                if self._epsilon(spec, scale) > promise.epsilon:
-                    (release,) = calibrated(spec, promise.epsilon).releases.values()
+                if self._epsilon(spec, scale) > epsilon:
+                    (release,) = calibrated(spec, epsilon).releases.values()
                     scale = release.noise.smallest
         assert scale is not None  # checked at the beginning
         worst = specs[0]

@@ -52,6 +52,7 @@ from fedjax_muon.simulation.batching import (
     shuffled_epochs,
 )
 from fedjax_muon.simulation.evaluation import ClientTests, Evaluation, evaluate
+from fedjax_muon.simulation.meter import Meter
 from fedjax_muon.simulation.program import (
     Data,
     Program,
@@ -313,7 +314,9 @@ def decentralize(
     if program.shardings is not None:
         data = jax.device_put(data, program.shardings[0])
     run = program.placed(run)
-    return checked(Simulation(program, compiled(program), data, run, links, guarantee))
+    known: Any = {"links": links, "private": guarantee is not None}
+    meter = Meter.of(program, data, run, **known)
+    return checked(Simulation(program, compiled(program), data, run, meter, guarantee))
 
 
 def program_of(setup: GossipSetup) -> Program:

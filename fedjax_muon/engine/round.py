@@ -12,24 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Gathered,
-    Messages,
-    Objective,
-    Params,
-    Project,
-    Round,
-    check_count,
-    exchange_shapes,
-    only_finite,
-    returned,
-    sent_bytes,
-    streams,
-    tree,
-    unconstrained,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 from fedjax_muon.engine.plans import Client, CohortMember, Plan, Result
 
 # (one client's entry of batches, key) -> batches
@@ -50,19 +34,19 @@ class State(NamedTuple):
 
 
 def init(
-    algorithm: Algorithm,
-    params: Params,
+    algorithm: core.Algorithm,
+    params: core.Params,
     num_clients: int,
     shares: int = 1,
     *,
-    project: Project = unconstrained,
+    project: core.Project = core.unconstrained,
 ) -> State:
     """Makes the state before the prologue and round 0.
 
     Args:
       shares: Divisor of the number of client states, which are padded if necessary.
     """
-    check_count("num_clients", num_clients)
+    core.check_count("num_clients", num_clients)
     params = project(jax.tree.map(lambda x: jnp.array(x), params))
     one = algorithm.init_client(params)
     rows = num_clients + -num_clients % shares
@@ -78,18 +62,21 @@ def _unchanged(batches: Any, key: jax.Array) -> Any:
     return batches
 
 
-def _projected(objective: Objective, server: Any) -> Any:
+def _projected(objective: core.Objective, server: Any) -> Any:
     """Projects the server's parameters.
 
     Server rules, rates above 1, compression and noise can leave the constraint set.
     """
-    if objective.project is unconstrained:
+    if objective.project is core.unconstrained:
         return server
     return server._replace(params=objective.project(server.params))
 
 
 def _client(
-    exchange: Exchange, objective: Objective, draw: Draw, round_info: Round
+    exchange: core.Exchange,
+    objective: core.Objective,
+    draw: Draw,
+    round_info: core.Round,
 ) -> Client:
     """Makes the function of one client of an exchange, which plans call."""
 
@@ -100,7 +87,7 @@ def _client(
             round = round._replace(steps=member.steps)
         if member.start is not None:
             round = round._replace(index=member.start)
-        sent, after = returned(
+        sent, after = core.returned(
             exchange.client(objective, broadcast, before, batches, round)
         )
         tree.check_alike("the client's state that client returns", before, after)
@@ -167,10 +154,10 @@ def server_round(
     present: jax.Array,
     num_clients: int,
     dtype: Any = jnp.float32,
-) -> Round:
+) -> core.Round:
     """Makes the server's information about a round."""
     size = jnp.sum(present).astype(dtype)
-    return Round(index, key, steps, size, size / num_clients)
+    return core.Round(index, key, steps, size, size / num_clients)
 
 
 def staleness_of(
@@ -180,13 +167,17 @@ def staleness_of(
     return 0 if starts is None else jnp.where(present, index - starts, 0).max()
 
 
-def _takes_all(exchange: Exchange) -> bool:
+def _takes_all(exchange: core.Exchange) -> bool:
     """Whether a function takes all messages of the exchange together."""
     return bool(exchange.attacks or exchange.stack) or exchange.gather
 
 
 def _together(
-    exchange: Exchange, messages: Any, weight: jax.Array, ids: jax.Array, key: jax.Array
+    exchange: core.Exchange,
+    messages: Any,
+    weight: jax.Array,
+    ids: jax.Array,
+    key: jax.Array,
 ) -> tuple[tuple[Any, jax.Array], jax.Array]:
     """Attacks and aggregates all messages.
 
@@ -197,14 +188,14 @@ def _together(
     one = jax.tree.map(lambda x: x[0], messages)
     _, unravel = ravel_pytree(one)
     values = jax.vmap(lambda message: ravel_pytree(message)[0])(messages)
-    rows = Messages(values, weight, ids, key)
+    rows = core.Messages(values, weight, ids, key)
     for function in exchange.attacks:
-        rows = only_finite(function(rows))
+        rows = core.only_finite(function(rows))
     received = rows.weight > 0
     for function in exchange.stack:
-        rows = only_finite(function(rows))
+        rows = core.only_finite(function(rows))
     if exchange.gather:
-        kept = Gathered(jax.vmap(unravel)(rows.values), rows.weight)
+        kept = core.Gathered(jax.vmap(unravel)(rows.values), rows.weight)
         return (kept, rows.weight.sum()), received
     weights = rows.weight.astype(values.dtype)
     # not in the lower precision that accelerators have by default
@@ -212,7 +203,7 @@ def _together(
     return (unravel(total), rows.weight.sum()), received
 
 
-def check_stacks(algorithm: Algorithm, num_clients: int, cohort_size: int) -> None:
+def check_stacks(algorithm: core.Algorithm, num_clients: int, cohort_size: int) -> None:
     """Raises `ValueError` if a function of all messages needs more of them.
 
     Prologues have those of all clients.
@@ -227,20 +218,20 @@ def check_stacks(algorithm: Algorithm, num_clients: int, cohort_size: int) -> No
                 jax.eval_shape(run, jax.random.key(0))
 
 
-def _stacked(exchange: Exchange, size: int, key: jax.Array) -> Messages:
+def _stacked(exchange: core.Exchange, size: int, key: jax.Array) -> core.Messages:
     """The functions of all messages, of so many that are 0."""
-    rows = Messages(jnp.zeros((size, 1)), jnp.zeros(size), jnp.arange(size), key)
+    rows = core.Messages(jnp.zeros((size, 1)), jnp.zeros(size), jnp.arange(size), key)
     for function in (*exchange.attacks, *exchange.stack):
         rows = function(rows)
     return rows
 
 
 def make_exchange(
-    exchange: Exchange,
-    objective: Objective,
+    exchange: core.Exchange,
+    objective: core.Objective,
     plan: Plan,
     draw: Draw,
-    round_of: Callable[[jax.Array], Round],
+    round_of: Callable[[jax.Array], core.Round],
 ) -> Callable[[Any, Any, CohortMember], Result]:
     """Makes a function that runs one exchange.
 
@@ -260,7 +251,7 @@ def make_exchange(
         (total, weight), client_states, received = result
         if _takes_all(exchange):
             received, messages = received
-            key = jax.random.fold_in(round_info.key, streams.STACK)
+            key = jax.random.fold_in(round_info.key, core.streams.STACK)
             there = jnp.where(received, members.weight, 0)
             (total, weight), received = _together(
                 exchange, messages, there, members.id, key
@@ -286,8 +277,8 @@ def make_exchange(
 
 
 def _runner(
-    exchanges: Sequence[Exchange],
-    objective: Objective,
+    exchanges: Sequence[core.Exchange],
+    objective: core.Objective,
     num_clients: int,
     plan: Plan,
     draw: Draw,
@@ -310,7 +301,7 @@ def _runner(
 
         def round_of(
             server_key: jax.Array, own: jax.Array | None, present: jax.Array
-        ) -> Round:
+        ) -> core.Round:
             steps = bound if own is None else _mean_steps(own, weights, present)
             kind = weights.dtype
             made = server_round(index, server_key, steps, present, num_clients, kind)
@@ -343,8 +334,8 @@ def _mean_steps(steps: jax.Array, weights: jax.Array, present: jax.Array) -> jax
 
 
 def make_round(
-    algorithm: Algorithm,
-    objective: Objective,
+    algorithm: core.Algorithm,
+    objective: core.Objective,
     num_clients: int,
     plan: Plan,
     draw: Draw = _unchanged,
@@ -398,8 +389,8 @@ def make_round(
 
 
 def make_prologue(
-    algorithm: Algorithm,
-    objective: Objective,
+    algorithm: core.Algorithm,
+    objective: core.Objective,
     num_clients: int,
     plan: Plan,
     draw: Draw = _unchanged,
@@ -419,10 +410,10 @@ class Traffic(NamedTuple):
 
 
 def traffic(
-    exchanges: Iterable[Exchange],
-    algorithm: Algorithm,
-    objective: Objective,
-    params: Params,
+    exchanges: Iterable[core.Exchange],
+    algorithm: core.Algorithm,
+    objective: core.Objective,
+    params: core.Params,
     batches: Any,
 ) -> Traffic:
     """Counts the bytes that some exchanges send to and receive from one client.
@@ -433,8 +424,8 @@ def traffic(
     Args:
       batches: Batches of one client, leaves [K, ...].
     """
-    shapes = exchange_shapes(exchanges, algorithm, objective, params, batches)
+    shapes = core.exchange_shapes(exchanges, algorithm, objective, params, batches)
     return Traffic(
-        sent_bytes([message.down for message in shapes]),
-        sent_bytes([message.up for message in shapes]),
+        core.sent_bytes([message.down for message in shapes]),
+        core.sent_bytes([message.up for message in shapes]),
     )

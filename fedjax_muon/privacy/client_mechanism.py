@@ -24,20 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Round,
-    Wrapped,
-    check_count,
-    check_range,
-    map_exchanges,
-    message_shapes,
-    recorded,
-    streams,
-    tree,
-    wrapped,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 from fedjax_muon.privacy.clipping import clipped
 from fedjax_muon.privacy.correlated import Strategy
 from fedjax_muon.privacy.gaussian import add_normal, sum_dtype
@@ -84,11 +72,13 @@ class AdaptiveClip:
     count_noise: float | None = None
 
     def __post_init__(self) -> None:
-        check_range("quantile", self.quantile, 0.0, 1.0, schedules=False)
-        check_range("initial", self.initial, SMALLEST, LARGEST, schedules=False)
-        check_range("lr", self.lr, open_low=True, schedules=False)
+        core.check_range("quantile", self.quantile, 0.0, 1.0, schedules=False)
+        core.check_range("initial", self.initial, SMALLEST, LARGEST, schedules=False)
+        core.check_range("lr", self.lr, open_low=True, schedules=False)
         if self.count_noise is not None:
-            check_range("count_noise", self.count_noise, open_low=True, schedules=False)
+            core.check_range(
+                "count_noise", self.count_noise, open_low=True, schedules=False
+            )
 
     def noise(self, noise_multiplier: float, cohort: int) -> Contribution:
         """Divides the noise of a round between the sum and the count."""
@@ -132,12 +122,12 @@ def contribution(clip: jax.Array, message: Any) -> Contribution:
     return Contribution(unit, below.astype(clip.dtype))
 
 
-def check_adaptable(algorithm: Algorithm) -> None:
+def check_adaptable(algorithm: core.Algorithm) -> None:
     """Checks that an algorithm sends one message in a round, and none before."""
     check_one_exchange(algorithm, "AdaptiveClip", "give a number as clip_norm")
 
 
-def check_one_exchange(algorithm: Algorithm, what: str, instead: str) -> None:
+def check_one_exchange(algorithm: core.Algorithm, what: str, instead: str) -> None:
     """Checks it for `what`, and says what to do `instead`."""
     if algorithm.prologue or len(algorithm.exchanges) != 1:
         has = "a prologue" if algorithm.prologue else "several exchanges in a round"
@@ -166,9 +156,9 @@ class _WithClip(NamedTuple):
     clip: Any  # as in `MechanismState`
 
 
-@recorded
+@core.recorded
 def private_clients(
-    algorithm: Algorithm,
+    algorithm: core.Algorithm,
     *,
     clip_norm: ClipNorm,
     noise_multiplier: float,
@@ -176,7 +166,7 @@ def private_clients(
     cohort: int,
     prologue_noise_multiplier: float | None = None,
     strategy: Strategy | None = None,
-) -> Algorithm:
+) -> core.Algorithm:
     """Clips the message of every client, and adds noise to their sum.
 
     Source: DP-FedAvg, McMahan et al. 2018, arXiv:1710.06963.
@@ -234,7 +224,7 @@ def private_clients(
             return _adaptive(clip_norm, phase)
         return _fixed(clip_norm, phase, number)
 
-    def init(params: Any) -> Wrapped:
+    def init(params: Any) -> core.Wrapped:
         sent = shapes(params)
         if not isinstance(clip_norm, AdaptiveClip):
             _check_names(clip_norm, sent)
@@ -243,14 +233,14 @@ def private_clients(
         if strategy is not None:
             sums = jax.eval_shape(bound.added, clip, _summed(sent[first]))
             noise = strategy.start(sums)
-        return wrapped(algorithm.init(params), MechanismState(clip, noise))
+        return core.wrapped(algorithm.init(params), MechanismState(clip, noise))
 
-    def change(number: int, exchange: Exchange) -> Exchange:
+    def change(number: int, exchange: core.Exchange) -> core.Exchange:
         phase = before if number < first else rounds
         bound = bound_of(number, phase)
         return _private_exchange(exchange, number, phase, bound, shapes, strategy)
 
-    return map_exchanges(change, algorithm)._replace(
+    return core.map_exchanges(change, algorithm)._replace(
         init=init, uniform_weights=True, cohort_spec=(clients, cohort)
     )
 
@@ -263,7 +253,7 @@ class _Phase(NamedTuple):
     fraction: float  # of all clients
     noise_multiplier: float
 
-    def public(self, round: Round) -> Round:
+    def public(self, round: core.Round) -> core.Round:
         """Hides how many clients take part."""
         return round._replace(clients=self.size, fraction=self.fraction)
 
@@ -314,17 +304,19 @@ def _adaptive(clip_norm: AdaptiveClip, phase: _Phase) -> _Bound:
 
 
 def _private_exchange(
-    exchange: Exchange,
+    exchange: core.Exchange,
     number: int,
     phase: _Phase,
     bound: _Bound,
     shapes: Callable[[Any], list[Any]],
     strategy: Strategy | None,
-) -> Exchange:
+) -> core.Exchange:
     """The exchange with clipped messages and a noisy sum."""
 
     def prepare(state, round):
-        return wrapped(exchange.prepare(state.inner, phase.public(round)), state.kept)
+        return core.wrapped(
+            exchange.prepare(state.inner, phase.public(round)), state.kept
+        )
 
     def broadcast(state, round):
         shared = exchange.broadcast(state.inner, phase.public(round))
@@ -346,7 +338,7 @@ def _private_exchange(
         noisy, past = _noisy(strategy, round, bound.sigma(clip, sent), total, past)
         mean = bound.mean(clip, noisy, sent[number])
         inner = exchange.server(state.inner, mean, phase.public(round))
-        return wrapped(inner, MechanismState(bound.following(clip, noisy), past))
+        return core.wrapped(inner, MechanismState(bound.following(clip, noisy), past))
 
     return exchange._replace(
         broadcast=broadcast,
@@ -360,10 +352,10 @@ def _private_exchange(
 
 
 def _noisy(
-    strategy: Strategy | None, round: Round, sigma: Any, total: Any, past: Any
+    strategy: Strategy | None, round: core.Round, sigma: Any, total: Any, past: Any
 ) -> tuple[Any, Any]:
     """A sum with noise, and the memory of noise that is correlated between rounds."""
-    key = jax.random.fold_in(round.key, streams.CLIENT_PRIVACY)
+    key = jax.random.fold_in(round.key, core.streams.CLIENT_PRIVACY)
     if strategy is None:
         return add_normal(key, sigma, total), past
     noise, past = strategy.next(add_normal(key, sigma, tree.zeros_like(total)), past)
@@ -375,16 +367,16 @@ def _summed(sent: Any) -> Any:
     return tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, sum_dtype(x)), sent)
 
 
-def _received(exchange: Exchange, sent: Any) -> Any:
+def _received(exchange: core.Exchange, sent: Any) -> Any:
     """A message, in float32 or wider: rounding of sums must not exceed the norm."""
     return tree.map(lambda x: x.astype(sum_dtype(x)), exchange.decode(sent))
 
 
-def _shapes(algorithm: Algorithm, params: Any) -> list[Any]:
+def _shapes(algorithm: core.Algorithm, params: Any) -> list[Any]:
     """Shapes of what is averaged in all exchanges, beginning with the prologue's."""
     exchanges = (*algorithm.prologue, *algorithm.exchanges)
     received = lambda exchange, sent: jax.eval_shape(exchange.decode, sent)
-    return list(map(received, exchanges, message_shapes(algorithm, params)))
+    return list(map(received, exchanges, core.message_shapes(algorithm, params)))
 
 
 def _fields_of(message: Any) -> dict[str, Any]:
@@ -394,14 +386,14 @@ def _fields_of(message: Any) -> dict[str, Any]:
     return {name: field for name, field in fields.items() if jax.tree.leaves(field)}
 
 
-def message_fields(algorithm: Algorithm, params: Any) -> list[str]:
+def message_fields(algorithm: core.Algorithm, params: Any) -> list[str]:
     """The fields of the messages of a round, such as ["params", "momentum"]."""
     messages = _shapes(algorithm, params)[len(algorithm.prologue) :]
     return [name for message in messages for name in _fields_of(message)]
 
 
 def norms_of_sums(
-    algorithm: Algorithm,
+    algorithm: core.Algorithm,
     params: Any,
     clip_norm: ClipNorm,
     noise_multiplier: float,
@@ -444,15 +436,15 @@ def _check(
         norms = {}  # it has checked itself
     for name, bound in norms.items():
         label = f"clip_norm of {name}" if name else "clip_norm"
-        check_range(label, bound, open_low=True, schedules=False)
-    check_range("noise_multiplier", noise_multiplier, schedules=False)
+        core.check_range(label, bound, open_low=True, schedules=False)
+    core.check_range("noise_multiplier", noise_multiplier, schedules=False)
     if prologue_noise_multiplier is not None:
-        check_range(
+        core.check_range(
             "prologue_noise_multiplier", prologue_noise_multiplier, schedules=False
         )
-    check_count("clients", clients)
-    check_count("cohort", cohort)
-    check_range("cohort", cohort, 1, clients, schedules=False)
+    core.check_count("clients", clients)
+    core.check_count("cohort", cohort)
+    core.check_range("cohort", cohort, 1, clients, schedules=False)
 
 
 def _check_names(clip_norm: FixedNorm, sent: list[Any]) -> None:

@@ -20,7 +20,6 @@ import jax
 
 from fedjax_muon.core import Algorithm, check_count, check_range
 from fedjax_muon.core.hyperparameters import plain
-from fedjax_muon.privacy.accounting import check_epsilon
 from fedjax_muon.privacy.client_mechanism import (
     AdaptiveClip,
     ClipNorm,
@@ -37,8 +36,11 @@ from fedjax_muon.privacy.guarantees import (
     PrivacySpec,
     TrustedServer,
     calibrated,
+    check_complete,
+    check_epsilons,
     check_noise,
     checked_accountant,
+    the_epsilon,
 )
 from fedjax_muon.privacy.releases import Correlated, Inside, Noise, Output, Release
 from fedjax_muon.privacy.sampling import FullBatch, Poisson, Sampling, rare_size
@@ -67,11 +69,12 @@ class ClientPrivacy:
 
     Args:
       clip_norm: Largest norm of a client's message, or as in `private_clients`.
-      cohort: Expected number of clients in a round.
-      rounds: Number of rounds that the guarantee covers.
+      cohort: Expected number of clients in a round. In `train` and `compare`, that of
+        the call by default; `federate` needs it.
+      rounds: Number of rounds that the guarantee covers; by default as for `cohort`.
       delta: Below one over the number of clients.
-      epsilon: Of a whole run; inf is without noise and without privacy. The command
-        `compare` takes several.
+      epsilon: Of a whole run; inf is without noise and without privacy. `compare` takes
+        several.
       noise_multiplier: In place of epsilon.
       prologue_noise_multiplier: That of the prologue, `noise_multiplier` by default.
       max_cohort: The largest cohort that is computed. By default, a larger one is as
@@ -87,10 +90,10 @@ class ClientPrivacy:
 
     _: dataclasses.KW_ONLY
     clip_norm: ClipNorm = 0.5
-    cohort: int
-    rounds: int
+    cohort: int = 0  # of the call
+    rounds: int = 0
     delta: float = 1e-5
-    epsilon: float | None = None
+    epsilon: float | tuple[float, ...] | None = None
     noise_multiplier: float | None = None
     prologue_noise_multiplier: float | None = None
     max_cohort: int | None = None
@@ -101,11 +104,12 @@ class ClientPrivacy:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             object.__setattr__(self, name, plain(value))
+        if isinstance(self.epsilon, list):
+            object.__setattr__(self, "epsilon", tuple(self.epsilon))
         check_noise(self.epsilon, self.noise_multiplier, "noise_multiplier")
-        check_count("cohort", self.cohort)
-        check_count("rounds", self.rounds)
-        if self.epsilon is not None:
-            check_epsilon(self.epsilon)
+        check_count("cohort", self.cohort, 0)
+        check_count("rounds", self.rounds, 0)
+        check_epsilons(self.epsilon)
         for name in ("noise_multiplier", "prologue_noise_multiplier"):
             if getattr(self, name) is not None:
                 check_range(name, getattr(self, name), open_low=True, schedules=False)
@@ -129,6 +133,8 @@ class ClientPrivacy:
         self, algorithm: Algorithm, params: Any, clients: int
     ) -> PrivateAlgorithm:
         """Makes an algorithm private, and derives its guarantee."""
+        epsilon = the_epsilon(self.epsilon)
+        check_complete({"cohort": self.cohort, "rounds": self.rounds})
         if algorithm.cohort_spec is not None:
             raise ValueError(
                 "the algorithm is private already; leave out private_clients, since "
@@ -172,8 +178,8 @@ class ClientPrivacy:
         checked_accountant(spec)
         if self.max_cohort is None and not private_states:
             spec = self._cut(spec)
-        if self.epsilon is not None:
-            spec = calibrated(spec, self.epsilon)
+        if epsilon is not None:
+            spec = calibrated(spec, epsilon)
         (release,) = spec.releases.values()
         noise = release.noise
         assert not isinstance(noise, Output)  # by `client_spec`

@@ -36,6 +36,7 @@ from fedjax_muon.privacy.accounting import (
     Gaussian,
     Pld,
     calibrate_noise,
+    check_epsilon,
     joint_multiplier,
 )
 from fedjax_muon.privacy.releases import Correlated, Output, Release
@@ -419,7 +420,31 @@ class Guarantee:
         return np.frombuffer(secrets.token_bytes(8), np.uint32)
 
 
-def check_noise(epsilon: float | None, noise: float | None, name: str) -> None:
+def check_epsilons(epsilon: float | tuple[float, ...] | None) -> None:
+    """Checks the epsilon of a promise, or several."""
+    for one in epsilon if isinstance(epsilon, tuple) else (epsilon,):
+        if one is not None:
+            check_epsilon(one)
+
+
+def the_epsilon(epsilon: float | tuple[float, ...] | None) -> float | None:
+    """The epsilon of a promise for one run; raises `ValueError` for several."""
+    if isinstance(epsilon, tuple):
+        raise ValueError(
+            f"a run has one epsilon, got {', '.join(f'{e:g}' for e in epsilon)}; "
+            "compare takes several"
+        )
+    return epsilon
+
+
+def check_complete(counts: Mapping[str, int]) -> None:
+    """Checks that a promise has what `train` and `compare` take from their call."""
+    for name, count in counts.items():
+        if not count:
+            raise ValueError(f"give the promise {name}, which train and compare know")
+
+
+def check_noise(epsilon: Any, noise: float | None, name: str) -> None:
     """Checks that either epsilon or the noise is given, and not both."""
     if (epsilon is None) == (noise is None):
         raise ValueError(

@@ -34,6 +34,11 @@ def mlp(
     return models.MLP(_classes(dataset), tuple(hidden), dtype=dtype)
 
 
+def linear(dataset: Dataset) -> nn.Module:
+    """A linear model."""
+    return mlp(dataset, hidden=())
+
+
 def lenet(
     dataset: Dataset, *, dtype: Dtype = None, convolution: Convolution = direct
 ) -> nn.Module:

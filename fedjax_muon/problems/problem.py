@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_muon.core import streams
-from fedjax_muon.core.hyperparameters import plain, plain_numbers
-from fedjax_muon.core.recipe import in_words
+from fedjax_muon.core.hyperparameters import check_choice, plain, plain_numbers
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import hold_out
 from fedjax_muon.simulation.evaluation import Examples
@@ -45,11 +44,21 @@ class Problem:
     model: nn.Module | None = None  # whose parameters are trained, for `model.apply`
     # the function that made it, and its arguments, see `named`
     call: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # makes it again with other arguments
+    remade: Callable[..., "Problem"] | None = None
 
-    @property
-    def words(self) -> dict[str, str]:
-        """The call that made it, in words."""
-        return {name: in_words(value) for name, value in self.call.items()}
+    def varied(self, **changes: Any) -> "Problem":
+        """The problem that the same function makes with other arguments.
+
+        Example:
+          >>> harder = problem.varied(alpha=0.05)
+        """
+        if self.remade is None:
+            raise ValueError(
+                f"{self.name} does not know the function that made it; decorate it "
+                "with problems.named"
+            )
+        return self.remade(**changes)
 
     def parts(self, seed: int) -> Parts:
         """The ids of the training examples of every client of a seed."""
@@ -108,9 +117,25 @@ def named(function: Callable[P, Problem]) -> Callable[P, Problem]:
         bound.apply_defaults()
         # neither copies of the data, nor where they lie on this machine
         kept = {k: _named(v) for k, v in bound.arguments.items() if k != "data_dir"}
-        return dataclasses.replace(made, call={"problem": function, **kept})
+        again = functools.partial(_again, make, bound)
+        return dataclasses.replace(
+            made, call={"problem": function, **kept}, remade=again
+        )
 
     return make
+
+
+def _again(
+    make: Callable[..., Problem], bound: inspect.BoundArguments, **changes: Any
+) -> Problem:
+    """Calls the function of a problem again, with other arguments."""
+    known = bound.signature.parameters
+    for name in changes:
+        check_choice("argument of the problem", name, [*known])
+    places = [k for k, p in known.items() if p.kind is p.VAR_KEYWORD]
+    given = {k: v for k, v in bound.arguments.items() if k not in places}
+    given |= {k: v for place in places for k, v in bound.arguments[place].items()}
+    return make(**{**given, **changes})
 
 
 def _named(value: Any) -> Any:

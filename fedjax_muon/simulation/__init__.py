@@ -2,12 +2,14 @@
 
 from fedjax_muon.simulation import checkpoint, clocks, staleness
 from fedjax_muon.simulation.federated import STATE, federate
+from fedjax_muon.simulation.meter import NonFiniteError, NonFiniteLossError
 from fedjax_muon.simulation.participation import by_examples, uniform
-from fedjax_muon.simulation.simulation import (
-    NonFiniteError,
-    NonFiniteLossError,
-    Simulation,
+from fedjax_muon.simulation.scores import (
+    client_accuracies,
+    client_scores,
+    cohort_loss,
 )
+from fedjax_muon.simulation.simulation import Simulation
 
 __all__ = [
     "STATE",
@@ -16,7 +18,10 @@ __all__ = [
     "Simulation",
     "by_examples",
     "checkpoint",
+    "client_accuracies",
+    "client_scores",
     "clocks",
+    "cohort_loss",
     "federate",
     "staleness",
     "uniform",

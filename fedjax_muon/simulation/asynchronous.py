@@ -5,18 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Objective,
-    Round,
-    Wrapped,
-    after_change,
-    before_change,
-    message_shapes,
-    tree,
-    wrapped,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 from fedjax_muon.simulation.staleness import Staleness
 
 
@@ -32,13 +22,13 @@ class Sent(NamedTuple):
 
 
 def asynchronous(
-    algorithm: Algorithm,
+    algorithm: core.Algorithm,
     depth: int,
     staleness: Staleness,
     damping: Staleness | None,
     *,
     rebase: bool,
-) -> Algorithm:
+) -> core.Algorithm:
     """Lets clients start from earlier broadcasts; `Round.index` says from which.
 
     Args:
@@ -50,21 +40,25 @@ def asynchronous(
     (main,) = algorithm.exchanges
     at = lambda ring, index: jax.tree.map(lambda x: x[index % depth], ring)
 
-    def init(params: Any) -> Wrapped:
+    def init(params: Any) -> core.Wrapped:
         inner = algorithm.init(params)
-        begin = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
+        begin = core.Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
         first = jax.eval_shape(main.broadcast, inner, begin)
         ring = jax.tree.map(lambda x: jnp.zeros((depth, *x.shape), x.dtype), first)
-        return wrapped(inner, ring)
+        return core.wrapped(inner, ring)
 
-    def prepare(state: Wrapped, round: Round) -> Wrapped:
+    def prepare(state: core.Wrapped, round: core.Round) -> core.Wrapped:
         inner = main.prepare(state.inner, round)
         put = lambda ring, new: ring.at[round.index % depth].set(new)
         ring = jax.tree.map(put, state.kept, main.broadcast(inner, round))
-        return wrapped(inner, ring)
+        return core.wrapped(inner, ring)
 
     def client(
-        objective: Objective, sent: Broadcast, before: Any, batches: Any, round: Round
+        objective: core.Objective,
+        sent: Broadcast,
+        before: Any,
+        batches: Any,
+        round: core.Round,
     ) -> tuple[Sent, Any]:
         own = at(sent.ring, round.index)
         message, after = main.client(objective, own, before, batches, round)
@@ -78,13 +72,13 @@ def asynchronous(
         message = main.decode(sent.message)
         change = message.params
         if rebase:
-            sign = 1.0 if main.local_params is after_change else -1.0
+            sign = 1.0 if main.local_params is core.after_change else -1.0
             change = tree.add_scaled(change, sign, sent.behind)
         scaled = jax.tree.map(lambda x: sent.factor.astype(x.dtype) * x, change)
         return message._replace(params=scaled)
 
-    def server(state: Wrapped, mean: Any, round: Round) -> Wrapped:
-        after = wrapped(main.server(state.inner, mean, round), state.kept)
+    def server(state: core.Wrapped, mean: Any, round: core.Round) -> core.Wrapped:
+        after = core.wrapped(main.server(state.inner, mean, round), state.kept)
         if damping is None:
             return after
         part = damping(jnp.asarray(round.late))
@@ -106,20 +100,20 @@ def asynchronous(
     )
 
 
-def _inside(exchange: Exchange) -> Exchange:
+def _inside(exchange: core.Exchange) -> core.Exchange:
     """An exchange of the algorithm as one of the whole state."""
     return exchange._replace(
-        prepare=lambda state, round: wrapped(
+        prepare=lambda state, round: core.wrapped(
             exchange.prepare(state.inner, round), state.kept
         ),
         broadcast=lambda state, round: exchange.broadcast(state.inner, round),
-        server=lambda state, mean, round: wrapped(
+        server=lambda state, mean, round: core.wrapped(
             exchange.server(state.inner, mean, round), state.kept
         ),
     )
 
 
-def check_suits(algorithm: Algorithm, params: Any, *, rebase: bool) -> None:
+def check_suits(algorithm: core.Algorithm, params: Any, *, rebase: bool) -> None:
     """Raises `ValueError` for algorithms whose rounds cannot be asynchronous."""
     name = repr(algorithm)
     if algorithm.full_participation:
@@ -133,13 +127,13 @@ def check_suits(algorithm: Algorithm, params: Any, *, rebase: bool) -> None:
             f"{name} does not have one exchange with a mean in a round, as "
             "asynchronous rounds need; give another cohort"
         )
-    message = message_shapes(algorithm, params)[-1]
+    message = core.message_shapes(algorithm, params)[-1]
     if not hasattr(jax.eval_shape(main.decode, message), "params"):
         raise ValueError(
             f"the messages of {name} have no field params, which staleness scales; "
             "give another cohort"
         )
-    changes = (after_change, before_change)
+    changes = (core.after_change, core.before_change)
     if rebase and main.local_params not in changes:
         raise ValueError(
             f"the messages of {name} are not changes of parameters alone, as fedasync "

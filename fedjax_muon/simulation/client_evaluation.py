@@ -1,8 +1,4 @@
-"""The scores of every client on its own test examples.
-
-accuracy = simulation.client_accuracies(state)  # of what clients have now
-accuracy = simulation.client_accuracies(state, steps=5, key=key)  # after 5 steps
-"""
+"""The accuracies of every client on its own test examples."""
 
 import functools
 from typing import Any
@@ -20,16 +16,10 @@ from fedjax_muon.simulation.batching import (
 )
 from fedjax_muon.simulation.evaluation import (
     ClientTests,
-    Examples,
-    client_means,
-    scores,
     spread,
 )
 from fedjax_muon.simulation.program import Data, Run
-from fedjax_muon.tasks.task import Task
 from fedjax_muon.wrappers.personalization import params_of_clients
-
-OF_EXAMPLES = {"correct": "test_accuracy", "loss": "test_loss"}
 
 
 def accuracies(
@@ -43,7 +33,7 @@ def accuracies(
 ) -> np.ndarray:
     """Evaluates every client on its own test examples.
 
-    See `Simulation.client_accuracies`.
+    See `scores.client_accuracies`.
     """
     kept = params_of_clients(state.params, state.training.client_states)
     params: tuple[Any, Any] = (state.params, kept)
@@ -71,38 +61,6 @@ def metrics(settings: Any, data: Data, run: Run, state: Any) -> dict[str, jax.Ar
     accuracy = jnp.asarray(accuracies(settings, data, run, state))
     each = spread(accuracy, ~jnp.isnan(accuracy)) | {"mean": jnp.nanmean(accuracy)}
     return {f"personal_accuracy_{name}": value for name, value in each.items()}
-
-
-def client_scores(
-    settings: Any, data: Data, run: Run, state: Any
-) -> dict[str, np.ndarray]:
-    """See `Simulation.client_scores`."""
-    sizes = run.partition.size
-    arguments: tuple[Any, ...] = (data.task, state.params, data.test, run.client_tests)
-    if settings.devices:  # evaluated on one of them
-        sizes, arguments = jax.device_get((sizes, arguments))
-    means, counts = _client_means(*arguments, len(sizes))
-    columns = {"train_examples": sizes, "test_examples": counts.astype(int), **means}
-    if params_of_clients(state.params, state.training.client_states) is not None:
-        columns["personal_accuracy"] = accuracies(settings, data, run, state)
-    return {name: np.asarray(column) for name, column in columns.items()}
-
-
-@functools.partial(jax.jit, static_argnums=4)
-def _client_means(
-    task: Task,
-    params: Params,
-    test: Examples,
-    client_tests: ClientTests,
-    num_clients: int,
-) -> tuple[dict[str, jax.Array], jax.Array]:
-    means, counts = {}, jnp.zeros(num_clients)
-    for name, values in scores(task, params, *test).items():
-        if name in OF_EXAMPLES:
-            each = values[client_tests.ids]
-            mean, counts = client_means(each, client_tests.owner, num_clients)
-            means[OF_EXAMPLES[name]] = jnp.where(counts > 0, mean, jnp.nan)
-    return means, counts
 
 
 def rows_of(client_tests: ClientTests, num_clients: int) -> np.ndarray:

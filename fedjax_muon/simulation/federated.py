@@ -54,6 +54,7 @@ from fedjax_muon.simulation.evaluation import (
     client_tests_of,
     evaluate,
 )
+from fedjax_muon.simulation.meter import Meter
 from fedjax_muon.simulation.participation import (
     Epochs,
     participation,
@@ -189,7 +190,8 @@ def federate(
         setup = setup._replace(task=data.task)
     program = program_of(setup)
     run = program.placed(run)
-    simulation = Simulation(program, compiled(program), data, run, guarantee=guarantee)
+    meter = Meter.of(program, data, run, private=guarantee is not None)
+    simulation = Simulation(program, compiled(program), data, run, meter, guarantee)
     return checked(simulation)  # may raise
 
 

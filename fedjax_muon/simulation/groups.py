@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,19 @@ from jax import lax
 from fedjax_muon.engine import sharding
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.engine.sharding import REPLICATED, SHARDED
-from fedjax_muon.simulation.cohorts import Timing
 from fedjax_muon.simulation.evaluation import Examples
+from fedjax_muon.simulation.meter import (
+    Meter,
+    NonFiniteError,
+    Record,
+    end_at_start,
+    end_of_messages,
+    end_of_row,
+)
 from fedjax_muon.simulation.program import Data, Program, Run
 from fedjax_muon.simulation.rounds import Metrics
 from fedjax_muon.simulation.simulation import Simulation
-from fedjax_muon.simulation.training import Record, calls, counted, is_lost
+from fedjax_muon.simulation.training import calls
 
 Over = Callable[..., Any]  # (function, *stacked arguments) -> stacked results
 
@@ -40,25 +47,12 @@ class Outcome(NamedTuple):
     """
 
     rows: list[Record]
-    diverged: int | None  # the round in which a message was not finite
+    end: NonFiniteError | None = None  # what ended the cell, as it would end a run
 
-
-class Pause(Protocol):
-    """Interrupts a sweep within a group, and continues it there later."""
-
-    def asked(self) -> bool:
-        """Whether to stop, asked between calls of about a tenth of a second."""
-        ...
-
-    def save(self, cells: Sequence[Cell], state: Any, notes: dict[str, Any]) -> None:
-        """Keeps the state of a group, and notes that JSON can represent."""
-        ...
-
-    def restore(
-        self, cells: Sequence[Cell], state: Any
-    ) -> tuple[Any, dict[str, Any]] | None:
-        """The state and notes of a group, if they were kept, given a first state."""
-        ...
+    @property
+    def diverged(self) -> int | None:
+        """The round in which a message or the loss was not finite; None of no such."""
+        return None if self.end is None else self.end.round
 
 
 def sequential(function: Callable[..., Any], *stacked: Any) -> Any:
@@ -99,7 +93,14 @@ def vectorized(function: Callable[..., Any], *stacked: Any) -> Any:
     return jax.vmap(function)(*stacked)
 
 
-class _Programs(NamedTuple):
+def default_over() -> Over:
+    """How the cells of a group run here, if nothing else is asked for."""
+    return sequential if jax.default_backend() == "cpu" else vectorized
+
+
+class Programs(NamedTuple):
+    """Programs of groups of cells, which groups of one simulation may share."""
+
     begin: Callable[..., Any]  # (data, runs, states) -> states, received
     rounds: Callable[..., Any]  # (data, runs, states, count) -> states, metrics
     score: Callable[..., Any]  # (data, runs, states) -> metrics by name
@@ -125,16 +126,16 @@ class Groups:
         over: Over | None = None,
         drop_nonfinite: bool = False,
         devices: Sequence[jax.Device] = (),
+        programs: Programs | None = None,
     ):
         if validation is not None:
             validation = jnp.asarray(validation[0]), jnp.asarray(validation[1])
-        if over is None:
-            over = sequential if jax.default_backend() == "cpu" else vectorized
+        over = over or default_over()
         self.simulation, self.drop_nonfinite = simulation, drop_nonfinite
         self.max_client_size, self.devices, self.over = max_client_size, devices, over
         data = simulation.data._replace(validation=validation)
         self.data = self._on_devices(data, REPLICATED)
-        self.programs = make_programs(simulation.program, over, devices)
+        self.programs = programs or make_programs(simulation.program, over, devices)
         self.rounds, self.evaluate_every = rounds, evaluate_every
 
     @promoting
@@ -143,7 +144,6 @@ class Groups:
         cells: Sequence[Cell],
         size: int,
         tick: Callable[[int], None] = lambda rounds: None,
-        pause: Pause | None = None,
     ) -> list[Outcome]:
         """Trains a group of cells.
 
@@ -154,34 +154,23 @@ class Groups:
         data, number = self.data, len(cells)
         each = [(cell.key, self._of(cell)) for cell in cells]
         filled = [*each, *each[-1:] * (size - number)]
-        common = self.simulation, self.max_client_size, self.rounds
-        runs, states, told = stack(filled, *common)
-        record = GroupRecord(told[:number], self.drop_nonfinite)
+        runs, states, meters = stack(filled, self.max_client_size, self.rounds)
+        record = GroupRecord(meters[:number], self.drop_nonfinite)
         runs, states = self._on_devices((runs, states), SHARDED)
         states, received = self.programs.begin(data, runs, states)
-        kept = pause.restore(cells, states) if pause else None
-        if kept is not None:
-            states, notes = kept
-            record.load(notes)
-            tick(record.round * number)
-        else:
-            record.add_prologue(received)
-            record.add_rows(0, self.programs.score(data, runs, states))
+        record.begin(received, self.programs.score(data, runs, states))
         train = partial(self.programs.rounds, data, runs)
         span = {"rounds": self.rounds, "evaluate_every": self.evaluate_every}
-        for call in calls(train, states, record.round, **span):
-            record.add_metrics(call.metrics, call.total)
+        for call in calls(train, states, 0, **span):
+            record.add_metrics(call.metrics)
             tick(call.rounds * number)
-            if None not in record.diverged:
+            if None not in record.ends:
                 tick((self.rounds - call.total) * number)
                 break
             if call.due:
                 scores = self.programs.score(data, runs, call.state)
                 record.add_rows(call.total, scores)
-            if pause and call.total < self.rounds and pause.asked():
-                pause.save(cells, call.state, record.notes())
-                raise KeyboardInterrupt
-        return list(map(Outcome, record.rows, record.diverged))
+        return list(map(Outcome, record.rows, record.ends))
 
     def _of(self, cell: Cell) -> Simulation:
         given = {"parts": cell.parts, "weights": cell.weights}
@@ -192,22 +181,24 @@ class Groups:
 
 
 def make_programs(
-    program: Program, over: Over, devices: Sequence[jax.Device] = ()
-) -> _Programs:
+    program: Program, over: Over | None = None, devices: Sequence[jax.Device] = ()
+) -> Programs:
     """Maps the functions of a program over the cells of a group.
 
-    They are compiled when they are first used.
+    They are compiled when they are first used, once for every size of a group.
 
     Args:
       devices: Devices that divide the cells of a group evenly; by default one.
     """
+
+    mapped = over or default_over()
 
     def each(
         function: Callable[..., Any], data: Data, runs: Run, states: Any, *rest: Any
     ) -> Any:
         def here(data: Data, runs: Run, states: Any, *rest: Any) -> Any:
             one = lambda run, state: function(data, run, state, *rest)
-            return over(one, runs, states)
+            return mapped(one, runs, states)
 
         if devices:
             specs = (REPLICATED, SHARDED, SHARDED, *(REPLICATED for _ in rest))
@@ -217,103 +208,74 @@ def make_programs(
     def score(data: Data, run: Run, state: Any) -> Any:
         return program.score(data, run.partition, None, state.params)
 
-    return _Programs(
+    return Programs(
         begin=jax.jit(partial(each, program.begin), donate_argnums=2),
         rounds=jax.jit(partial(each, program.rounds), donate_argnums=2),
         score=jax.jit(partial(each, score)),
     )
 
 
-class _Told(NamedTuple):
-    """What a simulation tells of a cell's rounds, besides its programs."""
-
-    timing: Timing | None
-    counted: Callable[[int], Record]  # rounds -> the beginning of their record
+Metered = tuple[Meter, jax.Array]  # of a cell, and the key of its run
 
 
 def stack(
-    runs: Sequence[tuple[jax.Array, Simulation]],
-    common: Simulation,
-    max_client_size: int,
-    rounds: int,
-) -> tuple[Run, Any, list[_Told]]:
+    runs: Sequence[tuple[jax.Array, Simulation]], max_client_size: int, rounds: int
+) -> tuple[Run, Any, list[Metered]]:
     """Stacks runs, and their states before `begin`.
 
     Args:
       runs: The key and the simulation of every cell.
 
     Returns:
-      Them, and what else there is to tell of every run.
+      Them, and the meter and the key of every run.
     """
-    stacked, states, told = [], [], []
+    stacked, states, meters = [], [], []
     for key, simulation in runs:
         state = simulation.program.create(simulation.data, simulation.run, key)
         _, run_key = state
-        # counted once, since all cells have messages of the same shapes
-        like = common if simulation.links == common.links else simulation
-        told.append(
-            _Told(
-                simulation.timing(run_key),
-                partial(counted, simulation, run_key, like=like),
-            )
-        )
-        run = simulation.timed(run_key, 0, rounds)
+        run = simulation.meter.timed(run_key, 0, rounds)
         partition = dataclasses.replace(run.partition, max_size=max_client_size)
         stacked.append(run._replace(partition=partition, client_tests=None))
         states.append(state)
+        meters.append((simulation.meter, run_key))
     together = lambda trees: jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
-    return together(stacked), together(states), told
+    return together(stacked), together(states), meters
 
 
 class GroupRecord:
-    """Records of a group's cells, and which of the cells have diverged."""
+    """Records of a group's cells, and what has ended them."""
 
-    def __init__(self, told: Sequence[_Told], drop_nonfinite: bool):
-        self.told, self.drop_nonfinite, cells = told, drop_nonfinite, len(told)
+    def __init__(self, meters: Sequence[Metered], drop_nonfinite: bool):
+        self.meters, self.drop_nonfinite, cells = meters, drop_nonfinite, len(meters)
         self.began = time.perf_counter()
         self.rows: list[list[Record]] = [[] for _ in range(cells)]
         self.dropped = [0] * cells
-        self.diverged: list[int | None] = [None] * cells
-        self.round = 0
+        self.ends: list[NonFiniteError | None] = [None] * cells
 
-    def notes(self) -> dict[str, Any]:
-        """The record in values that JSON can represent, for `load`."""
-        kept = {"rows": self.rows, "dropped": self.dropped, "diverged": self.diverged}
-        seconds = time.perf_counter() - self.began
-        return kept | {"round": self.round, "seconds": seconds}
+    def begin(self, received: jax.Array, scores: Mapping[str, jax.Array]) -> None:
+        """Adds the first rows; a cell that has ended has one too."""
+        self.add_rows(0, scores)
+        for cell, one in enumerate(np.asarray(received)[: len(self.rows)]):
+            if not self.drop_nonfinite and (end := end_at_start(one)):
+                self.ends[cell] = end
 
-    def load(self, notes: Mapping[str, Any]) -> None:
-        """Restores the record from the notes of an interrupted group."""
-        self.rows, self.dropped = notes["rows"], notes["dropped"]
-        self.diverged, self.round = notes["diverged"], notes["round"]
-        self.began = time.perf_counter() - notes["seconds"]
-
-    def add_prologue(self, received: jax.Array) -> None:
-        if self.drop_nonfinite:
-            return
-        for cell in np.flatnonzero(~np.asarray(received)[: len(self.rows)].all(axis=1)):
-            self.diverged[cell] = 0
-
-    def add_metrics(self, metrics: Metrics, index: int) -> None:
-        self.round = index
+    def add_metrics(self, metrics: Metrics) -> None:
         lost, first = np.asarray(metrics.lost), np.asarray(metrics.lost_round)
-        for cell in np.flatnonzero(lost[: len(self.rows)].any(axis=1)):
+        for cell, end in enumerate(self.ends):
             self.dropped[cell] += int(lost[cell].sum())
-            if self.diverged[cell] is None and not self.drop_nonfinite:
-                self.diverged[cell] = int(first[cell][first[cell] >= 0].min())
+            if end is None and not self.drop_nonfinite:
+                self.ends[cell] = end_of_messages(first[cell])
 
     def add_rows(self, index: int, scores: Mapping[str, jax.Array]) -> None:
         seconds = (time.perf_counter() - self.began) / len(self.rows)
         columns = {name: np.asarray(values) for name, values in scores.items()}
         for cell, rows in enumerate(self.rows):
-            if index == 0 or self.diverged[cell] is None:
-                timing, count = self.told[cell]
-                row = count(index)
-                row |= {name: float(values[cell]) for name, values in columns.items()}
-                if timing is not None:
-                    row["virtual_seconds"] = timing.seconds(index)
-                row |= {"dropped": self.dropped[cell], "seconds": seconds}
-                if is_lost(row) and not self.drop_nonfinite:  # as in a run
-                    self.diverged[cell] = index
-                if index == 0 or self.diverged[cell] is None:
+            if self.ends[cell] is None:
+                meter, key = self.meters[cell]
+                own = {name: values[cell] for name, values in columns.items()}
+                counts: Any = {"dropped": self.dropped[cell], "seconds": seconds}
+                row = meter.row(key, index, own, **counts)
+                if not self.drop_nonfinite:
+                    self.ends[cell] = end_of_row(row)
+                if index == 0 or self.ends[cell] is None:
                     rows.append(row)

@@ -15,7 +15,6 @@ import numpy as np
 
 from fedjax_muon.core import Params, check_count, with_numbers
 from fedjax_muon.core.recipe import as_arrays
-from fedjax_muon.engine import Traffic
 from fedjax_muon.engine.processes import words_from_first
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.privacy.guarantees import Guarantee
@@ -29,38 +28,12 @@ from fedjax_muon.simulation.arguments import (
     check_state,
     check_untraced,
 )
-from fedjax_muon.simulation.arrivals import Buffered
 from fedjax_muon.simulation.batching import Clients, partition_of
-from fedjax_muon.simulation.cohorts import Cohort, Timing
 from fedjax_muon.simulation.evaluation import client_tests_of
 from fedjax_muon.simulation.last_state import LastState
-from fedjax_muon.simulation.participation import durations_of
+from fedjax_muon.simulation.meter import Meter, end_at_start
 from fedjax_muon.simulation.program import Compiled, Data, Program, Run, clients
 from fedjax_muon.simulation.rounds import Metrics
-
-TIMINGS = 16  # runs whose times are kept, since they are computed from round 0 on
-
-
-class NonFiniteError(ArithmeticError):
-    """A client's message, or its new state, has a NaN or an infinity."""
-
-    def __init__(self, round: int, clients: list[int]):
-        self.round = round
-        ids = ", ".join(map(str, clients[:5])) + (", ..." if len(clients) > 5 else "")
-        super().__init__(
-            f"round {round}: not a finite message from client {ids}; lower the "
-            "learning rate, or leave such messages out of the mean (drop_nonfinite)"
-        )
-
-
-class NonFiniteLossError(NonFiniteError):
-    """The training loss became NaN, though all messages were finite."""
-
-    def __init__(self, round: int):
-        self.round = round
-        ArithmeticError.__init__(
-            self, f"round {round}: the training loss is NaN; lower the learning rate"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +44,7 @@ class Simulation:
     compiled: Compiled
     data: Data
     run: Run
-    links: float = 1.0  # that each message of `program.traffic` travels, in a round
+    meter: Meter  # of bytes, tokens and virtual seconds
     guarantee: Guarantee | None = None  # of a private simulation
     # that a private simulation trains from
     _last_state: LastState = dataclasses.field(
@@ -135,8 +108,8 @@ class Simulation:
         if run_key is not None:
             check_untraced(created)
         state, received = self.compiled.begin(self.data, self.run, created)
-        if not drop_nonfinite and not np.all(received):
-            raise NonFiniteError(0, np.flatnonzero(~np.asarray(received)).tolist())
+        if not drop_nonfinite and (end := end_at_start(received)):
+            raise end
         return state if run_key is None else self._owned(state)
 
     def _owned(self, state: Any) -> Any:
@@ -174,8 +147,8 @@ class Simulation:
           The new state, and `Metrics` of messages that were not finite.
         """
         check_count("count", count, 0)
-        self._check_state(state)
-        run = self.timed(state.key, state.round, count)
+        self.check_state(state)
+        run = self.meter.timed(state.key, state.round, count)
         if self.guarantee is not None:
             self.guarantee.check_rounds(state.round, count)
         if not self._has_secret_noise:
@@ -186,44 +159,6 @@ class Simulation:
         return self._owned(state), metrics
 
     @promoting
-    def cohort_loss(self, state: Any) -> jax.Array:
-        """Computes the training loss of the clients that the next round samples.
-
-        It is the weighted mean, over these clients, of the loss on the first batch that
-        each will train on, at the parameters that it starts from. That takes one
-        forward pass per client, and is compiled only if you call it: `train_round`
-        itself needs gradients alone. `evaluate` returns the loss over the training
-        examples of all clients instead.
-
-        Args:
-          state: A state of a federated simulation, which is not donated.
-
-        Returns:
-          A float array [], NaN if all these clients drop out.
-
-        Example:
-          >>> losses = []
-          >>> for _ in range(3):
-          ...     losses.append(simulation.cohort_loss(state))
-          ...     state, metrics = simulation.train_round(state)
-        """
-        self._check_state(state)
-        if self.compiled.loss is None:
-            raise ValueError(
-                "a decentralized simulation has no cohorts; evaluate(state) returns "
-                "train_loss"
-            )
-        if self.guarantee is not None:
-            raise ValueError("a private simulation does not publish training losses")
-        if isinstance(self._cohort, Buffered):
-            raise ValueError(
-                "clients of asynchronous rounds start from different parameters; "
-                "evaluate(state) returns train_loss"
-            )
-        run = self.timed(state.key, state.round, 1)
-        return self.compiled.loss(self.data, run, state)
-
-    @promoting
     def evaluate(self, state: Any) -> Any:
         """Evaluates the parameters of a state, which is not donated.
 
@@ -232,7 +167,7 @@ class Simulation:
           returns only metrics of the test set and of the parameters, unless its privacy
           publishes training metrics.
         """
-        self._check_state(state)
+        self.check_state(state)
         arguments: tuple[Any, ...] = (self.data, self.run.partition)
         arguments += (self.run.client_tests, state.params)
         copied = lambda x: isinstance(x, jax.Array) and x.is_fully_replicated
@@ -246,66 +181,8 @@ class Simulation:
             self.settings, self.data, self.run, state
         )
 
-    @promoting
-    def client_accuracies(
-        self,
-        state: Any,
-        *,
-        steps: int = 0,
-        lr: float = 0.1,
-        key: jax.Array | None = None,
-    ) -> np.ndarray:
-        """Evaluates every client of a federation on its own test examples.
-
-        A client's parameters are the server's, with its own leaves by `keep_own` or its
-        own model by `ditto`.
-
-        Args:
-          steps: Number of steps of gradient descent that each client first takes on its
-            training examples, with the simulation's sampler and batch size.
-          key: Typed key of these steps; needed if there are any.
-
-        Returns:
-          Accuracies [N], NaN for clients without test examples.
-
-        Example:
-          >>> tested = simulation.at(test_parts=[np.arange(9)] * len(clients))
-          >>> before = tested.client_accuracies(state)
-          >>> after = tested.client_accuracies(state, steps=5, key=jax.random.key(0))
-        """
-        check_count("steps", steps, 0)
-        if steps and key is None:
-            raise TypeError("local steps need a key, such as key=jax.random.key(0)")
-        if key is not None:
-            check_key(key)
-        self._check_client_tests()
-        arrays = self.data, self.run, state
-        return client_evaluation.accuracies(self.settings, *arrays, steps, lr, key)
-
-    def client_scores(self, state: Any) -> dict[str, np.ndarray]:
-        """Scores every client on its test examples, with the parameters of the server.
-
-        Returns:
-          Columns [N] by name: "train_examples", "test_examples", "test_accuracy" and
-          "test_loss", which are NaN for clients without test examples;
-          "personal_accuracy" too, if clients keep parameters.
-        """
-        self._check_client_tests()
-        return client_evaluation.client_scores(
-            self.settings, self.data, self.run, state
-        )
-
-    def _check_client_tests(self) -> None:
-        if self.run.client_tests is None:
-            raise ValueError(
-                "clients have no test examples of their own; give federate test_parts"
-            )
-        if self.guarantee is not None:
-            raise ValueError(
-                "a private simulation does not publish the accuracies of single clients"
-            )
-
-    def _check_state(self, state: Any) -> None:
+    def check_state(self, state: Any) -> None:
+        """Raises for what is no state of this simulation."""
         if not hasattr(state, "training"):
             raise TypeError(
                 "state must come from init or from an earlier round of a simulation, "
@@ -331,137 +208,6 @@ class Simulation:
     def _params(self) -> Any:
         """Shapes of the parameters that the task makes."""
         return jax.eval_shape(self.data.task.init, jax.random.key(0))
-
-    @promoting
-    def bytes_after(
-        self, rounds: int, answered: int | None = None, jobs: int | None = None
-    ) -> Traffic:
-        """Counts the bytes that all clients together received and sent.
-
-        Clients receive even if they do not answer. If cohorts vary in size, the
-        expected number of clients counts.
-
-        Args:
-          rounds: Number of rounds since the beginning, the prologue included.
-          answered: Number of answers in these rounds, from `answered`; by default, all
-            that were sampled have sent theirs.
-          jobs: Number of clients that were sent a model in them, from `jobs`; by
-            default, all that were sampled.
-        """
-        if rounds < 0:
-            raise ValueError(f"rounds must be at least 0, got {rounds}")
-        first, later = self._traffic
-        down, up = (a + rounds * b for a, b in zip(first, later, strict=True))
-        if answered is not None:
-            up = first.up + answered * later.up / self.settings.cohort.size
-        if jobs is not None:
-            down = first.down + jobs * later.down / self.settings.cohort.size
-        return Traffic(round(down), round(up))
-
-    @promoting
-    def answered(self, key: jax.Array, rounds: int) -> int | None:
-        """Counts the clients that answered in the first rounds, one for each message.
-
-        Args:
-          key: The key of the run's state.
-
-        Returns:
-          None where all that are sampled answer, and in a private simulation, which
-          keeps to itself who took part.
-        """
-        if self._cohort is None or self.guarantee is not None:
-            return None
-        timing, number = self.timing(key), self.settings.num_clients
-        return self._cohort.answered(timing, key, rounds, number)
-
-    @promoting
-    def jobs(self, key: jax.Array, rounds: int) -> int | None:
-        """Counts the clients that were sent a model in the first rounds, once for each.
-
-        In asynchronous rounds, some of them are lost, or stopped and sent a newer one.
-
-        Args:
-          key: The key of the run's state.
-
-        Returns:
-          None where these are the sampled ones.
-        """
-        timing = self.timing(key)
-        return None if self._cohort is None else self._cohort.jobs(timing, rounds)
-
-    @property
-    def _cohort(self) -> Cohort | None:
-        """Who takes part in a round; None of agents, who all do."""
-        return getattr(self.settings, "cohort", None)
-
-    def tokens_after(
-        self, rounds: int, answered: int | None = None, jobs: int | None = None
-    ) -> int | None:
-        """Counts the tokens that clients trained on; None of other tasks.
-
-        Args:
-          rounds: Number of rounds since the beginning, without the prologue.
-          answered: As in `bytes_after`.
-          jobs: As in `bytes_after`; in asynchronous rounds, all of them count.
-        """
-        setup, cohort = self.settings, self._cohort
-        if cohort is None or "perplexity" not in self.data.task.metrics:
-            return None
-        if setup.work.steps is not None:  # clients take different numbers of steps
-            return None
-        if jobs is None:
-            jobs = rounds * cohort.size if answered is None else answered
-        steps = setup.work.bound(self.clients.max_size, setup.batch_size)
-        return jobs * steps * setup.batch_size * (self.data.x.shape[1] - 1)
-
-    def virtual_seconds(self, state: Any) -> float | None:
-        """The time of a state by the simulation's clock; None without a clock."""
-        timing = self.timing(state.key)
-        return None if timing is None else timing.seconds(state.round)
-
-    def timed(self, key: jax.Array, first: int, count: int) -> Run:
-        """The run with the times of `count` rounds, by the key of its state."""
-        timing = self.timing(key)
-        if timing is None:
-            return self.run
-        return self.run._replace(timing=timing.inputs(first, count))
-
-    @promoting
-    def timing(self, key: jax.Array) -> Timing | None:
-        """The times of a run by the key of its state; None without a clock."""
-        cohort = self._cohort
-        if cohort is None or self.durations is None:
-            return None
-        name = np.asarray(jax.random.key_data(key)).tobytes()
-        if name not in self._timings:
-            if len(self._timings) == TIMINGS:
-                self._timings.pop(next(iter(self._timings)))
-            kept = jnp.copy(key)  # states are donated
-            self._timings[name] = cohort.timing(self.durations, kept)
-        return self._timings[name]
-
-    @functools.cached_property
-    def _timings(self) -> dict[bytes, Timing]:
-        """Times of the last runs by their keys."""
-        return {}
-
-    @functools.cached_property
-    def durations(self) -> np.ndarray | None:
-        """Seconds of a job of every client, float64 [N]; None without a clock."""
-        setup, cohort = self.settings, self._cohort
-        speeds = None if cohort is None else cohort.speeds(setup.num_clients)
-        if cohort is None or speeds is None:
-            return None
-        nbytes = sum(self._traffic[1]) / cohort.size
-        sizes = setup.work, setup.batch_size
-        return durations_of(*sizes, self.clients, speeds, nbytes)
-
-    @functools.cached_property
-    def _traffic(self) -> tuple[Traffic, Traffic]:
-        """Bytes before round 0, and in a round; messages are traced only once."""
-        times = lambda sent: Traffic(self.links * sent.down, self.links * sent.up)
-        first, later = self.program.traffic(self.data, self.run)
-        return times(first), times(later)
 
     @promoting
     def at(
@@ -492,7 +238,7 @@ class Simulation:
                 "the guarantee of a private simulation depends on its run; make "
                 "another one, with federate or decentralize"
             )
-        run, links, number = self.run, self.links, len(self.clients.size)
+        run, links, number = self.run, self.meter.links, len(self.clients.size)
         if hyper is not None:
             with_numbers(self.settings.algorithm, hyper)  # may raise
             run = run._replace(numbers={**run.numbers, **as_arrays(hyper)})
@@ -513,7 +259,8 @@ class Simulation:
             mixer, links = self.program.mix(weights)
             run = run._replace(mixer=mixer)
         run = self.program.placed(run)
-        return dataclasses.replace(self, run=run, links=links)
+        meter = dataclasses.replace(self.meter, run=run, links=links)
+        return dataclasses.replace(self, run=run, meter=meter)
 
 
 @promoting
@@ -527,7 +274,7 @@ def checked(simulation: Simulation) -> Simulation:
     create = functools.partial(simulation.program.create, params=None)
     state = jax.eval_shape(create, data, simulation.run, key, secret)
     state, _ = jax.eval_shape(compiled.begin, data, simulation.run, state)
-    run = simulation.timed(key, 0, 1)
+    run = simulation.meter.timed(key, 0, 1)
     run = run if secret is None else run._replace(key=secret)
     jax.eval_shape(compiled.rounds, data, run, state, 1)
     return simulation

@@ -21,7 +21,14 @@ import jax
 from fedjax_muon.core import check_count, with_numbers
 from fedjax_muon.simulation.batching import max_client_size_of
 from fedjax_muon.simulation.evaluation import Examples
-from fedjax_muon.simulation.groups import Cell, Groups, Outcome, Over, Pause, sequential
+from fedjax_muon.simulation.groups import (
+    Cell,
+    Groups,
+    Outcome,
+    Over,
+    Programs,
+    sequential,
+)
 from fedjax_muon.simulation.memory import (
     UnknownMemoryError,
     held_by,
@@ -31,7 +38,7 @@ from fedjax_muon.simulation.memory import (
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.versions import of_computing
 
-__all__ = ["Cell", "Executor", "Outcome", "Over", "Pause", "run_cells"]
+__all__ = ["Cell", "Executor", "Outcome", "Over", "run_cells"]
 
 Prepared = Simulation | tuple[Simulation, Examples | None]
 
@@ -55,9 +62,9 @@ def run_cells(
     over: Over | None = None,
     drop_nonfinite: bool = False,
     tick: Callable[[int], None] = lambda rounds: None,
-    pause: Pause | None = None,
     executor: Executor | None = None,
     devices: Sequence[jax.Device] = (),
+    programs: Programs | None = None,
 ) -> Iterator[list[Outcome]]:
     """Trains all cells; yields the outcomes group by group, in the order of `cells`.
 
@@ -84,17 +91,17 @@ def run_cells(
         Otherwise the cell is flagged as diverged, and its records end there.
       tick: Progress callback, called with the number of rounds that the cells of the
         group completed since the last call.
-      pause: Interrupts the sweep when it is asked to, and continues it later.
       executor: Runs groups of cells on its workers: a `ProcessPoolExecutor` with the
         context "spawn", Dask's `Client.get_executor()`, submitit's `AutoExecutor`. A
         group that fails is submitted again once.
       devices: Devices of this process that divide the cells of every group, instead
         of `over`; by default one.
+      programs: From `groups.make_programs`, which several calls may share.
     """
     check_count("evaluate_every", evaluate_every)
     recipe = b""
     if executor is not None:
-        _check_executor(executor, validation, over, pause)
+        _check_executor(executor, validation, over)
         recipe = _pickled(simulation)
     if devices and (executor is not None or over is not None):
         raise ValueError("give only one of devices, executor and over")
@@ -117,13 +124,14 @@ def run_cells(
             yield outcomes
         return
     settings |= {"validation": validation, "over": over, "devices": devices}
+    settings["programs"] = programs
     groups = Groups(simulation, **settings)
     number = max(1, len(devices))
     in_turn = groups.over is sequential
     largest = cells_at_once or number * _cells_that_fit(simulation, devices, in_turn)
     size = group_size(len(cells), largest, number)
     for first in range(0, len(cells), size):
-        yield groups.run(cells[first : first + size], size, tick, pause)
+        yield groups.run(cells[first : first + size], size, tick)
 
 
 def _with_validation(
@@ -279,6 +287,6 @@ def _check_executor(executor: Any, *functions: Any) -> None:
         )
     if any(value is not None for value in functions):
         raise ValueError(
-            "with an executor, leave out over and pause, and return validation "
+            "with an executor, leave out over, and return validation "
             "examples together with the simulation from the function that makes it"
         )

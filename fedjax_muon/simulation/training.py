@@ -12,16 +12,12 @@ from fedjax_muon.core import check_count
 from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.engine.processes import broadcast_from_first, is_first
+from fedjax_muon.simulation.meter import Record, end_of_messages, end_of_row
 from fedjax_muon.simulation.rounds import Metrics
-from fedjax_muon.simulation.simulation import (
-    NonFiniteError,
-    NonFiniteLossError,
-    Simulation,
-)
+from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.terminal import Progress, plain_console, shown
 from fedjax_muon.tracking import Tracker, follow
 
-Record = dict[str, Any]
 Callback = Callable[[Any, Record], bool | None]
 
 
@@ -105,22 +101,19 @@ def steps(
       NonFiniteError: If a message or the training loss is not finite.
     """
     check_count("evaluate_every", evaluate_every)
-    timing = simulation.timing(state.key)
+    timing = simulation.meter.timing(state.key)
     if timing is not None:
         timing.check(rounds)
     start, index = time.perf_counter() - seconds, state.round
     elapsed = lambda: time.perf_counter() - start
 
     def record(state: Any, index: int) -> Record:
+        counts: Any = {"dropped": dropped, "seconds": elapsed()}
         scores = simulation.evaluate(state)
-        row = counted(simulation, state.key, index)
-        row |= {name: float(score) for name, score in scores.items()}
-        virtual = simulation.virtual_seconds(state)
-        if virtual is not None:
-            row["virtual_seconds"] = virtual
-        if is_lost(row) and not drop_nonfinite:
-            raise NonFiniteLossError(index)
-        return row | {"dropped": dropped, "seconds": elapsed()}
+        row = simulation.meter.row(state.key, index, scores, **counts)
+        if not drop_nonfinite and (end := end_of_row(row)):
+            raise end
+        return row
 
     completed = calls(
         simulation.train_rounds,
@@ -132,45 +125,11 @@ def steps(
     first = record(state, index) if evaluate_first else None
     yield Step(state, 0, first, dropped, elapsed())
     for call in completed:
-        lost = np.asarray(call.metrics.lost)
-        if lost.any() and not drop_nonfinite:
-            raise _lost(call.metrics)
-        dropped += int(lost.sum())
+        if not drop_nonfinite and (end := end_of_messages(call.metrics.lost_round)):
+            raise end
+        dropped += int(np.asarray(call.metrics.lost).sum())
         row = record(call.state, call.total) if call.due else None
         yield Step(call.state, call.rounds, row, dropped, elapsed())
-
-
-def counted(
-    simulation: Simulation,
-    key: jax.Array,
-    rounds: int,
-    like: Simulation | None = None,
-) -> Record:
-    """The beginning of a record: what a run has sent and trained on.
-
-    Args:
-      key: Of the run's state.
-      like: A simulation whose messages have the same shapes, which is asked for them.
-    """
-    answered, jobs = simulation.answered(key, rounds), simulation.jobs(key, rounds)
-    down, up = (like or simulation).bytes_after(rounds, answered, jobs)
-    row: Record = {"round": rounds, "bytes_down": down, "bytes_up": up}
-    if answered is not None:
-        row["answered"] = answered
-    if (tokens := simulation.tokens_after(rounds, answered, jobs)) is not None:
-        row["tokens"] = tokens
-    return row
-
-
-def is_lost(row: Record) -> bool:
-    """Whether a record ends a run, since its training loss is NaN."""
-    return math.isnan(row.get("train_loss", 0))
-
-
-def _lost(metrics: Metrics) -> NonFiniteError:
-    rounds = np.asarray(metrics.lost_round)
-    first = rounds[rounds >= 0].min()
-    return NonFiniteError(int(first), np.flatnonzero(rounds == first).tolist())
 
 
 @plain_numbers

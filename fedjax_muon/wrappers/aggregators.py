@@ -18,23 +18,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Messages,
-    check_count,
-    check_function,
-    check_range,
-    map_exchanges,
-    only_finite,
-    recorded,
-)
+from fedjax_muon import core
 
-Aggregator = Callable[[Messages], Messages]
+Aggregator = Callable[[core.Messages], core.Messages]
 
 
-@recorded
-def robust(algorithm: Algorithm, aggregator: Aggregator) -> Algorithm:
+@core.recorded
+def robust(algorithm: core.Algorithm, aggregator: Aggregator) -> core.Algorithm:
     """Aggregates the messages of an algorithm by a robust rule instead of their mean.
 
     All messages of a cohort are in memory together: S times the bytes of one, on every
@@ -52,17 +42,17 @@ def robust(algorithm: Algorithm, aggregator: Aggregator) -> Algorithm:
       >>> scaffold_normuon = scaffold(lr=0.01, rule=normuon)
       >>> algorithm = robust(scaffold_normuon, aggregators.trimmed_mean(0.2))
     """
-    check_function("aggregator", aggregator, "median()")
+    core.check_function("aggregator", aggregator, "median()")
     add = lambda exchange: exchange._replace(stack=(*exchange.stack, aggregator))
     return with_all_messages(algorithm, add)
 
 
 def with_all_messages(
-    algorithm: Algorithm, change: Callable[[Exchange], Exchange]
-) -> Algorithm:
+    algorithm: core.Algorithm, change: Callable[[core.Exchange], core.Exchange]
+) -> core.Algorithm:
     """Changes the functions of all messages, in all exchanges."""
 
-    def one(number: int, exchange: Exchange) -> Exchange:
+    def one(number: int, exchange: core.Exchange) -> core.Exchange:
         del number
         if exchange.reduce_sum:
             raise ValueError(
@@ -71,17 +61,17 @@ def with_all_messages(
             )
         return change(exchange)
 
-    return map_exchanges(one, algorithm)._replace(uniform_weights=True)
+    return core.map_exchanges(one, algorithm)._replace(uniform_weights=True)
 
 
 def chain(*aggregators: Aggregator) -> Aggregator:
     """Applies several aggregators, one to the results of the other."""
     for aggregator in aggregators:
-        check_function("aggregator", aggregator, "median()")
+        core.check_function("aggregator", aggregator, "median()")
 
-    def apply(messages: Messages) -> Messages:
+    def apply(messages: core.Messages) -> core.Messages:
         for aggregator in aggregators:
-            messages = only_finite(aggregator(messages))
+            messages = core.only_finite(aggregator(messages))
         return messages
 
     return apply
@@ -93,7 +83,7 @@ def chain(*aggregators: Aggregator) -> Aggregator:
 def median() -> Aggregator:
     """The median of every coordinate; of an even number, the mean of the middle two."""
 
-    def apply(messages: Messages) -> Messages:
+    def apply(messages: core.Messages) -> core.Messages:
         ordered, count = _ordered(messages)
         # Halves first, whose sum stays in range.
         middle = ordered[(count - 1) // 2] / 2 + ordered[count // 2] / 2
@@ -106,7 +96,7 @@ def trimmed_mean(bad: int | float) -> Aggregator:
     """The mean of every coordinate without its `bad` largest and smallest values."""
     _check_bad(bad)
 
-    def apply(messages: Messages) -> Messages:
+    def apply(messages: core.Messages) -> core.Messages:
         ordered, count = _ordered(messages)
         few, is_enough = _number("trimmed_mean", bad, messages, 1)
         place = jnp.arange(len(ordered))
@@ -127,10 +117,10 @@ def geometric_median(smoothing: float = 0.1, iterations: int = 3) -> Aggregator:
     Args:
       smoothing: Smallest distance that a message is weighted by.
     """
-    check_range("smoothing", smoothing, open_low=True, schedules=False)
-    check_count("iterations", iterations)
+    core.check_range("smoothing", smoothing, open_low=True, schedules=False)
+    core.check_count("iterations", iterations)
 
-    def apply(messages: Messages) -> Messages:
+    def apply(messages: core.Messages) -> core.Messages:
         values, there = messages.values, messages.weight > 0
         unit = 2.0 ** (jnp.finfo(values.dtype).maxexp // 6)  # distances stay in range
         point = jnp.zeros_like(values[0])
@@ -157,9 +147,9 @@ def krum(bad: int | float, *, chosen: int | None = 1) -> Aggregator:
     """
     _check_bad(bad)
     if chosen is not None:
-        check_count("chosen", chosen)
+        core.check_count("chosen", chosen)
 
-    def apply(messages: Messages) -> Messages:
+    def apply(messages: core.Messages) -> core.Messages:
         there = messages.weight > 0
         count = there.sum()
         few, is_enough = _number("krum", bad, messages, 2)
@@ -190,10 +180,10 @@ def centered_clipping(largest: float, iterations: int = 1) -> Aggregator:
     Args:
       largest: Largest norm of a difference, tau.
     """
-    check_range("largest", largest, open_low=True, schedules=False)
-    check_count("iterations", iterations)
+    core.check_range("largest", largest, open_low=True, schedules=False)
+    core.check_count("iterations", iterations)
 
-    def apply(messages: Messages) -> Messages:
+    def apply(messages: core.Messages) -> core.Messages:
         values, there = messages.values, messages.weight > 0
         center = jnp.zeros_like(values[0])
         for _ in range(iterations):
@@ -217,7 +207,7 @@ def nearest_neighbor_mixing(bad: int | float) -> Aggregator:
     """
     _check_bad(bad)
 
-    def apply(messages: Messages) -> Messages:
+    def apply(messages: core.Messages) -> core.Messages:
         there = messages.weight > 0
         few, is_enough = _number("nearest_neighbor_mixing", bad, messages, 1)
         distances = _squared_distances(messages)
@@ -240,9 +230,9 @@ def bucketing(size: int) -> Aggregator:
 
     Source: Karimireddy et al. 2022, arXiv:2006.09365.
     """
-    check_count("size", size)
+    core.check_count("size", size)
 
-    def apply(messages: Messages) -> Messages:
+    def apply(messages: core.Messages) -> core.Messages:
         there = messages.weight > 0
         draws = jax.random.uniform(messages.key, there.shape)
         order = jnp.argsort(jnp.where(there, draws, jnp.inf))
@@ -272,7 +262,7 @@ def shorten_longest(bad: int | float) -> Aggregator:
     """
     _check_bad(bad)
 
-    def apply(messages: Messages) -> Messages:
+    def apply(messages: core.Messages) -> core.Messages:
         there = messages.weight > 0
         count = there.sum()
         few, is_enough = _number("shorten_longest", bad, messages, 1)
@@ -289,13 +279,13 @@ def shorten_longest(bad: int | float) -> Aggregator:
 
 def _check_bad(bad: int | float) -> None:
     if type(bad) is int:
-        check_count("bad", bad, 0)
+        core.check_count("bad", bad, 0)
     else:
-        check_range("bad", bad, 0.0, 0.5, open_high=True, schedules=False)
+        core.check_range("bad", bad, 0.0, 0.5, open_high=True, schedules=False)
 
 
 def _number(
-    name: str, bad: int | float, messages: Messages, more: int
+    name: str, bad: int | float, messages: core.Messages, more: int
 ) -> tuple[Any, jax.Array]:
     """`bad` as a count, of the messages that arrived if it is a share.
 
@@ -324,13 +314,17 @@ def _number(
     return few, arrived >= jnp.where(few > 0, 2 * few + more, 1)
 
 
-def _all(messages: Messages, values: jax.Array, is_enough: jax.Array) -> Messages:
+def _all(
+    messages: core.Messages, values: jax.Array, is_enough: jax.Array
+) -> core.Messages:
     """The same number of messages, or none if too few have arrived."""
     weight = jnp.where(is_enough, messages.weight, 0)
     return messages._replace(values=values, weight=weight)
 
 
-def _one(messages: Messages, value: jax.Array, is_enough: jax.Array) -> Messages:
+def _one(
+    messages: core.Messages, value: jax.Array, is_enough: jax.Array
+) -> core.Messages:
     """One message, or none if too few have arrived."""
     value = jnp.where(is_enough, value, 0)[None]
     weight = is_enough.astype(messages.weight.dtype)[None]
@@ -339,7 +333,7 @@ def _one(messages: Messages, value: jax.Array, is_enough: jax.Array) -> Messages
     )
 
 
-def _ordered(messages: Messages) -> tuple[jax.Array, jax.Array]:
+def _ordered(messages: core.Messages) -> tuple[jax.Array, jax.Array]:
     """The values of every coordinate in order, the missing last, and their number."""
     there = messages.weight > 0
     return jnp.sort(jnp.where(there[:, None], messages.values, jnp.inf), 0), there.sum()
@@ -382,7 +376,7 @@ def _pairs(there: jax.Array) -> jax.Array:
     return there[:, None] & there[None]
 
 
-def _squared_distances(messages: Messages) -> jax.Array:
+def _squared_distances(messages: core.Messages) -> jax.Array:
     """[S, S]; infinite on the diagonal, and from and to what is missing.
 
     Up to one factor. Distances from and to huge messages are infinite too.

@@ -17,22 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Reconstructed,
-    Round,
-    check_count,
-    check_range,
-    map_exchanges,
-    message_shapes,
-    recorded,
-    sent_bytes,
-    streams,
-    tree,
-    unconstrained,
-    wrapped,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 
 Rank = int | Callable[[int, int], int]  # (rows, columns) -> rank
 
@@ -71,7 +57,7 @@ def memory_share(share: float = 0.05) -> Rank:
     Source: Liu et al. 2025, arXiv:2510.27403, as in their code, in which the factor of
     a small matrix may have rank 0.
     """
-    check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
+    core.check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
     exact = Fraction(str(share))  # the decimal number, not its binary approximation
     return lambda m, n: max(1, exact * m * n // (m + n + 1))
 
@@ -81,7 +67,7 @@ def rank_share(share: float = 0.05) -> Rank:
 
     Source: Liu et al. 2025, arXiv:2510.27403, as in their text.
     """
-    check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
+    core.check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
     return lambda m, n: math.ceil(Fraction(str(share)) * min(m, n))
 
 
@@ -129,7 +115,7 @@ def power_iteration(
     Args:
       iterations: Number of products with M M^T or M, at least 1.
     """
-    check_count("iterations", iterations)
+    core.check_count("iterations", iterations)
 
     def encode(matrix, key):
         q, wide = _rank(rank, matrix), _wide(matrix)
@@ -154,7 +140,7 @@ def _wide(matrix: jax.Array) -> jax.Array:
 
 def _check_rank(rank: Rank) -> None:
     if not callable(rank):
-        check_count("rank", rank)
+        core.check_count("rank", rank)
 
 
 def _rank(rank: Rank, matrix: jax.Array) -> int:
@@ -207,7 +193,7 @@ def top_k(share: float) -> Compressor:
     Args:
       share: Share of the entries of an array that is sent, in (0, 1].
     """
-    check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
+    core.check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
 
     def encode(x, key):
         del key
@@ -242,8 +228,8 @@ def chunked_top_k(
       values: Compressor of the entries that are sent, an array [blocks, k]; by default
         they are sent unchanged.
     """
-    check_count("k", k)
-    check_count("chunk", chunk, high=256, limit="since a position has 16 bits")
+    core.check_count("k", k)
+    core.check_count("chunk", chunk, high=256, limit="since a position has 16 bits")
     values = no_compression() if values is None else values
     _check_compressor("values", values)
 
@@ -377,14 +363,14 @@ class ClientState(NamedTuple):
     errors: dict[int, list[jax.Array]]  # by exchange, of its compressed arrays
 
 
-@recorded
+@core.recorded
 def compress(
-    algorithm: Algorithm,
+    algorithm: core.Algorithm,
     compressor: Compressor,
     *,
     fields: Sequence[str] = (),
     feedback: float | None = None,
-) -> Algorithm:
+) -> core.Algorithm:
     """Compresses the messages that the clients of an algorithm send.
 
     Args:
@@ -405,7 +391,7 @@ def compress(
     _check_compressor("compressor", compressor)
     _check_names(fields)
     if feedback is not None:
-        check_range("feedback", feedback, 0.0, 1.0, schedules=False)
+        core.check_range("feedback", feedback, 0.0, 1.0, schedules=False)
 
     owner = object()
     first = len(algorithm.prologue)
@@ -413,16 +399,16 @@ def compress(
     added = {} if feedback is None else {n: _error_feedback(feedback) for n in later}
 
     def init(params):
-        _check("message", compressor, fields, message_shapes(algorithm, params))
+        _check("message", compressor, fields, core.message_shapes(algorithm, params))
         return algorithm.init(params)
 
     def init_client(params):
-        shapes = message_shapes(algorithm, params)
+        shapes = core.message_shapes(algorithm, params)
         zeros = lambda message: tree.zeros_like(_chosen(message, fields))
         errors = {n: zeros(shapes[n]) for n in added}
         return ClientState(algorithm.init_client(params), errors)
 
-    def change(number: int, exchange: Exchange) -> Exchange:
+    def change(number: int, exchange: core.Exchange) -> core.Exchange:
         def client(objective, broadcast, client_state, batches, round):
             inner, errors = client_state
             message, inner = exchange.client(
@@ -440,7 +426,7 @@ def compress(
         decode = lambda sent: exchange.decode(_decode(compressor, owner, sent))
         return exchange._replace(client=client, decode=decode, local_params=None)
 
-    changed = map_exchanges(change, algorithm)
+    changed = core.map_exchanges(change, algorithm)
     return changed._replace(init=init, init_client=init_client)
 
 
@@ -452,10 +438,10 @@ def _error_feedback(decay: float) -> Callable[[Any, Any], Any]:
     return lambda arrays, error: tree.add_scaled(arrays, decay, error)
 
 
-@recorded
+@core.recorded
 def compress_broadcasts(
-    algorithm: Algorithm, compressor: Compressor, *, fields: Sequence[str] = ()
-) -> Algorithm:
+    algorithm: core.Algorithm, compressor: Compressor, *, fields: Sequence[str] = ()
+) -> core.Algorithm:
     """Compresses the broadcasts of an algorithm, as changes of the clients' copies.
 
     The server sends C(b - w) of a broadcast b, and all clients add it to their copy w,
@@ -486,13 +472,13 @@ def compress_broadcasts(
 
     def init(params):
         state = algorithm.init(params)
-        start = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
+        start = core.Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
         sent = [exchange.broadcast(state, start) for exchange in algorithm.exchanges]
         _check("broadcast", compressor, fields, sent)
         copies = dict(enumerate((_chosen(b, fields) for b in sent), first))
-        return wrapped(state, copies)
+        return core.wrapped(state, copies)
 
-    def change(number: int, exchange: Exchange) -> Exchange:
+    def change(number: int, exchange: core.Exchange) -> core.Exchange:
         def changed(state, round):
             """The broadcast, what is sent of its arrays, and the clients' copies."""
             whole = exchange.broadcast(state.inner, round)
@@ -505,12 +491,12 @@ def compress_broadcasts(
             if number < first:
                 return exchange.broadcast(state.inner, round)
             whole, sent, copies = changed(state, round)
-            nbytes = sent_bytes(_replaced(whole, fields, sent))
-            return Reconstructed(_replaced(whole, fields, copies), nbytes)
+            nbytes = core.sent_bytes(_replaced(whole, fields, sent))
+            return core.Reconstructed(_replaced(whole, fields, copies), nbytes)
 
         def client(objective, broadcast, client_state, batches, round):
             known = broadcast.value if number >= first else broadcast
-            if number >= first and objective.project is not unconstrained:
+            if number >= first and objective.project is not core.unconstrained:
                 known = known._replace(params=objective.project(known.params))
             return exchange.client(objective, known, client_state, batches, round)
 
@@ -518,13 +504,13 @@ def compress_broadcasts(
             copies = state.kept
             if number >= first:  # the key is that of the broadcast
                 copies = {**copies, number: changed(state, round)[2]}
-            return wrapped(exchange.server(state.inner, mean, round), copies)
+            return core.wrapped(exchange.server(state.inner, mean, round), copies)
 
         return exchange._replace(
             broadcast=broadcast, client=client, server=server, local_params=None
         )
 
-    return map_exchanges(change, algorithm)._replace(init=init)
+    return core.map_exchanges(change, algorithm)._replace(init=init)
 
 
 def _check_names(fields: Sequence[str]) -> None:
@@ -550,7 +536,7 @@ def _replaced(message: Any, fields: Sequence[str], encoded: list[Encoded]) -> An
 def _encode(
     compressor: Compressor, owner: object, arrays: list[Any], key: jax.Array
 ) -> list[Encoded]:
-    key = jax.random.fold_in(key, streams.COMPRESSION)
+    key = jax.random.fold_in(key, core.streams.COMPRESSION)
     like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
     encode = lambda i, x: compressor.encode(x, jax.random.fold_in(key, i))
     return [Encoded(encode(i, x), like(x), owner) for i, x in enumerate(arrays)]

@@ -18,18 +18,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Hyper,
-    Params,
-    check_range,
-    local_steps,
-    map_exchanges,
-    recorded,
-    tree,
-    value_at,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 from fedjax_muon.core.messages import message_shapes
 
 
@@ -40,7 +30,7 @@ class Personal(NamedTuple):
     params: Any  # its own parameters, None where it uses the server's
 
 
-def merged(params: Params, own: Any) -> Params:
+def merged(params: core.Params, own: Any) -> core.Params:
     """Puts a client's own parameters in the place of the server's.
 
     Args:
@@ -55,7 +45,7 @@ def merged(params: Params, own: Any) -> Params:
     return jax.tree.map(choose, own, params, is_leaf=is_none)
 
 
-def params_of_clients(params: Params, client_states: Any) -> Params | None:
+def params_of_clients(params: core.Params, client_states: Any) -> core.Params | None:
     """Finds the parameters of every client.
 
     Returns:
@@ -74,8 +64,8 @@ def params_of_clients(params: Params, client_states: Any) -> Params | None:
 Path = tuple[Any, ...]
 
 
-@recorded
-def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
+@core.recorded
+def keep_own(algorithm: core.Algorithm, names: Sequence[str]) -> core.Algorithm:
     """Lets every client keep its own values of some parameters.
 
     They start from the initial parameters. For them, other values that the server
@@ -115,7 +105,7 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
         own = _only(params, _paths(params, names))
         return _personal(algorithm, params, own)
 
-    def change(number: int, exchange: Exchange) -> Exchange:
+    def change(number: int, exchange: core.Exchange) -> core.Exchange:
         def send(state, round):
             return _without(
                 exchange.broadcast(state, round), _paths(state.params, names)
@@ -144,11 +134,13 @@ def keep_own(algorithm: Algorithm, names: Sequence[str]) -> Algorithm:
             broadcast=send, client=client, server=server, local_params=None
         )
 
-    changed = map_exchanges(change, algorithm)
+    changed = core.map_exchanges(change, algorithm)
     return changed._replace(init=init, init_client=init_client)
 
 
-def _personal(algorithm: Algorithm, params: Params, own: Params) -> Personal:
+def _personal(
+    algorithm: core.Algorithm, params: core.Params, own: core.Params
+) -> Personal:
     """The first state of a client with parameters of its own."""
     inner = algorithm.init_client(params)
     if isinstance(inner, Personal):
@@ -164,7 +156,7 @@ def _name(key: Any) -> str:
     return str(key)
 
 
-def _paths(params: Params, names: Sequence[str]) -> set[Path]:
+def _paths(params: core.Params, names: Sequence[str]) -> set[Path]:
     """The paths of the parameters that a client keeps."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     named = (tuple(map(_name, path)) for path, _ in leaves)
@@ -177,7 +169,7 @@ def _is_own(path: Any, paths: set[Path]) -> bool:
     return any(named[-len(own) :] == own for own in paths)
 
 
-def _only(params: Params, paths: set[Path]) -> Any:
+def _only(params: core.Params, paths: set[Path]) -> Any:
     keep = lambda path, leaf: leaf if _is_own(path, paths) else None
     return jax.tree_util.tree_map_with_path(keep, params)
 
@@ -194,7 +186,7 @@ def _filled(message: Any, shape: Any) -> Any:
     return jax.tree.map(fill, message, shape, is_leaf=lambda leaf: leaf is None)
 
 
-def _check(params: Params, names: Sequence[str]) -> None:
+def _check(params: core.Params, names: Sequence[str]) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     known = {_name(key) for path, _ in leaves for key in path}
     for name in names:
@@ -209,10 +201,10 @@ def _check(params: Params, names: Sequence[str]) -> None:
         )
 
 
-@recorded
+@core.recorded
 def ditto(
-    algorithm: Algorithm, *, personal_lr: Hyper = 0.1, pull: Hyper = 1.0
-) -> Algorithm:
+    algorithm: core.Algorithm, *, personal_lr: core.Hyper = 0.1, pull: core.Hyper = 1.0
+) -> core.Algorithm:
     """Adds a personal model to every client.
 
     Source: Li et al. 2021, arXiv:2012.04221, Algorithm 1.
@@ -221,13 +213,13 @@ def ditto(
       pull: Strength of the pull toward the shared model (lambda in the paper); with 0,
         clients train alone.
     """
-    check_range("personal_lr", personal_lr)
-    check_range("pull", pull)
+    core.check_range("personal_lr", personal_lr)
+    core.check_range("pull", pull)
 
     def init_client(params):
         return _personal(algorithm, params, params)
 
-    def inner_only(exchange: Exchange) -> Exchange:
+    def inner_only(exchange: core.Exchange) -> core.Exchange:
         def client(objective, broadcast, client_state, batches, round):
             inner, own = client_state
             message, inner = exchange.client(
@@ -237,7 +229,7 @@ def ditto(
 
         return exchange._replace(client=client)
 
-    def with_personal(exchange: Exchange) -> Exchange:
+    def with_personal(exchange: core.Exchange) -> core.Exchange:
         def client(objective, broadcast, client_state, batches, round):
             inner, own = client_state
             message, inner = exchange.client(
@@ -247,11 +239,11 @@ def ditto(
             def step(v: Any, batch: Any, key: Any) -> tuple[Any, tuple[()]]:
                 back = tree.sub(v, broadcast.params)
                 g = objective.grad(v, batch, key)
-                d = tree.add_scaled(g, value_at(pull, round), back)
-                rate = value_at(personal_lr, round)
+                d = tree.add_scaled(g, core.value_at(pull, round), back)
+                rate = core.value_at(personal_lr, round)
                 return objective.project(tree.sub_scaled(v, rate, d)), ()
 
-            own, _ = local_steps(step, own, batches, round)
+            own, _ = core.local_steps(step, own, batches, round)
             return message, Personal(inner, own)
 
         return exchange._replace(client=client)

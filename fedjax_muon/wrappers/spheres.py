@@ -12,15 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_muon.core import (
-    Algorithm,
-    Exchange,
-    Params,
-    Round,
-    map_exchanges,
-    recorded,
-    tree,
-)
+from fedjax_muon import core
+from fedjax_muon.core import tree
 from fedjax_muon.transforms.hyperball import with_norms_of
 from fedjax_muon.transforms.layout import (
     Layout,
@@ -30,8 +23,10 @@ from fedjax_muon.transforms.layout import (
 )
 
 
-@recorded
-def keep_norms(algorithm: Algorithm, layout: Layout = hidden_matrices) -> Algorithm:
+@core.recorded
+def keep_norms(
+    algorithm: core.Algorithm, layout: Layout = hidden_matrices
+) -> core.Algorithm:
     """Projects matrices on the sphere of their Frobenius norm, after every move.
 
     Clients keep the norms of the broadcast, and the server keeps its own. Constraints
@@ -51,11 +46,11 @@ def keep_norms(algorithm: Algorithm, layout: Layout = hidden_matrices) -> Algori
         _check_broadcasts(algorithm, state)
         return state
 
-    def change(number: int, exchange: Exchange) -> Exchange:
+    def change(number: int, exchange: core.Exchange) -> core.Exchange:
         del number
 
         def client(objective, broadcast, client_state, batches, round):
-            def project(params: Params) -> Params:
+            def project(params: core.Params) -> core.Params:
                 kept = with_norms_of(broadcast.params, params, layout)
                 return objective.project(kept)
 
@@ -69,10 +64,10 @@ def keep_norms(algorithm: Algorithm, layout: Layout = hidden_matrices) -> Algori
 
         return exchange._replace(client=client, server=server)
 
-    return map_exchanges(change, algorithm)._replace(init=init)
+    return core.map_exchanges(change, algorithm)._replace(init=init)
 
 
-def _check_norms(params: Params, layout: Layout) -> None:
+def _check_norms(params: core.Params, layout: Layout) -> None:
     """Raises `ValueError` for a matrix that is 0, where its values are known."""
     numbers = jax.tree.leaves(layout(params), is_leaf=is_numbers)
     leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -87,9 +82,9 @@ def _check_norms(params: Params, layout: Layout) -> None:
             )
 
 
-def _check_broadcasts(algorithm: Algorithm, state: Any) -> None:
+def _check_broadcasts(algorithm: core.Algorithm, state: Any) -> None:
     """Raises `ValueError` unless all broadcasts have the server's parameters."""
-    start = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
+    start = core.Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
     for exchange in (*algorithm.prologue, *algorithm.exchanges):
         sent = jax.eval_shape(exchange.broadcast, state, start)
         params = tree.shapes(getattr(sent, "params", None))

@@ -241,14 +241,6 @@ def test_averages_of_all_messages_refuse_privacy_and_asynchronous_rounds(name):
         check_suits(METHODS[name], START, rebase=False)
 
 
-@pytest.mark.parametrize(
-    ("make", "ranks", "least"), [(fm.flora, (2, -1), 0), (fm.flexlora, (0,), 1)]
-)
-def test_ranks_are_checked(make, ranks, least):
-    with pytest.raises(ValueError, match=f"ranks must be at least {least}"):
-        make(ranks=ranks)
-
-
 # ---------------------------------------------------------------- FedSubMuon
 
 exact = lambda m: (lambda u, s, vt: u @ vt)(*np.linalg.svd(m, full_matrices=False))
@@ -338,11 +330,3 @@ def test_muon_in_the_whole_space_is_muon_of_the_kernel():
     for p, q in zip(found, want, strict=True):
         np.testing.assert_allclose(model(p), q["w"], rtol=0, atol=1e-12)
         np.testing.assert_allclose(p["b"], q["b"], rtol=0, atol=1e-12)
-
-
-def test_what_fedsubmuon_refuses():
-    wide = {"a": np.zeros((2, 3)), "b": np.zeros((3, 4)), "kernel": np.zeros((2, 4))}
-    with pytest.raises(ValueError, match="rank 3 does not fit a kernel of 2 x 4"):
-        fm.fedsubmuon().init({"layer": wide})
-    with pytest.raises(ValueError, match=r"folded=True"):
-        fm.fedsubmuon_gt().init({"layer": SPACE})

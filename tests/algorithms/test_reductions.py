@@ -469,6 +469,27 @@ def test_both_gradients_of_fafed_have_one_key():
     assert np.max(np.abs(means[0]["w"])) > 0.1
 
 
+# ---------------------------------------------------------------- where Muon stalls
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_local_muon_never_leaves_the_start_of_theorem_1(momentum):
+    """arXiv:2509.26337: f_1 = ||X||^2 / 2, f_2 = ||X + A||^2 / 2, at X = -A / 4.
+
+    Both gradients have the norm of A / 4 or 3 A / 4, but opposite directions.
+    """
+    targets = Objective(lambda p, b, key: {"x": p["x"] - b[0]})
+    a = {"x": 4.0 * np.eye(3)}
+    data = [[(0 * a["x"],)], [(-a["x"],)]]
+    trace = PARTIAL._replace(num_clients=2, first=data, rounds=[([0, 1], data)] * 20)
+    start = times(-1 / 4, a)
+    options = {"lr": 0.1, "momentum": momentum, "polar": kernel.polar}
+    stuck = path(local_muon_persistent(**options), start, trace, objective=targets)
+    assert farthest(stuck, [start] * 20) <= 1e-12
+    moving = path(fedmuon_correct(**options), start, trace, objective=targets)
+    assert farthest(moving[-1:], [start]) >= 0.7  # of 1, to the optimum -A / 2
+
+
 # ------------------------------------------------- options with which two coincide
 
 NOTHING, BALL, MUON = optax.identity(), optax.trace(0.9), muon(0.98)

@@ -4,20 +4,24 @@ import csv
 import json
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from command import assert_same_but_for_seconds, refused, run
 from tiny_images import write_npz
 
-from fedjax_muon import data, experiments
+from fedjax_muon import data, runs
 from fedjax_muon.algorithms import ADAPTERS, ALL
 from fedjax_muon.algorithms.minimax import ALL as MINIMAX
 from fedjax_muon.cli import commands, others
 from fedjax_muon.cli.names import METHODS
 from fedjax_muon.data import catalog, loading
-from fedjax_muon.experiments.tuned import RATES
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
+from fedjax_muon.runs.rates import RATES
+from fedjax_muon.runs.search import around
+from fedjax_muon.runs.simulate import name_of
+from fedjax_muon.runs.sweep import check_sweep
 
 SMALL = "--clients 4 --model mlp:hidden=8 --cohort 2 --local-steps 1 "
 SMALL += "--batch-size 8 --rounds 4 --evaluate-every 2"
@@ -47,9 +51,7 @@ def test_rates_are_those_of_the_default_problem_or_are_looked_for():
     given = "fedavg:lr=0.5 fedmuon --model mlp:hidden=8"
     fixed, grids, _ = rates(given)
     assert (fixed["fedavg"], grids[0]) == (0.5, {})
-    assert grids[1]["lr"] == pytest.approx(
-        experiments.around(METHODS["fedmuon"].function(lr=0.03))["lr"]
-    )
+    assert grids[1]["lr"] == pytest.approx(around(0.03))
     assert rates(f"{given} --quick")[1] == [{}, {}]
     assert rates("fedavg fedmuon --lr 0.1,0.2")[1] == [{"lr": (0.1, 0.2)}] * 2
     fixed, grids, said = rates("fedavg fedmuon:lr=0.1 --epsilon 4,8")
@@ -108,7 +110,7 @@ def test_accuracies_of_clients_are_shown(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_rates_that_are_not_settled_are_said(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(experiments.sweeping, "MOST_RATES", 2)
+    monkeypatch.setattr(import_module("fedjax_muon.runs.sweep"), "MOST", 2)
     words = ("compare", "fedavg", "--lr", "0.0001,0.0003", *SMALL.split())
     run(*words, "--seeds", 3, "--directory", tmp_path / "run")
     said = " ".join(capsys.readouterr().out.split())
@@ -176,20 +178,20 @@ def test_a_sweep_is_extended_by_a_larger_grid(tmp_path, capsys):
 
 @pytest.mark.parametrize("words", ["all", "all --problem auc"])
 def test_published_grids_pass_the_checks_of_a_sweep(words, tmp_path, monkeypatch):
-    checked, check = {}, experiments.sweeping.check_sweep
+    checked, check = {}, check_sweep
 
     class End(BaseException):
         """The sweep would begin."""
 
     def noted(method, grid, *rest):
         check(method, grid, *rest)
-        checked[experiments.prepared.name_of(method)] = grid
+        checked[name_of(method)] = grid
 
     def end(*_, **__):
         raise End
 
-    monkeypatch.setattr(experiments.sweeping, "check_sweep", noted)
-    monkeypatch.setattr(experiments, "sweep", end)
+    monkeypatch.setattr(commands, "check_sweep", noted)
+    monkeypatch.setattr(runs, "sweep", end)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(End):
         commands.sweep([*words.split(), "--grid", "paper", "--lr", "0.1,0.2"])

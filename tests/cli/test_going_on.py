@@ -13,7 +13,7 @@ from command import assert_same_but_for_seconds, refused, run, spawn, wait_for
 from packages import needs
 
 from fedjax_muon.privacy.ledger import Ledger
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 
 SMALL = "--clients 4 --model mlp:hidden=8 --cohort 2 --local-steps 1 "
 SMALL += "--batch-size 8 --evaluate-every 2"

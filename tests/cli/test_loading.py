@@ -11,7 +11,7 @@ from command import SMALL, refused, run
 from packages import needs
 
 import fedjax_muon as fm
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 
 safetensors = needs("safetensors.numpy")
 OPTIONS = (*SMALL, "--model", "mlp:hidden=4", "--rounds", "6", "--divide", "iid")

@@ -4,7 +4,7 @@ import pytest
 from cases import slow_but
 from command import refused, run
 
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 
 DATA = "--clients 6 --model mlp:hidden=8 --rounds 4 --evaluate-every 4"
 WORK = f"{DATA} --batch-size 8"

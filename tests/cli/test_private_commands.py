@@ -10,7 +10,7 @@ import pytest
 from command import refused, run
 
 import fedjax_muon as fm
-from fedjax_muon.experiments import privacy, recording
+from fedjax_muon.runs import private, record
 
 AGENTS = "dpmixsgd --rounds 2 --batch-size 20 --graph ring --evaluate-every 1"
 CLIENTS = "--clients 6 --cohort 3 --model mlp:hidden=4 --rounds 2"
@@ -63,7 +63,7 @@ def test_a_comparison_over_epsilons(paid, tmp_path, capsys):
     secret = [
         leaf
         for path, leaf in jax.tree.leaves_with_path(loaded.state.training)
-        if not f".training{jax.tree_util.keystr(path)}".startswith(privacy.PUBLIC)
+        if not f".training{jax.tree_util.keystr(path)}".startswith(private.PUBLIC)
     ]
     assert secret
     assert not any(map(np.any, secret))
@@ -103,7 +103,7 @@ def test_a_run_that_ends_before_it_is_published_is_published_later(
     def interrupted(self, state):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recording.Recorder, "publish", interrupted)
+    monkeypatch.setattr(record.Recorder, "publish", interrupted)
     with pytest.raises(SystemExit) as stop:
         run("train", *AGENTS.split(), "--epsilon", 4, *paid)
     assert stop.value.code == 130

@@ -100,7 +100,7 @@ def test_training_to_the_end_and_bytes_by_hand(plain):
     ]
     assert rows[-1]["train_loss"] < rows[0]["train_loss"]
     tracking = simulated(gradient_tracking(LR))
-    assert tracking.bytes_after(3).up == 2 * 4 * links * params
+    assert tracking.meter.bytes_after(3).up == 2 * 4 * links * params
 
 
 @pytest.mark.parametrize(
@@ -172,5 +172,5 @@ def test_devices_share_the_agents_in_one_program(caplog):
     plain = lambda state: (state.training, jax.random.key_data(state.key))
     assert_close(plain(state), plain(expected))
     assert_close(there.evaluate(state), here.evaluate(expected))
-    assert there.bytes_after(3) == here.bytes_after(3)
+    assert there.meter.bytes_after(3) == here.meter.bytes_after(3)
     assert_close(plain(varied), plain(trained(here.at(parts=parts[::-1]), 3)))

@@ -8,10 +8,10 @@ import command
 import numpy as np
 import psutil
 
-from fedjax_muon import engine, experiments
+from fedjax_muon import engine, runs
 from fedjax_muon.cli import flower_app
 from fedjax_muon.deploy import in_process
-from fedjax_muon.experiments.prepared import start_key
+from fedjax_muon.runs.simulate import start_key
 
 SIZES = "--clients 3 --cohort 3 --local-steps 2 --batch-size 8"
 RUN = [*f"fedmuon:lr=0.02 {SIZES} --model mlp:hidden=8".split()]
@@ -60,7 +60,7 @@ def assert_simulated(words, rows, rounds, **how):
     job, problem, _ = job_of(words)
     [method] = job.methods().values()
     how = {**job.settings(problem), "plan": engine.plans.mapped, **how}
-    simulation = experiments.simulate(method, problem, 0, **how)
+    simulation = runs.simulate(method, problem, 0, **how)
     state = simulation.init(start_key(0))
     for round in range(rounds + 1):
         if round:

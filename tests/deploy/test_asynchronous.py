@@ -11,7 +11,7 @@ from cases import slow_but
 
 import fedjax_muon as fm
 from fedjax_muon.deploy import in_process, messages
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 
 SECONDS = (1.0, 1.3, 2.1, 7.7)  # of clients
 ARRIVALS = fm.buffered(3, 2)

@@ -32,7 +32,7 @@ from fedjax_muon.algorithms import ALL, fedmuon_correct
 from fedjax_muon.cli import flower_app
 from fedjax_muon.deploy import Node
 from fedjax_muon.deploy.messages import MessageError
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 
 needs("flwr.serverapp", "flower")
 

@@ -19,7 +19,7 @@ from deployed_run import (
 import fedjax_muon as fm
 from fedjax_muon.cli import flower_app
 from fedjax_muon.deploy import in_process
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 
 SMALL = ("fedavg", "--clients", "3", "--model", "mlp:hidden=8")
 

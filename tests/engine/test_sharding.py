@@ -18,7 +18,7 @@ from fedjax_muon import simulation
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.cli.load import load_run
 from fedjax_muon.engine import plans, processes, sharding
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 from fedjax_muon.simulation import batching, sweeps
 from fedjax_muon.simulation.batching import with_replacement
 
@@ -40,7 +40,7 @@ def test_eight_devices_give_six_clients_the_same_numbers():
     want, got = trained(alone, 1, 5), trained(shared, 1, 5)
     assert_close(unpadded(shared, got.training), want.training)
     assert_close(shared.evaluate(got), alone.evaluate(want))
-    assert shared.bytes_after(5) == alone.bytes_after(5)
+    assert shared.meter.bytes_after(5) == alone.meter.bytes_after(5)
 
 
 @pytest.mark.slow

@@ -16,12 +16,12 @@ import fedjax_muon as fm
 from experiments.board import __main__ as command, lines as kept, page, protocol
 from experiments.board.row import Row, check_row
 from experiments.board.rows import ROWS
-from experiments.board.search import MOST_RATES, Point, best, ends, following
 from experiments.board.standings import holm, p_value, tables
 from experiments.board.tracks import TRACKS, guarded
 from fedjax_muon.core.recipe import numbers_of
 from fedjax_muon.privacy import Poisson, report
 from fedjax_muon.privacy.client_privacy import client_spec
+from fedjax_muon.runs.search import MOST_RATES, Trial, best, ends, following
 
 pytestmark = pytest.mark.slow
 KEPT = Path("results/board")
@@ -66,12 +66,12 @@ def test_the_order_of_the_trials():
     assert [p.rate for p in rising] == [0, -4, 4, 8, 12, 6, 10, 7, 9]
     # the other option is tried at the best rate, before finer rates
     flat = [*searched(lambda p: -abs(p.rate) - abs(p.other), 2, 7)]
-    assert flat[3:] == [Point(0, -1), Point(0, 1), Point(-2), Point(2)]
+    assert flat[3:] == [Trial(0, -1), Trial(0, 1), Trial(-2), Trial(2)]
     # a factor of 3 is near enough: (3, -1) is not tried after (4, -1)
     close = searched(lambda p: -abs(p.rate - 3) - 5 * abs(p.other), 2, 14)
-    assert Point(4, -1) in close
-    assert best(close) == Point(3)
-    assert Point(3, -1) not in close
+    assert Trial(4, -1) in close
+    assert best(close) == Trial(3)
+    assert Trial(3, -1) not in close
 
 
 def test_at_most_nine_rates_that_are_factors_of_three_apart():
@@ -87,8 +87,8 @@ def test_at_most_nine_rates_that_are_factors_of_three_apart():
 
 def test_the_values_of_points():
     space = {"lr": 0.1, "mu": 0.01}
-    assert Point(4, -1).values(space) == {"lr": 0.3, "mu": 0.00333}
-    assert Point(-2).values({"lr": 0.1}) == {"lr": 0.0577}
+    assert Trial(4, -1).values(space) == {"lr": 0.3, "mu": 0.00333}
+    assert Trial(-2).values({"lr": 0.1}) == {"lr": 0.0577}
 
 
 def test_diverged_trials_are_worse_than_all_others():
@@ -100,9 +100,9 @@ def test_diverged_trials_are_worse_than_all_others():
         for s in (100, 101)
     ]
     scores = protocol.points_of(lines, {"lr": 0.1}, 1)
-    assert scores == {Point(0): 0.2, Point(4): -math.inf}
+    assert scores == {Trial(0): 0.2, Trial(4): -math.inf}
     unfinished = protocol.points_of(lines[:3], {"lr": 0.1}, 1)
-    assert [*unfinished] == [Point(0)]
+    assert [*unfinished] == [Trial(0)]
 
 
 # ------------------------------------------------------------------- the tests
@@ -204,7 +204,7 @@ def test_rows_with_other_sizes_send_as_many_bytes():
     for name in ("diloco", "diloco_30"):
         rounds = track.rounds_of(ROWS[name], problem)
         simulation = track.simulation(ROWS[name], problem)
-        sent.append(sum(simulation.bytes_after(rounds, None)))
+        sent.append(sum(simulation.meter.bytes_after(rounds, None)))
     assert rounds == 50
     assert sent[0] == sent[1]
 
@@ -217,7 +217,7 @@ def test_stragglers_train_for_the_same_time():
         rounds = track.rounds_of(ROWS[name], problem)
         key = protocol.start_key(0)
         key = simulation.program.create(simulation.data, simulation.run, key)[1]
-        timing = simulation.timing(key)
+        timing = simulation.meter.timing(key)
         assert timing.seconds(rounds) <= 400 < timing.seconds(rounds + 1)
 
 

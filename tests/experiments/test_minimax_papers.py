@@ -17,7 +17,7 @@ from fedjax_muon import minimax, problems
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.simulation import decentralize
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks import robust
 

@@ -14,7 +14,7 @@ from experiments import kept
 from experiments.papers import frame, paper_report, presets
 from fedjax_muon import algorithms, problems
 from fedjax_muon.core import numbers_of
-from fedjax_muon.reporting.comparison import Point
+from fedjax_muon.runs.summary import Point
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,6 @@ MODULES = {
 ITEMS = [(paper, item) for paper, module in MODULES.items() for item in module.ITEMS]
 # of every form; the smoke tests of others are the same, or of other partitions
 RUN = [
-    ("fedmuon_004", "table_4"),  # which starts at pretrained weights
     ("fedmuon_004", "table_6"),  # with every point of a grid
     ("minimax_000", "figure_3"),
 ]
@@ -147,7 +146,7 @@ def test_every_item_may_be_run_small():
     found = [one for about in ITEMS for one in panels(*about, "smoke").values()]
     assert len(found) >= len(ITEMS)
     for panel in found:
-        problem = frame.problem_of(panel, {"data_dir": None, "checkpoint": None})
+        problem = frame.problem_of(panel, None)
         how = {name: panel.settings[name] for name in SIZES}
         for method, grid in panel.methods.values():
             assert grid.keys() <= numbers_of(method).keys()
@@ -244,7 +243,6 @@ def test_a_kept_table_is_repeated(tmp_path, monkeypatch, capsys):
         (("table_9",), "no item 'table_9'; there are table_2"),
         (("table_5", "--panels", "x"), "no panel 'x'; there are resnet18_dir0.1"),
         (("table_5", "--scale", "cpu"), "cifar100 is stored in files"),
-        (("table_4", "--scale", "cpu"), "table_4 starts at pretrained weights"),
     ],
 )
 def test_what_cannot_run_is_refused(words, message, tmp_path, monkeypatch, capsys):

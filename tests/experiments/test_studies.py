@@ -10,18 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxprs import products
 
-from experiments.studies import client_privacy, minimax_tails, precision
+from experiments.studies import client_privacy
 from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
-from experiments.studies.newton_schulz_steps import flops
 from fedjax_muon import engine
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.engine import plans
-from fedjax_muon.experiments.tuned import RATES as TUNED
-from fedjax_muon.linalg.newton_schulz import orthogonalize
-from fedjax_muon.tasks import quadratic
-from fedjax_muon.tasks.heavy_tails import gaussian
+from fedjax_muon.runs.rates import RATES as TUNED
 
 pytestmark = pytest.mark.slow
 
@@ -48,37 +43,6 @@ def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
         assert chosen[score] == max(row[score] for row in ended)
         rates = [lr for lr, _ in mine]
         assert min(rates) < tuned.lr < max(rates)
-
-
-# ------------------------------------------------------- Newton-Schulz
-
-
-def test_precision_is_the_table_of_its_runs(tmp_path, monkeypatch):
-    place = Path(__file__).parents[2] / "results"
-    table = precision.table(place / "precision")
-    assert "\n".join(table) in (place / "precision.md").read_text()
-    short = precision.TRACKS["digits"]._replace(rounds=2, seeds=2, fits=None)
-    monkeypatch.setitem(precision.TRACKS, "digits", short)
-    precision.main("digits", output=tmp_path / "precision")
-    rows = precision.read(tmp_path / "precision" / "digits.jsonl")
-    points = [(row["method"], row["dtype"], row["seed"]) for row in rows]
-    every = itertools.product(precision.METHODS, precision.DTYPES, (0, 1))
-    assert points == list(every)
-    assert rows[0]["score"] != rows[1]["score"]  # of seeds
-    assert (tmp_path / "precision.md").read_text().count("| Handwritten") == 2
-
-
-@pytest.mark.parametrize("shape", [(8, 8), (6, 20), (40, 6)])
-@pytest.mark.parametrize("steps", [2, 5])
-def test_flops_are_those_of_the_products(shape, steps):
-    x = jax.ShapeDtypeStruct(shape, jnp.float32)
-    run = functools.partial(orthogonalize, steps=steps)
-    found = 0
-    for product in products(jax.make_jaxpr(run)(x).jaxpr):
-        (left, _), _ = product.params["dimension_numbers"]
-        inner = product.invars[0].aval.shape[left[0]]
-        found += 2 * inner * product.outvars[0].aval.size
-    assert flops(shape, steps) == found
 
 
 # --------------------------------------------------------------------- private clients
@@ -164,41 +128,3 @@ def test_the_tables_by_hand(tmp_path):
     assert rows[-1]["test"] == "0.5000"
     study.draw(chosen, tmp_path / "runs.png")
     assert (tmp_path / "runs.png").read_bytes()[:4] == b"\x89PNG"
-
-
-# ------------------------------------------------------------------------- heavy tails
-def test_one_cell_by_hand():
-    """Without noise LocalSGDA is plain descent and ascent on every client."""
-    found = minimax_tails.curves("local_sgda", gaussian(0.0), (0.01, 0.02), 2, 3)
-    assert found.shape == (2, 2, 3)
-    for seed, key in enumerate(jax.random.split(jax.random.key(0), 2)):
-        problem = quadratic.draw_quadratic(jax.random.split(key)[0], 8)
-        Q, A, D, B, C = (np.float64(leaf) for leaf in problem)
-        X, Y = np.zeros(B.shape[1:]), np.zeros(C.shape[1:])
-        for round in range(3):
-            ends = []
-            for b, c in zip(B, C, strict=True):
-                x, y = X, Y
-                for _ in range(4):
-                    gx, gy = Q @ x + b + A.T @ y, A @ x + c - D @ y
-                    x, y = x - 0.02 * gx, y + 0.2 * gy
-                ends.append((x, y))
-            X, Y = (np.mean(values, axis=0) for values in zip(*ends, strict=True))
-            response = np.linalg.pinv(D) @ (A @ X + C.mean(0))
-            norm = np.linalg.norm(Q @ X + B.mean(0) + A.T @ response)
-            np.testing.assert_allclose(found[1, seed, round], norm, rtol=1e-4)
-
-
-def test_the_verdict_by_hand():
-    flat = lambda *ends: np.broadcast_to(np.float64(ends)[:, None, None], (3, 2, 20))
-    spoilt = flat(1.0, 9.0, 9.0).copy()
-    spoilt[0, 1, -1] = np.nan  # one seed of the best rate
-    found = {"fed_nsgda_m": flat(4.0, 1.0, 3.0), "fedmuon_da": flat(0.5, 2.0, 3.0)}
-    found |= {"local_sgdam": spoilt, "fedsgda_m": flat(5.0, 4.0, 8.0)}
-    assert [minimax_tails.best(one) for one in found.values()] == [1, 0, 1, 1]
-    assert minimax_tails.ratio(found) == pytest.approx(1 / 4)
-    lines = minimax_tails.rows("some noise", found)
-    assert "3e-05 | 1.000 | 1.000 | 1.000" in lines[0]
-    assert "1e-05 (edge)" in lines[1]
-    # the mean of the last tenth
-    assert minimax_tails.last(np.arange(20.0)[None, None]) == 18.5

@@ -185,29 +185,3 @@ def test_initial_scales(model, side, scales):
 def test_inside_shard_map():
     """Class tokens and positions do not vary there, images do: a matter of types."""
     check_inside_shard_map(*SMALL["vit"])
-
-
-# ----------------------------------------------------------------------- refusals
-
-IMAGE = (32, 32, 3)
-RANKS = r"takes images \[B, H, W, C\].*got shape"
-GROUPS = "widths must be positive multiples of groups"
-
-
-@pytest.mark.parametrize(
-    ("model", "image", "message"),
-    [
-        *(
-            (models.ALL[name](), image, RANKS)
-            for name in ("resnet18", "vit", "vit_tiny")
-            for image in ((3072,), (32, 32))
-        ),
-        (models.ResNet18(groups=0), IMAGE, GROUPS),
-        (models.ResNet18(groups=3), IMAGE, GROUPS),
-        (models.ResNet18(widths=()), IMAGE, GROUPS),
-        (models.ResNet18(groups=2, widths=(4, 0)), IMAGE, GROUPS),
-    ],
-)
-def test_images_and_sizes_are_refused(model, image, message):
-    with pytest.raises(ValueError, match=message):
-        shapes(model, image)

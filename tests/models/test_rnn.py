@@ -12,7 +12,7 @@ from parity import differentiated
 
 from fedjax_muon import data, models
 from fedjax_muon.data import text
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv
 
 KEY = jax.random.key(0)
 V, E, H = 11, 5, 7

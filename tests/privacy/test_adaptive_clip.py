@@ -246,7 +246,7 @@ def simulation_of(privacy=PRIVACY, **given):
 def test_the_guarantee_is_that_of_a_fixed_norm_and_says_what_is_adapted():
     prepared = simulation_of()
     fixed = simulation_of(dataclasses.replace(PRIVACY, clip_norm=0.3))
-    less, more = fixed.bytes_after(2), prepared.bytes_after(2)
+    less, more = fixed.meter.bytes_after(2), prepared.meter.bytes_after(2)
     # one more number each way: two rounds of three clients, 4 bytes of float32
     assert (more.up - less.up, more.down - less.down) == (2 * 3 * 4, 2 * 3 * 4)
     adaptive, plain = prepared.guarantee, fixed.guarantee

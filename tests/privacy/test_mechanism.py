@@ -26,6 +26,7 @@ from fedjax_muon.privacy import Cyclic, FullBatch, Poisson
 from fedjax_muon.privacy.client_mechanism import norms_of_sums, private_clients
 from fedjax_muon.privacy.client_privacy import SUMS, ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded
+from fedjax_muon.simulation import cohort_loss
 from fedjax_muon.simulation.batching import always, shuffled_epochs
 from fedjax_muon.simulation.cohorts import sampled
 from fedjax_muon.simulation.federated import federate
@@ -288,7 +289,7 @@ def test_training_metrics_are_not_published(make):
     assert "test_loss" in history[-1]
     state, why = simulation.init(KEY), "has no cohorts|does not publish training losses"
     with pytest.raises(ValueError, match=why):
-        simulation.cohort_loss(state)
+        cohort_loss(simulation, state)
     privacy = simulation.settings.privacy
     loud = make(replace(privacy, publish_training_metrics=True))
     _, history = run(loud, loud.init(KEY), rounds=2)

@@ -24,12 +24,12 @@ from fedjax_muon.decentralized import private_storm, topology
 from fedjax_muon.decentralized.private_methods import ExamplePrivacy
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine.plans import mapped
-from fedjax_muon.experiments import privacy, recording, training
-from fedjax_muon.experiments.directory import METRICS
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.privacy.ledger import Ledger
-from fedjax_muon.reporting import metrics_csv
+from fedjax_muon.runs import metrics_csv, private, record
+from fedjax_muon.runs.directory import METRICS
+from fedjax_muon.runs.train import begin, job_of, run
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.terminal import Progress
@@ -102,7 +102,7 @@ def set_back(state):
 def finished(one, kind):
     """What a run directory has of a finished run."""
     other = KINDS[kind]()
-    return one, privacy.published(other.train_rounds(other.init(KEY), 1)[0])
+    return one, private.published(other.train_rounds(other.init(KEY), 1)[0])
 
 
 def without_privacy(one, kind):
@@ -210,8 +210,8 @@ WRITES = [
     (metrics_csv, "append"),
     (files, "write"),
     (files, "write"),
-    (recording, "restore_rows"),
-    (recording.Recorder, "publish"),
+    (record, "restore_rows"),
+    (record.Recorder, "publish"),
     (shutil, "rmtree"),
 ]
 
@@ -224,7 +224,7 @@ def prepared():
     method, how = fedavg(), {"privacy": PRIVACY}
     given = "FedAvg", method, problem, 0, how, fm.simulate(method, problem, **how)
     every = {"rounds": 2, "evaluate_every": 1, "drop_nonfinite": False}
-    make = functools.partial(training.job_of, *given, digest(problem.dataset), **every)
+    make = functools.partial(job_of, *given, digest(problem.dataset), **every)
     return problem.dataset, make
 
 
@@ -238,14 +238,14 @@ class Job:
         self.released = {}  # losses by round, of all starts
 
     def begin(self):
-        training.begin([self.job], self.dataset, self.place, self.ledger.path)
+        begin([self.job], self.dataset, self.place, self.ledger.path)
 
     def start(self):
         self.begin()
         ignore = lambda _: None
         watching = tracking.Tracker("watching", ignore, self.see, ignore)
         try:
-            training.run(self.job, Progress(2), lambda: False, [watching])
+            run(self.job, Progress(2), lambda: False, [watching])
         finally:
             self.look()
 
@@ -290,7 +290,7 @@ def killed_at(patched, moment):
 def test_a_run_that_is_killed_at_any_write_releases_no_round_twice(
     tmp_path, monkeypatch, seconds, moments
 ):
-    monkeypatch.setattr(recording, "SECONDS_BETWEEN_CHECKPOINTS", seconds)
+    monkeypatch.setattr(record, "SECONDS_BETWEEN_CHECKPOINTS", seconds)
     for moment in moments:
         place = tmp_path / str(moment)
         place.mkdir()
@@ -314,10 +314,10 @@ def test_a_run_that_is_killed_at_any_write_releases_no_round_twice(
 @pytest.mark.filterwarnings("ignore:.*is not what the checkpoint says")
 def test_a_file_that_is_put_back_releases_no_round_twice(tmp_path, monkeypatch):
     """An older copy of any file or folder beside newer ones of all others."""
-    monkeypatch.setattr(recording, "SECONDS_BETWEEN_CHECKPOINTS", 0)
+    monkeypatch.setattr(record, "SECONDS_BETWEEN_CHECKPOINTS", 0)
     job = Job(tmp_path / "job")
     copies = []
-    kept = recording.Recorder.save
+    kept = record.Recorder.save
 
     def save(self, checkpoints, state):
         kept(self, checkpoints, state)
@@ -325,7 +325,7 @@ def test_a_file_that_is_put_back_releases_no_round_twice(tmp_path, monkeypatch):
         shutil.copytree(tmp_path / "job", copies[-1])
 
     with monkeypatch.context() as patched:
-        patched.setattr(recording.Recorder, "save", save)
+        patched.setattr(record.Recorder, "save", save)
         job.start()
     shutil.copytree(tmp_path / "job", tmp_path / "end")
     copies.append(tmp_path / "end")
@@ -355,7 +355,7 @@ def put_back(older, name, place):
 
 def test_parameters_that_are_exported_are_released(tmp_path, monkeypatch):
     """Of a checkpoint that the ledger does not know yet."""
-    monkeypatch.setattr(recording, "SECONDS_BETWEEN_CHECKPOINTS", 0)
+    monkeypatch.setattr(record, "SECONDS_BETWEEN_CHECKPOINTS", 0)
     job, reach = Job(tmp_path), Ledger.reach
 
     def reached(self, run, round):
@@ -369,7 +369,7 @@ def test_parameters_that_are_exported_are_released(tmp_path, monkeypatch):
             job.start()
     (name,) = [entry.run for entry in job.ledger.entries()]
     assert job.ledger.round_of(name) == 1
-    state = recording.last_state(job.job.simulation, job.job.course, job.place)
+    state = record.last_state(job.job.simulation, job.job.course, job.place)
     assert state.round == 2
     assert job.ledger.round_of(name) == 2
     shutil.rmtree(tmp_path / "ledger.secret" / name / "checkpoints" / "2")

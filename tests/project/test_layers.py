@@ -15,8 +15,8 @@ LAYERS = (
     {"simulation"},
     {"decentralized"},
     {"problems"},
-    {"reporting", "deploy", "ahead_of_time"},
-    {"experiments"},
+    {"deploy", "ahead_of_time"},
+    {"runs"},
     {"cli"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
@@ -94,6 +94,15 @@ def test_only_tests_of_experiments_import_them():
     # the portable ones are run with the wheel alone
     portable = [path for path in others if "mark." + "portable" in path.read_text()]
     assert [path for path in portable if "benchmarks" in roots[path]] == []
+
+
+def test_benchmarks_and_experiments_do_not_import_each_other():
+    for here, there in (("benchmarks", "experiments"), ("experiments", "benchmarks")):
+        files = list((ROOT.parent / here).rglob("*.py"))
+        assert len(files) > 10
+        found = {path: imported(path.read_text()) for path in files}
+        roots = {path: {name.split(".")[0] for name in found[path]} for path in files}
+        assert [path for path in files if there in roots[path]] == []
 
 
 def test_files_are_small_and_named_by_what_they_hold():

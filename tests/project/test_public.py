@@ -30,10 +30,11 @@ FUNCTIONS: dict[str, Any] = {f.__name__: f for f in METHODS} | {
 }
 CLASSES = {name: value for name, value in NAMED.items() if inspect.isclass(value)}
 # parts of the library that export names of their own
-NAMES = ("privacy", "compression", "decentralized", "reporting", "deploy")
+NAMES = ("privacy", "compression", "decentralized", "runs", "deploy")
 NAMES += ("aggregators", "attacks")
-PARTS = {name: getattr(fm, name) for name in NAMES}
-EXPORTED = [(part, name) for part, module in PARTS.items() for name in module.__all__]
+PARTS = {name: getattr(fm, name) for name in NAMES} | {"summary": fm.runs.summary}
+EXPORTED = [(part, n) for part, module in PARTS.items() for n in module.__all__]
+EXPORTED = [(part, name) for part, name in EXPORTED if name not in NAMED]
 EMPTY = inspect.Parameter.empty
 AUTHORS = "Checked against the authors' code"
 CHECKED = {  # how docstrings say what a row says

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedjax_muon import terminal
-from fedjax_muon.reporting import tables
+from fedjax_muon.runs import tables
 from fedjax_muon.simulation import training
 from fedjax_muon.terminal import Progress, plain_console, shown
 

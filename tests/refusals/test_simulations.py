@@ -139,7 +139,7 @@ MISTAKES = {
     "count must be at least 0, got -1": (
         lambda: SIMULATION.train_rounds(start(SIMULATION), -1)
     ),
-    "rounds must be at least 0, got -1": lambda: SIMULATION.bytes_after(-1),
+    "rounds must be at least 0, got -1": lambda: SIMULATION.meter.bytes_after(-1),
     "has 6 clients, got 5 parts": lambda: SIMULATION.at(parts=PARTS[:5]),
     "must be an optax transformation, such as transforms.muon(), got 'muon'": {
         "algorithm": fm.fedavg(rule="muon")

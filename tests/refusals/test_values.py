@@ -1,6 +1,7 @@
 """Values that functions refuse, with the words of the message; see also the laws."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
+from optax.contrib import MuonDimensionNumbers
 
 import fedjax_muon as fm
 from fedjax_muon import aggregators, attacks, clocks, engine, models, staleness
@@ -21,7 +23,6 @@ from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import dense, shifted, sparse
 from fedjax_muon.decentralized.private import private_gradient, private_storm
 from fedjax_muon.decentralized.suda import Triple, suda
-from fedjax_muon.decentralized.tracking import gradient_tracking
 from fedjax_muon.engine import plans, sharding
 from fedjax_muon.linalg.newton_schulz import orthogonalize, polar
 from fedjax_muon.privacy.clipping import Difference, Each, Split
@@ -29,6 +30,7 @@ from fedjax_muon.simulation import batching
 from fedjax_muon.tasks import adversarial, agnostic, auc
 from fedjax_muon.tasks.augmentation import crop_and_flip
 from fedjax_muon.tasks.heavy_tails import alpha_stable, gaussian, pareto
+from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.tasks.metrics import hill
 from fedjax_muon.tasks.quadratic import draw_quadratic
 from fedjax_muon.tasks.robust import robust_logistic
@@ -63,6 +65,7 @@ CLASSES = np.arange(40) % 4
 PARTS = [np.arange(20), np.arange(20, 40)]
 BINARY = [0, 1] * 9
 MLP = models.MLP(2, (3,))
+LLAMA = partial(models.llama, 61)
 NONE = fm.Objective(lambda params, batch, key: params)
 LIKE_ADAM = optax.scale_by_adam().init({"w": jnp.ones(2)})
 ECHO = Gossip(lambda *given: (), lambda *given: ())
@@ -72,9 +75,23 @@ split = lambda function, *given, key=KEY: lambda: function(CLASSES, *given, key=
 shape_of = lambda model, *shape: (
     lambda: jax.eval_shape(model.init, KEY, jnp.zeros(shape))
 )
+GPT = models.GPT(61, context=14, width=4, depth=1, heads=1)
+ASKED = {"prompt": [1, 2], "length": 5, "key": KEY}
+sample = lambda **given: lambda: models.generate(GPT, {}, **ASKED | given)
+X, Y = np.random.default_rng(0).normal(size=(60, 4)), np.array(["low", "high"] * 30)
+arrays = lambda **given: lambda: fm.data.from_arrays(**{"x": X, "y": Y} | given)
+ANN = {"ann": 9 * "to be or not"}
+texts = lambda source=ANN, **given: lambda: fm.data.from_text(source, **given)
 ratios = lambda labels, shares: lambda: imbalance.with_ratios(labels, shares, key=KEY)
 fewer = lambda labels, share: lambda: imbalance.drop_positives(labels, share, key=KEY)
-init = lambda algorithm: lambda: engine.init(algorithm, {"w": jnp.ones((2, 2))}, 5)
+ZERO, TWO, ONES = jnp.zeros((2, 2)), jnp.ones((2, 2)), jnp.ones(3)
+STACKED = lambda params: {"w": MuonDimensionNumbers(1, 2)}
+init = lambda algorithm, params={"w": TWO}: lambda: engine.init(algorithm, params, 5)
+FACTORS = {"a": np.zeros((2, 3)), "b": np.zeros((3, 4))}
+KERNEL = {"layer": {**FACTORS, "kernel": np.zeros((2, 4))}}
+LENET = jax.eval_shape(models.LeNet().init, KEY, jnp.zeros((1, 28, 28, 1)))["params"]
+DENSE = jax.eval_shape(MLP.init, KEY, jnp.zeros((1, 5)))["params"]
+adapters = lambda **options: lambda: lora_classification(MLP, DENSE, (5,), **options)
 VALUES = [
     # core
     (lambda: with_numbers(fm.fedavg(), {"mu": 0.5}), "fedavg has no hyperparameter"),
@@ -83,16 +100,43 @@ VALUES = [
     (lambda: tree.pick(LIKE_ADAM, ("trace",)), "has no 'trace'; it has count, mom"),
     (lambda: tree.pick(optax.EmptyState(), ("mu",)), "it has no named parts"),
     (lambda: METHODS["fafed"].function(beta=lambda i: 0.5), "beta must be a number"),
-    (lambda: fm.fedmuon(rule=optax.identity(), polar=1), "either rule or polar"),
+    # low-rank adapters
+    (lambda: fm.flora(ranks=(2, -1)), "ranks must be at least 0"),
+    (lambda: fm.flexlora(ranks=(0,)), "ranks must be at least 1"),
+    (init(fm.fedsubmuon(), KERNEL), "rank 3 does not fit a kernel of 2 x 4"),
+    (init(fm.fedsubmuon_gt(), {"layer": FACTORS}), "..., folded=True"),
+    (init(fm.fedex_lora(), {"layer": FACTORS}), "lora_classification(..., folded=True"),
+    (init(fm.flora(), {"layer": FACTORS}), "lora_classification(..., folded=True"),
+    (adapters(layers="query"), "layers must be a sequence of names, got"),
+    (adapters(layers=()), "layers must be a sequence of names, got"),
+    (adapters(rank=0), "rank must be at least 1, got 0"),
+    (adapters(alpha=0.0), "alpha must lie in (0, infinity), got 0"),
+    (adapters(layers=("Dense_0", "q_proj")), "has no layers ['q_proj'] with a kernel"),
+    (adapters(layers=("head",)), "no layers ['head'] with a kernel outside its head"),
+    (adapters(layers=("Dense_0",), head="last"), "no layer 'last' to be its head; it"),
+    (
+        lambda: lora_classification(
+            models.LeNet(), LENET, (28, 28, 1), layers=("Conv_0",), head="head"
+        ),
+        "has shape (5, 5",
+    ),
     # engine
     (lambda: plans.chunked(0), "chunk_size must be at least 1, got 0"),
     (lambda: engine.init(fm.fedavg(), jnp.ones(2), 0), "num_clients must be at least"),
     (lambda: sharding.mesh_of([]), "one or more devices"),
     (lambda: sharding.mesh_of([jax.devices()[0]] * 2), "each once"),
     # compression
+    *(
+        (lambda f=f: f(fm.fedavg(), fm.top_k(0.1), fields="m"), "a sequence of names")
+        for f in (fm.compress, fm.compress_broadcasts)
+    ),
     (
-        lambda: fm.compress(fm.fedavg(), fm.top_k(0.1), fields="m"),
-        "a sequence of names",
+        init(fm.compress_broadcasts(fm.fedavg(), fm.truncated_svd(1), fields=["m"])),
+        "no broadcast has a field 'm'; there are",
+    ),
+    (
+        init(fm.compress_broadcasts(fm.fedavg(), fm.truncated_svd(1)), {"b": ONES}),
+        "broadcast.params['b'] can't be",
     ),
     (lambda: fm.compress(fm.fedavg(), fm.top_k(0.1), feedback=1.1), "feedback must"),
     (lambda: fm.truncated_svd(0), "rank must be at least 1, got 0"),
@@ -107,7 +151,6 @@ VALUES = [
     # gossip
     (lambda: estimators.storm(Pair(0.1, -1)), "beta.y must lie in [0, 1]"),
     (lambda: estimators.noisy(estimators.fresh(), -1.0), "sigma must lie in [0, inf"),
-    (lambda: gradient_tracking(-1.0), "lr must lie in [0, infinity)"),
     (lambda: suda(triple=TRIPLE), "B2 must sum up to 0"),
     (lambda: Each(Pair(1.0, -1.0)), "clip_norm.y must lie in (0, infinity)"),
     (lambda: Each(lambda t: 1.0), "clip_norm must be a number"),
@@ -147,6 +190,15 @@ VALUES = [
     (lambda: fm.transforms.scale_by_fedyogi(b2=-0.1), "b2 must lie in [0, 1), got -0"),
     (lambda: fm.transforms.scale_by_fedadagrad(tau=0.0), "tau must lie in (0, inf"),
     (lambda: fm.transforms.muon(1.0), "momentum must lie in [0, 1), got 1.0"),
+    (lambda: fm.transforms.biclip(-0.1, 1.0), "low must lie in [0, infinity), got -0"),
+    (lambda: fm.transforms.biclip(0.1, -1.0), "high must lie in [0, infinity), got -1"),
+    (lambda: fm.transforms.biclip(2.0, 1.0), "low must lie in [0, 1], got 2.0"),
+    (lambda: fm.transforms.orthogonalize_blocks(0, 4), "period must be at least 1"),
+    (lambda: fm.transforms.orthogonalize_blocks(3, 0), "blocks must be at least 1"),
+    (
+        lambda: fm.transforms.muon_dimension_numbers({"b": TWO}, exclude="head"),
+        "sequence of names, got 'head'",
+    ),
     (lambda: fm.transforms.normalize_axes("out", "out"), "the sides must be 'out'"),
     (lambda: fm.transforms.equilibrate("rows"), "the sides must be 'out'"),
     # models
@@ -155,8 +207,38 @@ VALUES = [
     (shape_of(models.ViT(), 2, 30, 32, 3), "multiples of"),
     (shape_of(models.ViT(dropout=1.0), 2, 32, 32, 3), "dropout must"),
     (shape_of(models.ViT(heads=0), 2, 32, 32, 3), "ViT's heads must be at least 1"),
+    *(
+        (shape_of(models.ALL[name](), 2, *image), "takes images [B, H, W, C]")
+        for name in ("resnet18", "vit", "vit_tiny")
+        for image in ((3072,), (32, 32))
+    ),
+    *(
+        (shape_of(models.ResNet18(**sizes), 2, 32, 32, 3), "positive multiples of grou")
+        for sizes in (
+            *({"groups": 0}, {"groups": 3}, {"widths": ()}),
+            {"groups": 2, "widths": (4, 0)},
+        )
+    ),
+    (shape_of(models.GPT(61, heads=5), 2, 12), "must divide its width 768, got 5"),
+    (shape_of(LLAMA(heads=4, key_heads=3), 2, 12), "must divide its heads 4, got 3"),
+    (shape_of(LLAMA(head_width=5), 2, 12), "rotary needs heads of an even width, got"),
+    (shape_of(models.GPT(61, depth=0), 2, 12), "GPT's depth must be at least 1, got 0"),
+    (shape_of(models.GPT(61, dropout=1.0), 2, 12), "dropout must lie in"),
+    (shape_of(models.GPT(61, context=11), 2, 12), "N from 1 to its context 11, got"),
     (shape_of(models.RNN(3, 4), 2, 28, 28, 1), "token ids [B, length]"),
     (shape_of(models.RNN(hidden=0), 2, 5), "RNN's hidden must be at least 1, got 0"),
+    (
+        sample(prompt=np.arange(10)),
+        "14 tokens, the model's context, got 10 and 5; give",
+    ),
+    (sample(prompt=[3, 61]), "from 0 to 60, got 61"),
+    (sample(prompt=[-1]), "from 0 to 60, got -1"),
+    (sample(prompt=[1.5]), "or [N], one or more, got float64[1]; encode text"),
+    (sample(prompt=np.zeros((2, 0), int)), "one or more, got int64[2, 0]"),
+    (sample(temperature=0.0), "temperature must lie in (0, infinity), got 0.0"),
+    (sample(top_k=0), "top_k must be at least 1, got 0"),
+    (sample(top_k=62), "top_k must be at most 61, the model's vocabulary, got 62"),
+    (sample(length=0), "length must be at least 1, got 0"),
     # tasks
     (lambda: crop_and_flip(-1), "padding must be at least 0, got -1"),
     (lambda: crop_and_flip(1.5), "padding must be a whole number"),
@@ -189,6 +271,21 @@ VALUES = [
     (init(fm.keep_own(fm.fedavg(), ["head"])), "no parameter has 'head'"),
     (init(fm.keep_own(fm.fedavg(), ["w"])), "w cover all parameters"),
     (lambda: fm.ditto(fm.fedavg(), pull=-1.0), "pull must"),
+    # norms of parameters
+    (init(fm.muonh(), {"up": ZERO, "head": ZERO}), "['up'] is 0"),
+    (
+        init(fm.muonh(layout=STACKED), {"w": jnp.stack([TWO, ZERO])}),
+        "draw it at random, or leave it out of the layout",
+    ),
+    (init(fm.keep_norms(fm.streaming_diloco())), "unlike those of streaming_diloco"),
+    (
+        init(fm.keep_norms(fm.compress_broadcasts(fm.fedavg(), fm.top_k(0.5)))),
+        "other wrappers around keep_norms",
+    ),
+    (
+        lambda: fm.transforms.hyperball().update(TWO, optax.EmptyState()),
+        "hyperball needs the parameters",
+    ),
     # robust rules and attacks
     (lambda: aggregators.trimmed_mean(0.5), "bad must lie in [0, 0.5), got 0.5"),
     (lambda: aggregators.trimmed_mean(-1), "bad must be at least 0, got -1"),
@@ -251,6 +348,26 @@ VALUES = [
     (ratios(BINARY, []), "one number for every client, got none"),
     (ratios([0] * 99, [0.5, 0.5]), "client 0 of 2 with a ratio of 0.5"),
     (ratios([0] * 5 + [1], [0.0, 1.0, 1.0]), "client 2 of 3 with a ratio of 1.0"),
+    # arrays and texts of a user
+    (arrays(y=Y[:5]), "y must be 60 integers or strings"),
+    (arrays(y=["low"] * 60), "all labels are 'low'; classification needs two or more"),
+    (arrays(x=[["a"]] * 60), "x must be an array of numbers, got <U1"),
+    (arrays(x=np.full((60, 2), np.nan)), "x has NaN or infinity in 60 of 60 examples"),
+    (arrays(owners=[None] * 60), "example 0: owners is empty (60 of 60 are missing)"),
+    (arrays(classes=("low", "mid")), "y has the label 'high', which is not one of t"),
+    (arrays(test_share=1.0), "the test share must be in (0, 1), got 1.0"),
+    (arrays(text=True), "x must be an array of token ids, got float64"),
+    (
+        arrays(x=np.full((60, 2), 2**40), text=True),
+        "x: token ids must be below 2^31, got 1099511627776",
+    ),
+    (arrays(test=(X[:, :3], Y)), "x_test must hold examples of one shape, got [4]"),
+    (texts({}), "there is no document; give at least one text"),
+    (texts({"ann": None}), "ann must be a text, got NoneType"),
+    (texts(window=1), "window must be at least 2, got 1"),
+    (texts(tokenizer="words"), "no tokenizer 'words'; give bytes, characters"),
+    (texts(window=4, test_share=1.0), "test_share must lie in (0, 1), got 1"),
+    (lambda: fm.data.tokenizers.characters("ab").encode("xa"), "has no 'x'; leave it"),
     # batches
     (lambda: batching.poisson(3)(KEY, jnp.int32(9), 1, 4, 16), "longest_batch must be"),
 ]

@@ -22,7 +22,7 @@ from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz
 from fedjax_muon.simulation import cohorts
 from fedjax_muon.simulation.arrivals import queue
-from fedjax_muon.simulation.simulation import TIMINGS
+from fedjax_muon.simulation.meter import TIMINGS
 
 N, K, LR = 12, 3, 0.1
 KEY = jax.random.key(0)
@@ -326,7 +326,11 @@ def test_it_resumes_in_the_middle_of_the_queue():
     again = federation.federation(fm.scaffold(lr=0.3), **how)
     resumed, _ = again.train_rounds(half, 5)
     same(whole.training, resumed.training)
-    assert simulation.virtual_seconds(whole) == again.virtual_seconds(resumed) > 0
+    assert (
+        simulation.meter.virtual_seconds(whole.key, whole.round)
+        == again.meter.virtual_seconds(resumed.key, resumed.round)
+        > 0
+    )
 
 
 def test_random_streams_are_by_the_start_of_a_job():
@@ -403,11 +407,11 @@ def test_bytes_take_time_and_local_steps_differ():
     steps = [1, 2, 3, 1, 1, 1]
     clock = clocks.constant(step=0.0, byte=0.5)
     timed = federation.federation(cohort=fm.timed(3, clock), local_steps=steps)
-    down, up = timed.bytes_after(1)
-    np.testing.assert_allclose(timed.durations, 0.5 * (down + up) / 3)
+    down, up = timed.meter.bytes_after(1)
+    np.testing.assert_allclose(timed.meter.durations, 0.5 * (down + up) / 3)
     clock = clocks.constant(step=2.0)
     timed = federation.federation(cohort=fm.timed(3, clock), local_steps=steps)
-    np.testing.assert_allclose(timed.durations, 2 * np.array(steps))
+    np.testing.assert_allclose(timed.meter.durations, 2 * np.array(steps))
 
 
 def test_cohorts_of_all_runs_are_drawn_by_one_program():
@@ -416,13 +420,13 @@ def test_cohorts_of_all_runs_are_drawn_by_one_program():
     before = cohorts._block._cache_size()
     for seed in range(2 * TIMINGS + 1):
         varied = simulation.at(hyper={"lr": 0.1}) if seed % 2 else simulation
-        assert varied.timing(jax.random.key(seed)).seconds(3) > 0
+        assert varied.meter.timing(jax.random.key(seed)).seconds(3) > 0
     assert cohorts._block._cache_size() == before + 1
     other = fm.timed(4, clocks.constant(), deadline=9.0)
     other = federation.federation(cohort=other)
-    assert other.timing(jax.random.key(0)).seconds(3) > 0
+    assert other.meter.timing(jax.random.key(0)).seconds(3) > 0
     assert cohorts._block._cache_size() == before + 1
-    assert len(simulation._timings) == TIMINGS  # the last ones
+    assert len(simulation.meter._timings) == TIMINGS  # the last ones
 
 
 def test_a_deadline_ends_rounds_without_those_who_are_late():
@@ -432,7 +436,7 @@ def test_a_deadline_ends_rounds_without_those_who_are_late():
     control = jax.tree.leaves(state.training.client_states)[0]
     assert np.abs(control[:5]).max(axis=tuple(range(1, control.ndim))).min() > 0
     assert np.abs(control[5]).max() == 0
-    ends = [simulation.timing(state.key).seconds(n) for n in range(7)]
+    ends = [simulation.meter.timing(state.key).seconds(n) for n in range(7)]
     assert set(np.diff(ends)) <= {2.0, 2.5}
     assert 2.5 in np.diff(ends)
     _, whole = simulated(fm.scaffold(lr=0.3), 6, cohort=5)
@@ -548,7 +552,7 @@ def test_bytes_are_those_of_all_jobs_and_of_messages_that_arrive():
     assert lossy["answered"] == 2 * 6
     assert lossy["bytes_up"] == plain["bytes_up"]
     simulation, _ = run_of(fm.buffered(4, 2, dropout=0.8))
-    jobs = simulation.jobs(simulation.init(KEY).key, 6)
+    jobs = simulation.meter.jobs(simulation.init(KEY).key, 6)
     assert jobs > 3 * 12
     assert lossy["bytes_down"] * 12 == plain["bytes_down"] * jobs
     # a record of three messages, in buffers of four
@@ -556,7 +560,7 @@ def test_bytes_are_those_of_all_jobs_and_of_messages_that_arrive():
     replay = fm.replayed(fm.buffered(4, 4), record)
     simulation, rows = run_of(replay, rounds=2)
     assert rows[-1]["answered"] == 3
-    per_message = simulation.bytes_after(1).up // 4
+    per_message = simulation.meter.bytes_after(1).up // 4
     assert rows[-1]["bytes_up"] == rows[-1]["bytes_down"] == 3 * per_message
 
 

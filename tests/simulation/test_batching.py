@@ -274,7 +274,7 @@ def test_a_simulation_with_poisson_cohorts(simulation):
     assert 0 in sizes
     assert len(sizes) > 2
     # two clients are expected, and send two parts of 5 x 3 + 3 numbers
-    assert simulation.bytes_after(5).up == 5 * 2 * 2 * 4 * (5 * 3 + 3)
+    assert simulation.meter.bytes_after(5).up == 5 * 2 * 2 * 4 * (5 * 3 + 3)
 
 
 # ------------------------------------- examples that are held out for validation

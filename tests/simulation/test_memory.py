@@ -1,6 +1,7 @@
 """Memory that simulations need, and what a machine has."""
 
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from fedjax_muon.core import tree
 from fedjax_muon.data import load
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine import plans
-from fedjax_muon.experiments import comparing, simulate as prepare, sweeping
+from fedjax_muon.runs import compare, simulate as prepare
 from fedjax_muon.simulation import memory, rounds, sweeps
 from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.simulation.batching import with_replacement
@@ -281,12 +282,12 @@ def test_methods_that_are_compared_share_one_copy_of_the_examples(monkeypatch):
         count()
         yield [Outcome([row], None) for _ in wanted]
 
-    monkeypatch.setattr(comparing, "run", train)
-    monkeypatch.setattr(sweeping, "run_cells", cells)
+    monkeypatch.setattr(import_module("fedjax_muon.runs.compare"), "run", train)
+    monkeypatch.setattr(import_module("fedjax_muon.runs.cells"), "run_cells", cells)
     makes = {"one": ALL["fedavg"], "two": ALL["fedmuon"], "three": ALL["scaffold"]}
     methods = {name: row.function() for name, row in makes.items()}
-    grids = {name: {"lr": (0.01, 0.1, 1.0)} for name in methods}
-    comparing.compare(methods, problem, rounds=2, grids=grids, progress=False)
+    grid = {"lr": (0.01, 0.1, 1.0)}
+    compare(methods, problem, rounds=2, grid=grid, progress=False)
     assert len(held) >= 3 + 3 * 3  # of searches and of runs
     assert max(held) == 2  # all of them, and those without validation
 

@@ -15,6 +15,7 @@ from fedjax_muon import data, simulation, tasks
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
 from fedjax_muon.data import client_tests, partition
 from fedjax_muon.linalg import newton_schulz as orthogonalize
+from fedjax_muon.simulation import client_accuracies
 from fedjax_muon.simulation.batching import full_batch
 from fedjax_muon.transforms import by_rank, orthogonalize as matrices
 from fedjax_muon.wrappers.personalization import ditto, keep_own, params_of_clients
@@ -240,8 +241,8 @@ def test_each_client_has_its_own_parameters(kind):
         found.append(accuracy(kernel, bias, OWN[i]))
         tuned = descended(kernel, bias, FOUR_PARTS[i], 30, 0.5)
         later.append(accuracy(*tuned, OWN[i]))
-    np.testing.assert_allclose(simulation.client_accuracies(state), found, rtol=1e-6)
-    after = simulation.client_accuracies(state, steps=30, lr=0.5, key=KEY)
+    np.testing.assert_allclose(client_accuracies(simulation, state), found, rtol=1e-6)
+    after = client_accuracies(simulation, state, steps=30, lr=0.5, key=KEY)
     np.testing.assert_allclose(after, later, rtol=1e-6)
     assert np.isnan(found[2])
     columns = simulation.evaluate(state)
@@ -259,15 +260,15 @@ def test_each_client_has_its_own_parameters(kind):
 
 @pytest.mark.slow
 def test_devices_agree_and_what_is_missing_is_said():
-    scored = lambda simulation, state: simulation.client_accuracies(state)
+    scored = lambda simulation, state: client_accuracies(simulation, state)
     alone = scored(*trained("keep_own"))
     divided = scored(*trained("keep_own", devices=jax.devices()[:2]))
     np.testing.assert_allclose(divided, alone, rtol=1e-6)
     simulation, state = trained("no")
     with pytest.raises(TypeError, match="local steps need a key"):
-        simulation.client_accuracies(state, steps=1)
+        client_accuracies(simulation, state, steps=1)
     with pytest.raises(ValueError, match="steps must be at least 0"):
-        simulation.client_accuracies(state, steps=-1)
+        client_accuracies(simulation, state, steps=-1)
     plain = prepared()
     with pytest.raises(ValueError, match="give federate test_parts"):
-        plain.client_accuracies(plain.init(KEY))
+        client_accuracies(plain, plain.init(KEY))

@@ -18,7 +18,7 @@ from federation import DATA, PARTS, assert_same_bits, cell, cut
 import fedjax_muon as fm
 from fedjax_muon import clocks, simulation
 from fedjax_muon.algorithms import ALL, fedavg
-from fedjax_muon.core import Hyper, recorded
+from fedjax_muon.core import Hyper, ParamsMessage, recorded, tree
 from fedjax_muon.decentralized import gradient_tracking, topology
 from fedjax_muon.engine import plans
 from fedjax_muon.simulation import groups, sweeps, training
@@ -290,37 +290,68 @@ def test_a_group_whose_cells_have_all_diverged_is_over(fragile):
     assert sum(ticks) == 2 * 10**7
 
 
-def test_a_loss_that_becomes_nan_ends_a_cell_as_it_ends_a_run():
-    """Messages stay finite: the loss alone overflows."""
+def broken_loss(request):
+    """Messages stay finite: the loss alone overflows, in some round."""
     prepared = federation.federation()
     task = prepared.data.task
     low = lambda scores: jnp.mean(scores["loss"]) < 1.05
     late = lambda scores, y: jnp.where(low(scores), jnp.nan, 1.0)
     metrics = {**task.metrics, "loss": jax.tree_util.Partial(late)}
     data = prepared.data._replace(task=task._replace(metrics=metrics))
-    broken = dataclasses.replace(prepared, data=data)
-    how = {"rounds": 40, "evaluate_every": 1}
-    one = federation.cell(0.1, 0)
-    (found,) = outcomes(broken, [one], **how)
-    alone = broken.at(one.hyper, parts=one.parts)
-    with pytest.raises(simulation.NonFiniteError) as error:
+    return dataclasses.replace(prepared, data=data), federation.cell(0.1, 0)
+
+
+def broken_prologue(request):
+    """Only the message of the prologue overflows: the server does not use it."""
+
+    @recorded
+    def late(lr: Hyper = 0.0):
+        inner = fedavg(lr=lr)
+        (main,) = inner.exchanges
+        client = lambda *args: (
+            ParamsMessage(tree.scale(args[1].params, jnp.inf)),
+            args[2],
+        )
+        first = main._replace(client=client, server=lambda state, *_: state)
+        return inner._replace(prologue=(first,))
+
+    return federation.federation(late(), cohort=6), with_rates(0.1)[0]
+
+
+def broken_message(request):
+    return request.getfixturevalue("fragile"), with_rates(1e10)[0]
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (broken_loss, "the training loss is NaN"),
+        (broken_prologue, "round 0: not a finite message from client"),
+        (broken_message, f"round {FIRST}: not a finite message from client 4;"),
+    ],
+)
+def test_whatever_ends_a_run_ends_a_cell_with_the_same_error(broken, reason, request):
+    prepared, one = broken(request)
+    how: Any = {"rounds": 40, "evaluate_every": 1}
+    (found,) = outcomes(prepared, [one], **how)
+    alone = prepared.at(one.hyper, parts=one.parts)
+    with pytest.raises(simulation.NonFiniteError, match=reason) as error:
         fm.run(alone, alone.init(one.key), progress=False, **how)
-    assert found.diverged == error.value.round > 0
-    assert found.rows[-1]["round"] == found.diverged - 1
-    (kept,) = outcomes(broken, [one], drop_nonfinite=True, **how)
-    assert kept.diverged is None
-    assert np.isnan(kept.rows[-1]["train_loss"])
+    assert (type(found.end), str(found.end)) == (type(error.value), str(error.value))
+    assert found.diverged == error.value.round
+    first_without = found.diverged + (broken is not broken_loss)  # a row
+    assert [row["round"] for row in found.rows] == [*range(first_without)]
 
 
-@pytest.mark.slow
-def test_a_prologue_that_is_not_finite_is_divergence_before_round_0():
-    x = DATA.x_train.copy()
-    x[PARTS[4]] = np.finfo(np.float32).max
-    how = {"data": DATA._replace(x_train=x), "cohort": 6}
-    prepared = federation.federation(ALL["stem"].function(), **how)
-    (found,) = outcomes(prepared, with_rates(0.1))
-    assert found.diverged == 0
-    assert [row["round"] for row in found.rows] == [0]
+def test_rows_with_a_loss_that_is_nan_are_kept_if_asked(request):
+    prepared, one = broken_loss(request)
+    how = {"rounds": 40, "evaluate_every": 1, "drop_nonfinite": True}
+    (kept,) = outcomes(prepared, [one], **how)
+    _, rows = fm.run(prepared, prepared.init(one.key), progress=False, **how)
+    for found in (kept.rows, rows):
+        assert found[-1]["round"] == 40
+        assert np.isnan(found[-1]["train_loss"])
+    assert kept.end is None
 
 
 (USUAL,) = with_rates(0.1)

@@ -114,9 +114,8 @@ def test_a_lost_group_is_submitted_again_once(alone):
         (federation.federation(fedavg()), {}, "give a function that pickles"),
         (functools.partial(make, lambda: 1), {}, "give a function that pickles"),
         (make, {"executor": "dask"}, r"must be a concurrent.futures.Executor.* str"),
-        (make, {"over": object()}, "with an executor, leave out over and pause"),
-        (make, {"pause": object()}, "with an executor, leave out over and pause"),
-        (make, {"validation": object()}, "with an executor, leave out over and pause"),
+        (make, {"over": object()}, "with an executor, leave out over"),
+        (make, {"validation": object()}, "with an executor, leave out over"),
     ],
 )
 def test_what_cannot_travel_is_refused_before_anything_runs(simulation, how, message):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedjax_muon.experiments import sweep_reports
-from fedjax_muon.reporting import metrics_csv
-from fedjax_muon.reporting.comparison import Point
+from fedjax_muon.runs import Swept, metrics_csv
+from fedjax_muon.runs.summary import Point
+from fedjax_muon.runs.sweep import report_of
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -145,5 +145,6 @@ def by_hand(place: Path, methods, labels: dict[str, str]) -> Path:
             grids[labels[name]].append(Point({"lr": lr}, ended, 2 - len(ended)))
         text = metrics_csv.text_of(cells, header=True)
         (place / "cells" / f"{name}.csv").write_text(text)
-    sweep_reports.report(grids, place, "by hand", 2, "accuracy")
+    about = "by hand", 2, "accuracy"
+    report_of({label: Swept(None, grids[label], *about) for label in grids}, place)
     return place

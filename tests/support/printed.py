@@ -12,7 +12,12 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = r"(?:fedjax-muon(?! @)|python\s+-m\s+[\w.]+)"
 # at the start of a line, or after a prompt, a launcher, another command, a quote
 LINE = re.compile(rf'(?:^|[\s"])({PROGRAM}(?:\s.*)?)$')
-OF_A_COMMIT = re.compile(r"`[^`]+` at commit [0-9a-f]{7}")  # of finished studies
+# of finished studies, in a sentence or in a block that checks the commit out
+OF_A_COMMIT = re.compile(
+    r"`[^`]+` at commit [0-9a-f]{7,}"
+    r"|^ {4}git checkout [0-9a-f]{7,}\n(?: {4}.*\n)+",
+    re.MULTILINE,
+)
 SPAN = re.compile(rf"`({PROGRAM}(?:\s[^`]+)?)`")
 
 

@@ -12,7 +12,7 @@ from fedjax_muon import decentralized, models, simulation, tasks
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import simulation as decentralized_simulation
-from fedjax_muon.simulation import groups, rounds
+from fedjax_muon.simulation import client_accuracies, groups, rounds
 from fedjax_muon.tasks.heavy_tails import gaussian, noisy
 from fedjax_muon.tasks.lora import lora_classification, merged
 from fedjax_muon.transforms import muon_dimension_numbers
@@ -217,14 +217,7 @@ def test_what_adapters_send(algorithm, folded, down, up):
     head = 7 * 2 + 2
     entries = lambda part: sizes @ part if isinstance(part, tuple) else part
     expected = tuple(round(4 * (entries(part) + head)) for part in (down, up))
-    assert run.bytes_after(1) == expected
-
-
-@pytest.mark.parametrize("make", [fm.fedex_lora, fm.flora])
-def test_adapters_without_their_kernels_are_refused(make):
-    task, _ = adapters_of()
-    with pytest.raises(ValueError, match=r"lora_classification\(\.\.\., folded=True"):
-        make().init(task.init(KEY))
+    assert run.meter.bytes_after(1) == expected
 
 
 def test_there_is_a_rank_for_every_client():
@@ -246,7 +239,7 @@ def test_clients_are_evaluated_with_the_factors_that_they_keep():
         assert kept["a"] is None
         moved = np.any(kept["b"], axis=(1, 2))
         assert sorted(moved) == [False, True]  # the other one was not there
-        trained, shared = run.client_accuracies(state)[np.argsort(~moved)]
+        trained, shared = client_accuracies(run, state)[np.argsort(~moved)]
         assert float(run.evaluate(state)["test_accuracy"]) == pytest.approx(shared)
         assert trained != shared
 
@@ -283,33 +276,3 @@ def test_merged_weights_have_the_trained_head(frozen):
     logits = MODEL.apply({"params": merged(task, params)}, x)
     losses = -jax.nn.log_softmax(logits)[:, 0]
     np.testing.assert_allclose(scores["loss"], losses, rtol=1e-4)
-
-
-# ------------------------------------------------------------------- refusals
-
-SEQUENCE = "layers must be a sequence of names, got"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(({"layers": given}, SEQUENCE) for given in ("query", ())),
-        ({"rank": 0}, "rank must be at least 1, got 0"),
-        ({"alpha": 0.0}, r"alpha must lie in \(0, infinity\), got 0"),
-        ({"layers": ("query", "q_proj")}, r"has no layers \['q_proj'\] with a kernel"),
-        ({"layers": ("head",)}, r"no layers \['head'\] with a kernel outside its he"),
-        ({"head": "classifier"}, r"no layer 'classifier' to be its head; it has \['Bl"),
-    ],
-)
-def test_options_are_refused(frozen, options, message):
-    with pytest.raises(TypeError if message == SEQUENCE else ValueError, match=message):
-        lora_classification(MODEL, frozen, IMAGE, **options)
-
-
-def test_convolutions_have_no_adapters():
-    model = models.LeNet()
-    shapes = jax.eval_shape(model.init, KEY, jnp.zeros((1, 28, 28, 1)))["params"]
-    last = "head"
-    with pytest.raises(ValueError, match=r"kernels \[in, out\], .* has shape \(5, 5"):
-        lora_classification(model, shapes, (28, 28, 1), layers=("Conv_0",), head=last)

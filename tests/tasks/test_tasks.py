@@ -1,5 +1,6 @@
 """Gradients against NumPy and finite differences, scores against scikit-learn."""
 
+import dataclasses
 from functools import partial
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ from federation import Dropping
 from jax.tree_util import Partial
 from sklearn.metrics import accuracy_score, log_loss, matthews_corrcoef
 
+import fedjax_muon as fm
 from fedjax_muon import models, problems, simulation, tasks
 from fedjax_muon.algorithms import stem
 from fedjax_muon.data import Dataset
@@ -106,6 +108,36 @@ def test_predictions_of_two_classes():
     found = evaluation.measure(task, params, jnp.asarray(batch.x), jnp.asarray(batch.y))
     expected = matthews_corrcoef(batch.y, scores["predicted"])
     np.testing.assert_allclose(found["mcc"], expected, atol=1e-6)
+
+
+def test_a_sweep_shows_matthews_correlation(tmp_path):
+    problem = problems.classification("breast_cancer", clients=2)
+    problem = dataclasses.replace(problem, task=tasks.by_matthews(problem.task))
+    sizes = {"cohort": 2, "local_steps": 2, "batch_size": 4, "rounds": 2}
+    how = {"validation": 0.25, "evaluate_every": 2, "directory": tmp_path / "sweep"}
+    swept = fm.sweep([fm.fedavg], problem, {"lr": (0.1,)}, extend=False, **how, **sizes)
+    ((rows,),) = (point.runs for point in swept["FedAvg"].points)
+    for column in ("test_mcc", "validation_mcc"):
+        assert np.all(np.abs(rows[column]) <= 1)
+    assert "validation_mcc_mean" in (tmp_path / "sweep/points.csv").read_text()
+    assert "MCC, %" in (tmp_path / "sweep/summary.md").read_text()
+
+
+def test_training_starts_at_given_layers():
+    """A model of other classes has a new head; weights are arguments of programs."""
+    _, params, _ = small(classes=5)
+    task, *_ = small(classes=3)
+    start = tasks.starting_at(task, {"Dense_0": params["Dense_0"]})
+    first, second = (start.init(jax.random.key(i)) for i in (1, 2))
+    for one in (first, second):
+        assert jax.tree.map(jnp.shape, one) == jax.tree.map(jnp.shape, task.init(KEY))
+        jax.tree.map(np.testing.assert_array_equal, one["Dense_0"], params["Dense_0"])
+    assert np.any(first["head"]["kernel"] != second["head"]["kernel"])
+    assert len(jax.tree.leaves(start.init)) == len(jax.tree.leaves(params)) - 2
+    with pytest.raises(ValueError, match="parameters must match the task's: head is"):
+        tasks.starting_at(task, params)
+    with pytest.raises(ValueError, match="task's: tail is not one of Dense_0, head, "):
+        tasks.starting_at(task, {"tail": params["head"]})
 
 
 def test_dropout_takes_the_key_of_the_gradient():

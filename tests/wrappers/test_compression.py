@@ -303,21 +303,6 @@ def test_both_directions_may_be_compressed():
     assert farthest(found, alone) >= 1e-3
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "fields", "message"),
-    [
-        (fedavg(), ["momentum"], "^no broadcast has a field 'momentum'; there are"),
-        (fedavg(), [], r"^broadcast.params\['b'\] can.t be .* array \(3,\) is not a"),
-    ],
-)  # fmt: skip
-def test_misfits_of_broadcasts_are_refused_at_once(algorithm, fields, message):
-    made = compress_broadcasts(algorithm, truncated_svd(1), fields=fields)
-    with pytest.raises(ValueError, match=message):
-        engine.init(made, X, N)
-    with pytest.raises(TypeError, match="fields must be a sequence of names, got 'm"):
-        compress_broadcasts(algorithm, truncated_svd(1), fields="momentum")
-
-
 # ------------------------------------------------------------------------- refusals
 
 

@@ -285,5 +285,5 @@ def test_compressed_and_own_layers_are_aggregated():
         assert np.isfinite(begin)
         assert not np.asarray(metrics.lost).any()
     plain, robust = fm.fedavg(lr=0.1), fm.robust(fm.fedavg(lr=0.1), RULE)
-    sent = [federated(one, cohort=5).bytes_after(3) for one in (plain, robust)]
+    sent = [federated(one, cohort=5).meter.bytes_after(3) for one in (plain, robust)]
     assert sent[0] == sent[1]

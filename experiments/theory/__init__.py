@@ -1,1 +1,0 @@
-"""Theorems on federated Muon, measured on matrix quadratics."""

@@ -1,0 +1,453 @@
+"""Training of one method on one seed, in a directory or without one.
+
+    result = train(fm.fedmuon(lr=0.03), problem, rounds=100, directory="runs/a")
+
+The same call with the same directory goes on where it was interrupted.
+"""
+
+import contextlib
+import functools
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import numpy as np
+
+from fedjax_muon.core import check_count
+from fedjax_muon.core.hyperparameters import plain_numbers
+from fedjax_muon.data import Dataset, dataset as data
+from fedjax_muon.data.dataset import digest
+from fedjax_muon.engine.processes import is_first, run_on_first
+from fedjax_muon.privacy.guarantees import CLIENT
+from fedjax_muon.problems import Problem
+from fedjax_muon.runs import metrics_csv, private, summary, trackers
+from fedjax_muon.runs.directory import (
+    CHECKPOINTS,
+    CLIENTS,
+    METRICS,
+    VERSIONS,
+    held,
+    interruptible,
+    note_versions,
+)
+from fedjax_muon.runs.identity import (
+    IDENTITY,
+    arrays_of,
+    as_begun,
+    check_same,
+    claimed,
+    identity,
+)
+from fedjax_muon.runs.methods import Made, check_suited, finished, usual
+from fedjax_muon.runs.record import Course, is_complete, last_state, record
+from fedjax_muon.runs.simulate import (
+    Method,
+    Settings,
+    name_of,
+    promised,
+    simulate,
+    start_key,
+)
+from fedjax_muon.runs.summary import History
+from fedjax_muon.simulation.memory import check_memory
+from fedjax_muon.simulation.simulation import Simulation
+from fedjax_muon.simulation.training import Record, steps
+from fedjax_muon.terminal import Progress, plain_console, shown
+from fedjax_muon.tracking import Tracker
+
+
+class Trained(NamedTuple):
+    """The last state of a run, and its records."""
+
+    state: Any  # has `params`
+    records: list[Record]
+    simulation: Simulation
+
+    def __str__(self) -> str:
+        columns, last = self.columns, self.records[-1]
+        time = last.get("virtual_seconds")
+        virtual = "" if time is None else f" and {time:.1f} virtual seconds"
+        score, column = summary.score_in(columns), summary.score_column(columns)
+        rounds = f"after {last['round']} rounds{virtual}"
+        lines = [f"test {score.words} {last[column]:.4f} {rounds}"]
+        if "personal_accuracy_mean" in last:
+            mean = last["personal_accuracy_mean"]
+            lines.append(
+                f"mean accuracy of clients with their own parameters {mean:.4f}"
+            )
+        return "\n".join(filter(None, [*lines, summary.risen_loss(columns)]))
+
+    @property
+    def columns(self) -> History:
+        """The records as columns."""
+        return {k: np.array([row[k] for row in self.records]) for k in self.records[0]}
+
+
+class Job(NamedTuple):
+    """One run of an experiment, whose simulation is prepared."""
+
+    name: str  # of the method, in tables
+    seed: int
+    simulation: Simulation
+    public: Mapping[str, str]  # of its identity, what its directory says
+    hidden: Mapping[str, str]  # if it has secrets, what tells of its data; else empty
+    clients: str  # digest of which client has which examples
+    directory: Path | None
+    rounds: int
+    evaluate_every: int
+    drop_nonfinite: bool
+    title: str  # of its problem
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether its noise is secret, and its data must not be guessed."""
+        return _has_secrets(self.simulation)
+
+    @property
+    def course(self) -> Course:
+        """How it is trained; the directory of a private run must be charged."""
+        secret = None
+        if self.directory is not None:
+            guarantee = self.simulation.guarantee
+            secret = private.secret_of(guarantee, self.directory)
+        public = dict(self.public)
+        about = {"method": self.name, "rounds": self.rounds, **public}
+        key, numbers = start_key(self.seed), (self.rounds, self.evaluate_every)
+        return Course(key, *numbers, self.drop_nonfinite, public, about, secret)
+
+
+def _has_secrets(simulation: Simulation) -> bool:
+    guarantee = simulation.guarantee
+    return guarantee is not None and not guarantee.fixed_noise
+
+
+def job_of(
+    name: str,
+    method: Method,
+    problem: Problem,
+    seed: int,
+    how: Mapping[str, Any],
+    simulation: Simulation,
+    data_digest: str = "",
+    directory: Path | None = None,
+    *,
+    rounds: int,
+    evaluate_every: int,
+    drop_nonfinite: bool,
+) -> Job:
+    """One run; `data_digest` is that of its dataset, if it has a directory."""
+    for option, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
+        check_count(option, value)
+    guarantee = simulation.guarantee
+    if guarantee is not None:
+        guarantee.check_rounds(0, rounds)
+        if jax.process_count() > 1:
+            raise ValueError(
+                "private runs cannot span several processes; leave out privacy"
+            )
+        if directory is None and not guarantee.fixed_noise:
+            raise ValueError(
+                "private runs are charged to a ledger, and need a directory; add "
+                "directory"
+            )
+    # a private run does not stop for them, since that would tell of its data
+    drop = drop_nonfinite or guarantee is not None
+    public, hidden, arrays = dict[str, str](), dict[str, str](), dict[str, str]()
+    if directory is not None:
+        others: Any = {"evaluate_every": evaluate_every, "drop_nonfinite": drop}
+        words = functools.partial(identity, method, problem, seed, how, **others)
+        arrays = arrays_of(simulation, data_digest)
+        public = words() | arrays
+        if _has_secrets(simulation):
+            public, hidden = words(publishable=True), public
+            if private.is_charged(directory):
+                hidden = as_begun(private.secret_in(directory).folder, hidden)
+        public = as_begun(directory, public)
+    known = public, hidden, arrays.get("clients", "")
+    numbers: Any = rounds, evaluate_every, drop, problem.name
+    return Job(name, seed, simulation, *known, directory, *numbers)
+
+
+def begin(
+    jobs: Sequence[Job],
+    dataset: Dataset,
+    root: Path,
+    ledger: Path | None = None,
+    budget: float | None = None,
+) -> list[str]:
+    """Makes the directories of jobs, or checks them, and charges private ones: all or
+    none, before the first starts. Returns the statements of what these promise."""
+    run_on_first(lambda: _check_same(jobs))
+    charged = {_place(job): _private(job) for job in jobs if job.simulation.guarantee}
+    if not charged and (ledger is not None or budget is not None):
+        raise ValueError(
+            "a ledger and a budget are for private runs; leave them out, or add privacy"
+        )
+    private.check_budget(charged, dataset, ledger, budget)
+    if charged and (dataset.held_out or dataset.test_owners is not None):
+        taken = "taken from the private ones, since none were given"
+        whose = taken if dataset.held_out else "those of private clients"
+        warnings.warn(
+            f"test scores are published without noise, and the test examples are "
+            f"{whose}; give test examples of nobody whom privacy protects",
+            stacklevel=2,
+        )
+    for job in jobs:
+        claimed(_place(job), job.public)
+    run_on_first(lambda: note_versions(root))
+    if not charged:
+        return []
+    statements = private.state(charged, dataset, root, ledger, budget)
+    for job in (job for job in jobs if job.has_secrets):
+        folder = private.secret_in(_place(job)).folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        claimed(folder, job.hidden)
+    return statements
+
+
+def _check_same(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        check_same(_place(job), job.public)
+        if job.has_secrets and private.is_charged(_place(job)):
+            check_same(private.secret_in(_place(job)).folder, job.hidden)
+
+
+def _place(job: Job) -> Path:
+    assert job.directory is not None
+    return job.directory
+
+
+def _private(job: Job) -> private.Private:
+    guarantee = job.simulation.guarantee
+    assert guarantee is not None
+    epsilon = getattr(job.simulation.settings.privacy, "epsilon", None)
+    if epsilon is None:  # the noise was given instead
+        epsilon = guarantee.report().epsilon
+    method = job.name.partition(", epsilon ")[0]
+    about = f"{method} at epsilon {epsilon:g} on {job.title}, seed {job.seed}"
+    clients = job.clients if guarantee.spec.unit == CLIENT else ""
+    made = guarantee, epsilon, method, job.name, about, job.seed, clients
+    return private.Private(*made)
+
+
+@contextlib.contextmanager
+def resumable(directory: Path | None) -> Iterator[Any]:
+    """Holds a directory, if there is one, and ends with how to go on if interrupted.
+
+    Yields a function that tells whether an interrupt has come.
+    """
+    if directory is None:
+        yield lambda: False
+        return
+    try:
+        with held(directory), interruptible() as stop:
+            yield stop
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; the same call with directory={str(directory)!r} goes on"
+        ) from None
+
+
+@contextlib.contextmanager
+def followed(progress: bool | Progress, total: int, title: str) -> Iterator[Progress]:
+    """Shows progress on standard error if that is wanted, or advances what is given."""
+    if isinstance(progress, Progress):
+        progress.total = total
+        yield progress
+        return
+    console = plain_console(stderr=True, quiet=not progress)
+    with shown(console, Progress(total, title)) as made:
+        yield made
+
+
+def run(
+    job: Job, progress: Progress, stop: Any, followers: Sequence[Tracker] = ()
+) -> tuple[Any, list[Record]]:
+    """Trains a job from its newest checkpoint, or from the start: state and records."""
+    course, directory = job.course, job.directory
+    if directory is not None:
+        # of a private run, its secrets are removed; of several processes, all would
+        # write its files
+        plain = course.secret is None and jax.process_count() == 1
+        if plain and is_complete(job.simulation, course, directory):
+            progress.skip(job.rounds)
+        else:
+            with _given_back(job, directory):
+                record(job.simulation, course, directory, progress, stop, followers)
+        return None, metrics_csv.rows_of(directory / METRICS)
+    drop, rows = job.drop_nonfinite, []
+    state = job.simulation.init(course.key, drop_nonfinite=drop)
+    for step in steps(
+        job.simulation,
+        state,
+        rounds=job.rounds,
+        evaluate_every=job.evaluate_every,
+        drop_nonfinite=drop,
+    ):
+        progress.advance(step.rounds, step.record)
+        state = step.state
+        rows += [] if step.record is None else [step.record]
+    return state, rows
+
+
+@contextlib.contextmanager
+def _given_back(job: Job, directory: Path) -> Iterator[None]:
+    """Leaves a directory to other runs if this one fails before its first record."""
+    try:
+        yield
+    except Exception:
+        if not job.has_secrets and not (directory / METRICS).exists():
+            run_on_first(lambda: _cleared(directory))
+        raise
+
+
+def _cleared(directory: Path) -> None:
+    shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
+    for name in (CLIENTS, VERSIONS, IDENTITY):
+        (directory / name).unlink(missing_ok=True)
+
+
+def ignore(*_: Any) -> None:
+    """Does nothing: nobody wants to know."""
+
+
+@plain_numbers
+def train(
+    method: Made,
+    problem: Problem | None = None,
+    *,
+    rounds: int = 100,
+    seed: int = 0,
+    evaluate_every: int = 5,
+    drop_nonfinite: bool = False,
+    directory: str | Path | None = None,
+    ledger: str | Path | None = None,
+    budget: float | None = None,
+    log: Sequence[str] = (),
+    progress: bool | Progress = True,
+    begun: Callable[[], None] = ignore,
+    **how: Unpack[Settings],
+) -> Trained:
+    """Trains a method on a problem.
+
+    In a directory, it goes on from the newest checkpoint if there is one, with the same
+    numbers to the bit as without an interrupt. More rounds extend a run.
+
+    Args:
+      method: An algorithm with a server, such as `fm.fedmuon(lr=0.03)`, or without one,
+        such as `fm.decentralized.dsgd(lr=0.1)`; or a function that makes one.
+      problem: Such as `fm.problems.classification(alpha=0.5)`; by default, the one that
+        suits the method.
+      rounds: Number of rounds since the beginning.
+      seed: Decides the clients, the first parameters, cohorts and batches.
+      evaluate_every: Rounds between evaluations. Each evaluation is a record.
+      drop_nonfinite: Whether messages with NaN or infinity are left out of the mean,
+        instead of raising an error.
+      directory: Where records and checkpoints are kept; by default nowhere,
+        and by the command in a new directory in `runs/`.
+      ledger: File that records what private runs on the data cost together. By default,
+        one file for all datasets in your user data directory.
+      budget: Largest total epsilon of all runs in the ledger.
+      log: Trackers that get the records: tensorboard, wandb or trackio.
+      progress: Whether the rounds are shown on standard error; or what counts them.
+      begun: Called before the first round, when the directory is this run's.
+      how: Arguments of `federate` or `decentralize`, in place of the problem's sizes,
+        such as `batch_size=16` or `privacy=fm.privacy.ClientPrivacy(...)`.
+
+    Returns:
+      The last state, the records, and the simulation.
+
+    Raises:
+      NonFiniteError: If a message or the training loss is not finite.
+
+    Example:
+      >>> problem = fm.problems.classification(alpha=0.5)
+      >>> result = train(fm.fedavg(lr=0.1), problem, rounds=20)
+      >>> accuracy = result.records[-1]["test_accuracy"]
+    """
+    place = None if directory is None else Path(directory).expanduser()
+    check_directory(place, ledger, budget, log)
+    for name, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
+        check_count(name, value)
+    problem, method = usual({"": method}, problem), finished(method, rounds)
+    check_suited({"": method}, problem)
+    settings = promised(how, problem, rounds)
+    if isinstance(settings.get("privacy"), list):
+        raise ValueError(
+            "train takes one promise and one epsilon; compare takes several"
+        )
+    simulation = simulate(method, problem, seed, **settings)
+    check_memory(simulation)
+    say(data_words(simulation, problem), progress)
+    digested = "" if place is None else digest(problem.dataset)
+    job = job_of(
+        name_of(method),
+        method,
+        problem,
+        seed,
+        settings,
+        simulation,
+        digested,
+        place,
+        rounds=rounds,
+        evaluate_every=evaluate_every,
+        drop_nonfinite=drop_nonfinite,
+    )
+    followers: list[Tracker] = []
+    if place is not None:
+        book = None if ledger is None else Path(ledger).expanduser().resolve()
+        for statement in begin([job], problem.dataset, place, book, budget):
+            say(statement, progress)
+        followers = trackers.again(place, log or trackers.NONE).of_run(place)
+    begun()
+    with resumable(place) as stop, followed(progress, rounds, job.name) as shown_rounds:
+        state, records = run(job, shown_rounds, stop, followers)
+    if place is not None:
+        state = last_state(simulation, job.course, place)
+    return Trained(state, records, simulation)
+
+
+def data_words(simulation: Simulation, problem: Problem) -> str:
+    """What is trained, and on what."""
+    members = "client" if simulation.program.mix is None else "agent"
+    sizes = np.asarray(simulation.clients.size).tolist()
+    devices = simulation.settings.devices or jax.devices()[:1]
+    many = f"{len(devices)} x " if len(devices) > 1 else ""
+    words = data.summary(problem.dataset, sizes, members=members)
+    return f"{words}\non {many}{devices[0].device_kind}"
+
+
+def check_directory(
+    directory: Path | None,
+    ledger: str | Path | None,
+    budget: float | None,
+    log: Sequence[str],
+) -> None:
+    """Raises `ValueError` for what needs a directory, where there is none."""
+    if isinstance(log, str):
+        raise TypeError(f"log must be a list of names, got {log!r}")
+    trackers.check(log)
+    needing = {"ledger": ledger, "budget": budget, "log": log or None}
+    for name, value in needing.items() if directory is None else ():
+        if value is not None:
+            raise ValueError(f"{name} is for runs in a directory; add directory")
+    if directory is None and jax.process_count() > 1:
+        raise ValueError("several processes need a shared directory; add directory")
+
+
+def check_one_process() -> None:
+    """Raises `ValueError` if several processes would train many runs together."""
+    if jax.process_count() > 1:
+        raise ValueError(
+            "several processes can train only one run together; use train, or one "
+            "process"
+        )
+
+
+def say(words: str, progress: bool | Progress) -> None:
+    """Prints words on standard error, where progress is shown."""
+    if progress is True and is_first():
+        print(words, file=plain_console(stderr=True).file, flush=True)
