@@ -1,7 +1,7 @@
 """What a run computes, in words: runs with the same words have the same numbers.
 
-The words of its method, its problem and its settings, and digests of its arrays and of
-the code of users' functions, with what their globals and closures hold. The number of
+The words of its method, its problem and its settings, digests of its arrays, and of the
+files of users' functions, with what their globals and closures hold. The number of
 rounds is not among them: more rounds extend a run.
 """
 
@@ -11,10 +11,10 @@ import functools
 import hashlib
 import inspect
 import json
+import linecache
 import sys
 import sysconfig
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,6 @@ LIBRARY = str(Path(__file__).parents[1])
 MOST_SHOWN = 60  # letters of what differs, and of a text that may be published
 MOST_PARTS = 8  # of what may be published
 INSTALLED = {"site-packages", "dist-packages"}
-# digests of code are those of its instructions, which differ between them
-PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 PARTS = tuple | list | set | frozenset | Mapping
 Words = Callable[[Any], str]
 
@@ -81,8 +79,9 @@ def identity(
         problem.divided,
     ]
     code += [problem.tested, problem.weights, given]
-    held = (lambda _: "") if publishable else text
-    return words | code_of(code, held) | {"task": text(problem.task)}
+    # a digest of a file tells whether a guess of what it has is right
+    known = {} if publishable else code_of(code)
+    return words | known | {"task": text(problem.task)}
 
 
 def _is_record(value: Any) -> bool:
@@ -187,14 +186,9 @@ def check_same(directory: Path, words: Mapping[str, str]) -> None:
         return
     known = words_of(directory)
     missing = known.keys() ^ words.keys()
-    other_python = set()
     for name in [*words, *sorted(missing)]:
         was, now = (str(each.get(name, "absent")) for each in (known, words))
         if was == now:
-            continue
-        python = was.partition(":")[0]
-        if name.startswith(CODE) and name not in missing and python != PYTHON:
-            other_python.add(python)
             continue
         pairs = enumerate(zip(was, now, strict=False))
         first = next((i for i, (a, b) in pairs if a != b), min(len(was), len(now)))
@@ -206,28 +200,19 @@ def check_same(directory: Path, words: Mapping[str, str]) -> None:
         raise ValueError(
             f"{directory} has another run: {differs}; choose another directory"
         )
-    if other_python:
-        warnings.warn(
-            f"{directory} is of {min(other_python)}, and {PYTHON} can't tell whether "
-            "your code is the same; it goes on as if it were",
-            stacklevel=2,
-        )
 
 
 # ------------------------------------------------------------- code of users' functions
 
 
-def code_of(value: Any, held: Words | None = None) -> dict[str, str]:
-    """Digests of the code of users' functions and classes inside a value, by names.
+def code_of(value: Any) -> dict[str, str]:
+    """Digests of the files of users' functions and classes inside a value, by modules.
 
-    Functions that they call by a global name are among them. What they read by one, and
-    what their closures and defaults hold, is part of a digest. Installed packages are
-    not.
-
-    Args:
-      held: Words for what is held and read; by default, everything.
+    A digest has the whole text of the file, and what its functions that are found read
+    by a global name, or hold in closures and defaults. Functions that they call by a
+    global name are found too. Installed packages are not.
     """
-    held = held or functools.partial(in_words, say=_held)
+    held = functools.partial(in_words, say=_held)
     found: dict[str, set[str]] = {}
     seen: dict[int, Any] = {}  # values are kept, so that no other one has their id
     waiting = [value]
@@ -236,20 +221,16 @@ def code_of(value: Any, held: Words | None = None) -> dict[str, str]:
         if id(each) in seen:
             continue
         seen[id(each)] = each
-        if inspect.isfunction(each) and _is_users(each.__code__.co_filename):
-            digest = _digest(each, held)
-        elif isinstance(each, type) and _is_users(_file_of(each)):
-            digest = _hash(held(_attributes_of(each)))
-        else:
-            digest = ""
-        if digest:
-            name = f"{CODE}{each.__module__}.{each.__qualname__}"
-            found.setdefault(name, set()).add(digest)
+        file, holds = "", None
+        if inspect.isfunction(each):
+            file, holds = each.__code__.co_filename, _held_by(each)
+        elif isinstance(each, type):
+            file, holds = _file_of(each), _attributes_of(each)
+        if holds is not None and _is_users(file):
+            digests = found.setdefault(f"{CODE}{each.__module__}", set())
+            digests |= {_hash("".join(linecache.getlines(file))), _hash(held(holds))}
         waiting += _inside(each)
-    return {
-        name: f"{PYTHON}:{_hash(''.join(sorted(found[name])))}"
-        for name in sorted(found)
-    }
+    return {name: _hash("".join(sorted(found[name]))) for name in sorted(found)}
 
 
 def _inside(value: Any) -> Iterator[Any]:
@@ -310,19 +291,11 @@ def _attributes_of(kind: type) -> dict[str, Any]:
     return {k: v for k, v in sorted(vars(kind).items()) if not k.startswith("__")}
 
 
-def _digest(function: types.FunctionType, held: Words) -> str:
+def _held_by(function: types.FunctionType) -> Any:
+    """What a function reads by global names, and holds."""
     read = dict(sorted(_globals_of(function).items()))
-    values = (function.__defaults__, function.__kwdefaults__, _closure_of(function))
-    return _hash(f"{_of_code(function.__code__)}{held((*values, read))}")
-
-
-def _of_code(code: types.CodeType) -> str:
-    """The instructions and constants of code, without its place."""
-    words = [code.co_code.hex(), *code.co_names, *code.co_varnames]
-    for constant in code.co_consts:
-        inner = isinstance(constant, types.CodeType)
-        words.append(_of_code(constant) if inner else in_words(constant))
-    return _hash(repr(words))
+    held = function.__defaults__, function.__kwdefaults__, _closure_of(function)
+    return (*held, read)
 
 
 def _hash(text: str) -> str:
