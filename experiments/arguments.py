@@ -21,7 +21,7 @@ def call(program: Callable[..., None], about: str | None) -> None:
     """
     module = sys.modules["__main__"].__spec__
     parser = argparse.ArgumentParser(
-        module and f"python -m {module.name.removesuffix('.__main__')}",
+        f"python -m {module.name.removesuffix('.__main__')}" if module else None,
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

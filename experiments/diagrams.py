@@ -44,7 +44,7 @@ def a_round(path: Path) -> None:
             _box(axis, left + 0.12, 3.1, width - 0.24, 1.0, color)
             words = "client" if number in COHORT else "not sampled"
             middle = left + width / 2
-            how = {"ha": "center", "va": "center", "fontsize": 7.5}
+            how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7.5}
             how["color"] = color if number in COHORT else INK
             axis.text(middle, 3.6, words, **how)
         axis.text(
@@ -103,5 +103,6 @@ def _note(axis: Any, x: float, y: float, name: str, words: str) -> None:
 
 
 def _arrow(axis: Any, start: Any, end: Any, color: str) -> None:
-    how = {"arrowstyle": "-|>", "mutation_scale": 9, "lw": 1, "color": color}
-    axis.add_patch(FancyArrowPatch(start, end, shrinkA=0, shrinkB=0, **how))
+    how: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 9, "lw": 1}
+    how |= {"color": color, "shrinkA": 0, "shrinkB": 0}
+    axis.add_patch(FancyArrowPatch(start, end, **how))

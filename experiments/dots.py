@@ -111,7 +111,7 @@ def draw(
 
 def _one(axis: Any, dot: Dot, place: int, series: list[str], color: str) -> None:
     """Draws a dot with its interval, or says where it is if it is not in view."""
-    at = place
+    at: float = place
     if dot.series:
         at += 0.22 * (series.index(dot.series) - (len(series) - 1) / 2)
     if outside(axis, dot.mean, at, color):

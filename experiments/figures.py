@@ -80,8 +80,8 @@ def sweeps(results: Path) -> Iterator[Figure]:
     rows = [kept_summary(cells) for cells in lines if " ± " in cells[3]]
     rows.sort(key=lambda row: style.line_of(row.method).color in style.GREYS)
     title = "FedMuon scores highest on digits; methods are not equally tuned"
-    how = {"title": title, "seeds": 5}
-    yield place / "ranking", functools.partial(plots.ranking, rows, **how)
+    draw = functools.partial(plots.ranking, rows, title=title, seeds=5)
+    yield place / "ranking", draw
     points: dict[str, list[Point]] = {}
     for line in read(place / "points.csv"):
         points.setdefault(line["method"], []).append(kept_point(line))
@@ -159,8 +159,8 @@ def slow_clients(results: Path) -> Iterator[Figure]:
     for name, scale in stragglers.SCALES.items():
         path = results / "stragglers" / f"{name}.jsonl"
         runs = stragglers.best(tuned.read(path), name)
-        how = {"target": scale.target, "title": title}
-        draw = functools.partial(stragglers.draw, runs, **how)
+        target = scale.target
+        draw = functools.partial(stragglers.draw, runs, target=target, title=title)
         yield path.with_suffix(""), draw
 
 

@@ -82,9 +82,9 @@ class LeNet(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for width, padding in ((6, self.padding), (16, "VALID")):
-            start = starting(25 * x.shape[-1])
-            options = {"padding": padding, "conv_general_dilated": self.convolution}
-            x = self.pool(nn.relu(nn.Conv(width, (5, 5), **options, **start)(x)))
+            how = starting(25 * x.shape[-1]) | {"padding": padding}
+            how |= {"conv_general_dilated": self.convolution}
+            x = self.pool(nn.relu(nn.Conv(width, (5, 5), **how)(x)))
         x = x.reshape(x.shape[0], -1)
         for width in (120, 84):
             x = nn.relu(nn.Dense(width, **starting(x.shape[-1]))(x))
@@ -133,7 +133,8 @@ def dirichlet(labels: np.ndarray, seed: int) -> list[np.ndarray]:
 
     The examples that rounding leaves over go to the client with the smallest share.
     """
-    draw, parts = np.random.default_rng(seed), [[] for _ in range(16)]
+    draw = np.random.default_rng(seed)
+    parts: list[list[np.ndarray]] = [[] for _ in range(16)]
     for label in range(10):
         owned = np.flatnonzero(labels == label)
         draw.shuffle(owned)
@@ -190,7 +191,7 @@ def two_classes(labels: np.ndarray, seed: int) -> list[np.ndarray]:
         while len(owned) < 2:
             other = draw.choice(10, 1)[0]
             owned.extend([other] if other not in owned else [])
-    parts = [[] for _ in classes]
+    parts: list[list[np.ndarray]] = [[] for _ in classes]
     for label in range(10):
         owners = [
             part for part, owned in zip(parts, classes, strict=True) if label in owned
@@ -327,7 +328,7 @@ def trained(setting: Setting, data: Dataset) -> Iterator[tuned.Row]:
     )
     every = min(check.evaluate_every, setting.rounds)
     began = time.perf_counter()
-    span = {"rounds": setting.rounds, "evaluate_every": every}
+    span: dict[str, Any] = {"rounds": setting.rounds, "evaluate_every": every}
     # all at once, without a program that measures how many fit in memory
     groups = run_cells(simulation, cells, cells_at_once=setting.runs, **span)
     outcomes = [outcome for group in groups for outcome in group]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -155,7 +156,7 @@ def draw(table: Table, path: Path) -> None:
     means = [table.factor * float(each.apart.mean()) for each in rows]
     halves = [table.factor * float(half_width(each.apart)) for each in rows]
     colors = [WINS if each.wins else NO_WIN for each in rows]
-    places = np.arange(len(rows), 0, -1)
+    places = range(len(rows), 0, -1)
     with drawing(path, (7.5, 1.0 + 0.21 * len(rows))) as figure:
         axis = figure.subplots()
         low, high = closest([0.0, *means], [0.0, *halves])
@@ -163,7 +164,7 @@ def draw(table: Table, path: Path) -> None:
         axis.axvline(0, color="0.3", lw=1)
         for place, mean, half, color in zip(places, means, halves, colors, strict=True):
             if not beyond(axis, mean, place, color):
-                how = {"fmt": "o", "ms": 4, "color": color, "lw": 1.2}
+                how: dict[str, Any] = {"fmt": "o", "ms": 4, "color": color, "lw": 1.2}
                 axis.errorbar(mean, place, xerr=half, **how)
         axis.set_yticks(places, [each.label for each in rows], fontsize=8)
         color_names(axis, [MUON if uses_muon(each) else "0.1" for each in rows])
@@ -179,7 +180,8 @@ def draw_summary(found: Sequence[Table], path: Path) -> None:
     with drawing(path, (7.5, 1.0 + 0.4 * len(found))) as figure:
         axis = figure.subplots()
         axis.axvline(0, color="0.3", lw=1)
-        side = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 7}
+        side: dict[str, Any] = {"va": "center", "fontsize": 7}
+        side["transform"] = axis.get_yaxis_transform()
         for place, table in zip(places, found, strict=True):
             muon = table.like(FEDMUON) or table.find(OF_AGENTS)
             other = next(x for x in table.rows if "FedMuon" not in x.label)
@@ -189,7 +191,7 @@ def draw_summary(found: Sequence[Table], path: Path) -> None:
                 factor = table.factor if table.factor > 1 else 10.0  # tenths of bits
                 mean = factor * float(each.apart.mean())
                 half = factor * float(half_width(each.apart))
-                how = {"fmt": "o", "ms": 4, "color": color, "lw": 1.3}
+                how: dict[str, Any] = {"fmt": "o", "ms": 4, "color": color, "lw": 1.3}
                 axis.errorbar(mean, place + up, xerr=half, **how)
                 axis.text(1.01, place + up, each.marked, color=color, **side)
         axis.set_yticks(places, names)

@@ -17,7 +17,7 @@ from fedjax_muon.simulation.groups import Cell, Groups, Outcome
 
 Line = dict[str, Any]  # of a file of results: a run
 
-TUNING_SEEDS = (100, 101)
+TUNING_SEEDS: tuple[int, ...] = (100, 101)
 TRIAL, FINAL, SECONDS = "trial", "final", "seconds"  # stages
 TIMED = 3  # rounds
 

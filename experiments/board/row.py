@@ -56,11 +56,8 @@ class Row(NamedTuple):
 
     def words(self, hyper: Mapping[str, float]) -> str:
         """The options of a run as one types them, such as `lr=0.1, mu=0.01`."""
-        rest = (
-            {}
-            if self.option in (None, *hyper)
-            else {self.option: self.space[self.option]}
-        )
+        other = self.option
+        rest = {} if other is None or other in hyper else {other: self.space[other]}
         values = {**hyper, **rest, **self.fixed}
         typed = {self.typed.get(name, name): value for name, value in values.items()}
         return ", ".join(f"{name}={value:g}" for name, value in typed.items())

@@ -35,8 +35,9 @@ ACCEPTED = "rows"  # directory of the files of accepted rows
 CODE = (".py", ".pyc", ".so", ".pyd", ".dll", ".dylib")
 HARMLESS = ("/dev/null", "/dev/urandom", "/proc/cpuinfo", "/proc/meminfo", "/sys/")
 # audit events of what starts or calls something that is not watched
-ELSEWHERE = ("subprocess", "os.system", "os.exec", "os.fork", "os.posix_spawn")
-ELSEWHERE += ("os.spawn", "pty.", "ctypes.dlopen", "ctypes.dlsym", "socket.", "mmap.")
+ELSEWHERE: tuple[str, ...] = ("subprocess", "os.system", "os.exec", "os.fork", "pty.")
+ELSEWHERE += ("os.posix_spawn", "os.spawn", "ctypes.dlopen", "ctypes.dlsym")
+ELSEWHERE += ("socket.", "mmap.")
 _watching: list[list[str]] = []  # where what is read now is listed
 
 
@@ -75,7 +76,8 @@ def _reads_no_files(path: Path) -> Iterator[None]:
     if not _watching:
         _watching.append([])  # audit hooks stay, so there is only one
         sys.addaudithook(_watch)
-    _watching.append(seen := [])
+    seen: list[str] = []
+    _watching.append(seen)
     try:
         yield
     finally:
@@ -185,8 +187,7 @@ def _scrambled(problem: Problem) -> Problem:
     x, y = np.array(data.x_train), np.array(data.y_train)
     x[other], y[other] = _changed(x[other], y[other])
     x_test, y_test = _changed(np.array(data.x_test), np.array(data.y_test))
-    tests = {"x_test": x_test, "y_test": y_test}
-    changed = data._replace(x_train=x, y_train=y, **tests)
+    changed = data._replace(x_train=x, y_train=y, x_test=x_test, y_test=y_test)
     return dataclasses.replace(problem, dataset=changed)
 
 

@@ -171,7 +171,7 @@ def income(data_dir: Path | None) -> Problem:
     plain, data = made.task, made.dataset
 
     def evaluate(params: Any, x: Any, y: Any) -> Any:
-        logits = model.apply({"params": params}, x)
+        logits: Any = model.apply({"params": params}, x)
         return plain.evaluate(params, x, y) | {"score": logits[:, 1] - logits[:, 0]}
 
     scores = {**plain.metrics, "auc": metrics.auc}
@@ -270,7 +270,8 @@ def private(
     """The same with private clients in Poisson cohorts, and noise from the seed."""
     params = jax.eval_shape(problem.task.init, jax.random.key(0))
     states = keeps_states(algorithm, params)
-    spec = guarded(rounds, bool(algorithm.prologue), states)
+    # Poisson batches, with the noise inside
+    spec: Any = guarded(rounds, bool(algorithm.prologue), states)
     (release,) = spec.releases.values()
     fields = tuple(message_fields(algorithm, params)) if row.fields_apart else ()
     made = noisy(algorithm, noise_multiplier=release.noise.multiplier, fields=fields)

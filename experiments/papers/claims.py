@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,7 +79,8 @@ class Claim(NamedTuple):
 
 def read(path: Path) -> dict[tuple[str, str], Score]:
     """Returns the scores of a result.csv, or of a file with an AUC for every seed."""
-    found, seeds = {}, {}
+    found: dict[tuple[str, str], Score] = {}
+    seeds: dict[tuple[str, str], Any] = {}
     with path.open(newline="") as file:
         for line in csv.DictReader(file):
             if "auc" in line:

@@ -29,7 +29,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ PRINTED = {  # names in the file of published numbers
     "dpmixsgd_unclipped": "dpmixsgd",
     "dpmixsgd_clipped_batches": "dpmixsgd_clip",
 }
-PANELS: dict[str, dict[str, float]] = {
+PANELS: dict[str, dict[str, Any]] = {
     "agents": {"5": 5, "10": 10, "15": 15, "20": 20},
     "connectivity": {"0.2": 0.2, "0.5": 0.5, "0.8": 0.8, "1.0": 1.0},
     "theta": {"0.005": 0.005, "0.01": 0.01, "0.05": 0.05, "0.1": 0.1},

@@ -20,6 +20,7 @@ Sentences are those of SST-2.
 """
 
 from functools import partial
+from typing import Any
 
 from experiments.papers.frame import Item, Panel, Scale, chosen, command, decayed, sized
 from fedjax_muon import partition, problems
@@ -92,8 +93,9 @@ def figure(dataset: str, model: problems.Model, steps: int, alpha: float | None 
     def panels(scale: Scale) -> dict[str, Panel]:
         epoch = EXAMPLES[dataset] / (CLIENTS * BATCH_SIZE * steps)
         few = round(8 * 9_000 / (CLIENTS * 32 * steps))
-        small = {"rounds": few, "evaluate_every": max(1, few // 5), "batch_size": 32}
-        printed = {
+        small: dict[str, Any] = {"rounds": few, "evaluate_every": max(1, few // 5)}
+        small |= {"batch_size": 32}
+        printed: dict[str, Any] = {
             "dataset": dataset,
             "model": model,
             "clients": CLIENTS,
@@ -132,7 +134,7 @@ SMALL = (
     "LeNet on 10,000 images of CIFAR-10, 8 epochs, batches of 32, no augmentation, "
     "three to six rates each, also beyond the printed ones"
 )
-SETTINGS = {
+SETTINGS: dict[str, tuple[Any, ...]] = {
     "figure_1": ("cifar10", problems.resnet18, 4),
     "figure_2": ("cifar100", problems.resnet18, 4),
     "figure_3": ("cifar10", problems.vit, 4),

@@ -22,7 +22,7 @@ from fedjax_muon import minimax, problems
 DATASETS = ("sst2", "tfds:sentiment140", "tfds:yelp_polarity_reviews")
 SEEDS = (0, 1, 2)
 BOUNDED = ("fed_nsgda_m", "fedmuon_da")  # step length is independent of the gradient's
-FEWER = {
+FEWER: dict[str, dict[str, tuple[float, ...]]] = {
     name: {
         "lr": (0.003, 0.01, 0.03, 0.1)
         if name in BOUNDED

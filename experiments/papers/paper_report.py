@@ -306,11 +306,11 @@ def draw(json_path: Path, path: Path) -> None:
             right.set(xlabel="round", ylabel="training loss")
             direct &= label_ends(right, ends, 2.6) or not ends
         if not direct:
-            handles = {}
+            handles: dict[Any, Any] = {}
             for left, _ in grid:
                 found = left.get_legend_handles_labels()
                 handles |= dict(zip(*reversed(found), strict=True))
-            columns = {"loc": "outside lower center", "ncols": 3}
+            columns: dict[str, Any] = {"loc": "outside lower center", "ncols": 3}
             figure.legend(handles.values(), handles, **columns)
         seeds = max((len(run["score"]) for _, run in every), default=0)
         figure.supxlabel(intervals.note(seeds), fontsize=7.5, color=NOTE)

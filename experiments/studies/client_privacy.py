@@ -27,7 +27,7 @@ from experiments.arguments import call
 from experiments.machine import machine
 from experiments.studies.muon_bound import muon_bound
 from fedjax_muon.algorithms import fedavg
-from fedjax_muon.core import Algorithm, Hyper, recorded
+from fedjax_muon.core import Algorithm, Hyper, Number, recorded
 from fedjax_muon.data import loading
 from fedjax_muon.data.dataset import hold_out
 from fedjax_muon.data.partition import dirichlet
@@ -88,14 +88,14 @@ def clipped(
 
 @recorded
 def normalized(
-    *, noise: Hyper = 0.0, cohort: int, lr: Hyper = 0.1, length: Hyper = 1.0
+    *, noise: Hyper = 0.0, cohort: int, lr: Hyper = 0.1, length: Number = 1.0
 ) -> Algorithm:
     return private(fedavg(lr, server_lr=length / SHORT), SHORT, noise, cohort)
 
 
 @recorded
 def local_muon(
-    *, noise: Hyper = 0.0, cohort: int, lr: Hyper = 0.01, share: Hyper = 1.0
+    *, noise: Hyper = 0.0, cohort: int, lr: Number = 0.01, share: Number = 1.0
 ) -> Algorithm:
     return private(fedavg(lr, rule=MUON), share * lr * unit_bound(), noise, cohort)
 
@@ -189,9 +189,9 @@ def results(entry: Entry, cohorts: Cohorts, rounds: int, seeds: int) -> list[Res
         for k in keys
     ]
     members = sampled(cohorts.size, draw=cohorts.draw)
-    sizes = {"cohort": members, "local_steps": STEPS, "batch_size": BATCH}
+    sizes: dict[str, Any] = {"local_steps": STEPS, "batch_size": BATCH}
     algorithm = entry.make(cohort=cohorts.size)
-    simulation = federate(algorithm, TASK, dataset, parts[0], **sizes)
+    simulation = federate(algorithm, TASK, dataset, parts[0], cohort=members, **sizes)
     points = [
         (noise, dict(zip(entry.grid, values, strict=True)), seed)
         for noise in NOISES
@@ -250,8 +250,9 @@ def best(found: list[Result]) -> list[Best]:
 
 def epsilons(cohorts: Cohorts, rounds: int) -> dict[float, float]:
     """Returns the epsilon of a client for every z at `DELTA`."""
-    facts = {"prologue": False, "private_states": False}  # of FedAvg with any rule
-    spec = partial(client_spec, cohorts.sampling, rounds=rounds, delta=DELTA, **facts)
+    facts: dict[str, Any] = {"rounds": rounds, "delta": DELTA}
+    facts |= {"prologue": False, "private_states": False}  # of FedAvg with any rule
+    spec = partial(client_spec, cohorts.sampling, **facts)
     return {z: report(spec(noise_multiplier=z)).epsilon for z in NOISES}
 
 

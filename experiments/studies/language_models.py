@@ -59,7 +59,7 @@ def adamw() -> Algorithm:
 
 def muon() -> Algorithm:
     """Muon of the mean gradient."""
-    scaled = {"shape_scale": fm.transforms.spectral, "layout": HIDDEN}
+    scaled: dict[str, Any] = {"shape_scale": fm.transforms.spectral, "layout": HIDDEN}
     rule = fm.transforms.muon(0.9, rest=ADAM, **scaled)
     return fm.fedavg(1.0, server_lr=0.03, server_rule=rule)
 
@@ -285,8 +285,8 @@ def draw(rows: list[dict], path: Path) -> None:
             axis.set_xlabel("workers")
             axis.set_title(f"{steps} local steps per round")
         for method in METHODS:
-            of = runs_of(rows, Setting(method, TUNED_AT, LOCAL_STEPS[-1]))
-            for run in of[:1]:  # all seeds send as much
+            runs = runs_of(rows, Setting(method, TUNED_AT, LOCAL_STEPS[-1]))
+            for run in runs[:1]:  # all seeds send as much
                 moved = np.add(run["bytes_up"], run["bytes_down"])[1:] / 1e6
                 bits = np.mean([r["test_bits_per_byte"] for r in of], 0)[1:]
                 sent.plot(moved, bits, marker="o", ms=3, lw=1.2, **lines[method])

@@ -47,7 +47,7 @@ def points(
     if schedule == "cosine":
         method = decayed(method, ROUNDS)
     grid = {"lr": [rate(exponent) for exponent in exponents]}
-    how = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seeds": SEEDS}
+    how: dict[str, Any] = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "seeds": SEEDS}
     how |= {"extend": False, "progress": False}
     swept = fm.sweep({algorithm: method}, problem, grid, **how)[algorithm]
     named = lambda hyper: {**hyper, "lr_schedule": schedule}

@@ -195,7 +195,7 @@ def draw(
 ) -> None:
     """Draws the time to the target, a panel for each spread and a row for each mode."""
     with drawing(path, (9.5, 2.6)) as figure:
-        share = {"sharex": True, "sharey": True, "squeeze": False}
+        share: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
         panels = figure.subplots(1, len(SPREADS), **share)[0]
         colors = {name: how["color"] for name, how in styles(METHODS).items()}
         modes, ends = list(MODE_NAMES)[::-1], []

@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
     def parts(self, seed: int) -> Any:
         key = jax.random.key(seed)
-        sizes = {"alpha": self.alpha, "min_size": self.min_size}
+        sizes: dict[str, Any] = {"alpha": self.alpha, "min_size": self.min_size}
         return fm.partition.dirichlet(self.data.y_train, self.clients, key=key, **sizes)
 
 
@@ -139,12 +139,10 @@ def of(rows: list[Row], setting: Any) -> list[Row]:
     return [r for r in rows if all(r[k] == v for k, v in setting._asdict().items())]
 
 
-def chosen(rows: list[Row], setting: Any) -> tuple[float, np.ndarray] | None:
-    """Returns the best rate and its accuracies in percent, [seeds]; None if not run."""
+def chosen(rows: list[Row], setting: Any) -> tuple[float, np.ndarray]:
+    """Returns the best rate and its accuracies in percent, [seeds]."""
     runs = of(rows, setting)
     rates = sorted({row["lr"] for row in runs})
-    if not rates:
-        return None
     at = lambda lr, name: np.array([row[name] for row in runs if row["lr"] == lr])
     best = max(rates, key=lambda lr: at(lr, "validation").mean())
     return best, 100 * at(best, "accuracy")

@@ -154,16 +154,17 @@ def muloco(
     core.check_range("server_momentum", server_momentum, 0.0, 1.0, schedules=False)
     core.check_range("decay", decay, schedules=False)
     core.check_range("b2", b2, 0.0, 1.0, open_high=True, schedules=False)
-    options: dict[str, Any] = {"nesterov": nesterov, "shape_scale": transforms.spectral}
-    options["layout"] = layout
-    options["rest"] = optax.scale_by_adam(0.9, b2)
-    decayed = optax.add_decayed_weights(decay)
-    make = lambda polar: optax.chain(
-        transforms.muon(momentum, polar=polar, **options), decayed
+    rule = transforms.muon(
+        momentum,
+        nesterov=nesterov,
+        polar=polar,
+        shape_scale=transforms.spectral,
+        rest=optax.scale_by_adam(0.9, b2),
+        layout=layout,
     )
     return diloco(
         lr=lr,
-        rule=transforms.default_rule(None, polar, make),
+        rule=optax.chain(rule, optax.add_decayed_weights(decay)),
         server_lr=server_lr,
         server_rule=optax.trace(server_momentum, nesterov=True),
     )
@@ -335,9 +336,6 @@ def heloco(
 
     main = core.Exchange(broadcast, client, server, local_params=core.before_change)
     return core.Algorithm(init, rule.init, (main,))
-
-
-# ------------------------------------------- presets, with some arguments of `muloco`
 
 
 @core.recorded

@@ -257,9 +257,7 @@ def decayed_muon(
       polar: Function that computes polar factors; by default, five Newton-Schulz steps.
     """
     core.check_range("decay", decay, schedules=False)
-    rule = transforms.default_rule(
-        None, polar, lambda polar: transforms.muon(momentum, polar=polar)
-    )
+    rule = transforms.muon(momentum, polar=polar)
     return optax.chain(rule, optax.add_decayed_weights(decay))
 
 
@@ -332,9 +330,7 @@ def dp_fedmuon(
 
     See also: `privacy.ClientPrivacy`; `fedavg` with `server_rule`.
     """
-    rule = transforms.default_rule(
-        None, polar, lambda polar: transforms.muon(momentum, polar=polar)
-    )
+    rule = transforms.muon(momentum, polar=polar)
     return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)
 
 
@@ -376,15 +372,11 @@ def muonh(
     See also: `local_muon` decays weights; `transforms.hyperball` and `keep_norms`, its
     parts.
     """
-    options: dict[str, Any] = {"nesterov": nesterov, "rest": rest, "layout": layout}
-    make = lambda polar: transforms.muon(momentum, polar=polar, **options)
-    rule = optax.chain(
-        transforms.default_rule(None, polar, make), transforms.hyperball(layout)
+    rule = transforms.muon(
+        momentum, nesterov=nesterov, polar=polar, rest=rest, layout=layout
     )
+    rule = optax.chain(rule, transforms.hyperball(layout))
     return keep_norms(fedavg(lr=lr, rule=rule), layout)
-
-
-# ------------------------------------------- presets, with some arguments of `fedavg`
 
 
 @core.recorded
@@ -497,10 +489,9 @@ def ringmaster_lmo(
     """
     ahead = optax.trace(momentum, nesterov=True)  # over 1 - b: b M + (1 - b) g
     rest = optax.chain(ahead, optax.scale(1 - momentum))
-    make = lambda polar: transforms.muon(
+    rule = transforms.muon(
         momentum, nesterov=True, polar=polar, shape_scale=transforms.jordan, rest=rest
     )
-    rule = transforms.default_rule(None, polar, make)
     return fedavg(lr=lr, server_lr=server_lr, server_rule=rule)
 
 

@@ -172,9 +172,6 @@ def fedmuon_svd(
     return compress(algorithm, svd, fields=("momentum",))
 
 
-# ------------------------------------ presets, with some arguments of `fedmuon_align`
-
-
 @core.recorded
 def fedmuon_align_reset(
     lr: core.Hyper = 0.03,

@@ -1,10 +1,12 @@
 """The datasets that `load` knows by name: facts about them, files and readers."""
 
 import csv
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from fedjax_muon.data import images, natural, npz, tables
+from fedjax_muon.data.dataset import Dataset
 from fedjax_muon.data.source import File, Layout, Source
 from fedjax_muon.data.text import Table, read_sentences
 
@@ -79,7 +81,7 @@ def _sentences(
     return Source("text", examples, len(table.classes), license, (layout,))
 
 
-def _glue(folder: str, examples: Counts, table: Table, test="dev.tsv") -> Source:
+def _glue(folder: str, examples: Counts, table: Table, test: str = "dev.tsv") -> Source:
     files = dict(zip(("train.tsv", test), examples, strict=True))
     url = "https://gluebenchmark.com/tasks"
     folders = (f"glue/{folder}", folder)
@@ -168,7 +170,7 @@ def _tff(name: str, folder: str, read: natural.Read) -> Layout:
 def _packaged(
     package: str,
     file: str,
-    read,
+    read: Callable[..., Dataset],
     example: str,
     examples: Counts | None,
     classes: int,

@@ -74,9 +74,6 @@ def dsgd(
     return Gossip(start, step)
 
 
-# --------------------------------------------- presets, with some arguments of `dsgd`
-
-
 @recorded
 def dsgd_muon(
     lr: Hyper = 0.01, *, polar: Polar | None = None, normalize_vectors: bool = True

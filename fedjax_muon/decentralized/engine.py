@@ -157,10 +157,12 @@ def _over_agents(
     """Maps a method of the algorithm over all agents, equally many on each device."""
     shares = max(1, len(devices))
 
-    def local(states, batches, key, index, shared):
+    def local(
+        states: Any, batches: Any, key: jax.Array, index: jax.Array, shared: Any
+    ) -> Any:
         algorithm, objective, mixer = build(shared)
 
-        def one(state, batch):
+        def one(state: Any, batch: Any) -> Any:
             network = _network(agents, shares)
             iteration = _iteration(key, index, network.agent)
             return method(algorithm)(

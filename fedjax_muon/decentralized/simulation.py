@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_muon.core import Params, check_count, streams, tree, with_numbers
+from fedjax_muon.core import Objective, Params, check_count, streams, tree, with_numbers
 from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import engine as gossip_engine
@@ -138,7 +138,7 @@ def step_functions(
 ) -> tuple[gossip_engine.Start, gossip_engine.Step]:
     """Makes `start` and `step` of `engine.make` for the algorithm."""
 
-    def build(shared):
+    def build(shared: tuple[Data, Run]) -> tuple[Gossip, Objective, Mixer]:
         data, run = shared
         algorithm = with_numbers(setup.algorithm, run.numbers)
         return algorithm, objective_of(data.task, clients_of_run(data, run)), run.mixer
@@ -194,7 +194,7 @@ def run_rounds(
     _, step = step_functions(setup, data, run)
     clients = clients_of_run(data, run)
 
-    def body(_, carry):
+    def body(_: Any, carry: tuple[Any, Metrics]) -> tuple[Any, Metrics]:
         training, metrics = carry
         index = training.index
         drawn = batches(setup, clients, False, batch_key, index)

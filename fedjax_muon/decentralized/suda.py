@@ -123,9 +123,6 @@ def suda(
     return Gossip(start, step)
 
 
-# --------------------------------------------- presets, with some arguments of `suda`
-
-
 @recorded
 def suda_muon(
     lr: Hyper = 0.03,

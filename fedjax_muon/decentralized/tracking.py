@@ -80,9 +80,6 @@ def gradient_tracking(
     return Gossip(start, step)
 
 
-# -------------------------------- presets, with some arguments of `gradient_tracking`
-
-
 @recorded
 def gradient_tracking_muon(
     lr: Hyper = 0.01, *, polar: Polar | None = None, normalize_vectors: bool = True

@@ -146,7 +146,15 @@ def client_program(
     """
 
     @jax.jit
-    def train(inputs, client, clients, request, state, index, once):
+    def train(
+        inputs: Any,
+        client: jax.Array,
+        clients: Clients,
+        request: dict[str, Any],
+        state: Any,
+        index: jax.Array,
+        once: jax.Array,
+    ) -> tuple[Any, Any, jax.Array]:
         ours = shared.with_inputs(inputs)
         exchange = ours.exchanges[number]
         objective, draw = objective_and_sampler(
@@ -157,7 +165,7 @@ def client_program(
         round = round_of(ours, number, index, member_key, request["present"])
         round = round._replace(client=client)
 
-        def run():
+        def run() -> tuple[Any, Any, jax.Array]:
             sent, after = exchange.client(
                 objective, request["broadcast"], state, batches, round
             )

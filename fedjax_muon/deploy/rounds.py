@@ -264,7 +264,9 @@ def _fresh_key(shared: Federation, state: State) -> jax.Array:
 
 def _broadcast_program(shared: Federation, number: int) -> Callable[..., Any]:
     @jax.jit
-    def broadcast(inputs, server, index, key, present):
+    def broadcast(
+        inputs: Any, server: Any, index: jax.Array, key: jax.Array, present: jax.Array
+    ) -> Any:
         ours = shared.with_inputs(inputs)
         round = round_of(ours, number, index, key, present)
         late = isinstance(ours.setup.cohort, Buffered)
@@ -283,7 +285,16 @@ def _update_program(shared: Federation, number: int) -> Callable[..., Any]:
     given = lambda objective, broadcast, state, batches, round: (batches, state)
 
     @jax.jit
-    def update(inputs, server, index, keys, cohort, sent, weights, starts=None):
+    def update(
+        inputs: Any,
+        server: Any,
+        index: jax.Array,
+        keys: Any,
+        cohort: jax.Array,
+        sent: list[jax.Array],
+        weights: jax.Array,
+        starts: jax.Array | None = None,
+    ) -> tuple[Any, Any]:
         ours = shared.with_inputs(inputs)
         # Messages of another instance of the algorithm may have other static parts.
         shapes = message_shapes(ours.setup.algorithm, server.params)[number]

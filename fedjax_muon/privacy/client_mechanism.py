@@ -272,17 +272,17 @@ class _Bound(NamedTuple):
 def _fixed(clip_norm: FixedNorm, phase: _Phase, number: int) -> _Bound:
     """Messages are clipped to the same norms in all rounds."""
 
-    def added(clip, message):
+    def added(clip: Any, message: Any) -> Any:
         whole = tree.where(tree.all_finite(message), message, tree.zeros_like(message))
         return clipped(_norms(clip_norm, message), whole)
 
-    def sigma(clip, sent):
+    def sigma(clip: Any, sent: list[Any]) -> Any:
         norms = [_norms(clip_norm, message) for message in sent]
         fields = len(jax.tree.leaves(norms[phase.exchanges]))
         factor = phase.noise_multiplier * math.sqrt(fields)
         return tree.map(lambda norm: factor * norm, norms[number])
 
-    def mean(clip, noisy, sent):
+    def mean(clip: Any, noisy: Any, sent: Any) -> Any:
         return tree.map(lambda t, s: (t / phase.size).astype(s.dtype), noisy, sent)
 
     return _Bound(tuple, added, sigma, mean, lambda clip, noisy: clip)
@@ -292,11 +292,11 @@ def _adaptive(clip_norm: AdaptiveClip, phase: _Phase) -> _Bound:
     """The sums are those of messages over C, and of a count, which moves C."""
     noise = clip_norm.noise(phase.noise_multiplier, phase.size)
 
-    def mean(clip, noisy, sent):
+    def mean(clip: Any, noisy: Any, sent: Any) -> Any:
         scale = lambda t, like: (clip * t / phase.size).astype(like.dtype)
         return tree.map(scale, noisy.message, sent)
 
-    def following(clip, noisy):
+    def following(clip: Any, noisy: Any) -> Any:
         return clip_norm.following(clip, noisy.below, phase.size)
 
     sigma = lambda clip, sent: noise
@@ -313,26 +313,32 @@ def _private_exchange(
 ) -> core.Exchange:
     """The exchange with clipped messages and a noisy sum."""
 
-    def prepare(state, round):
+    def prepare(state: Any, round: core.Round) -> core.Wrapped:
         return core.wrapped(
             exchange.prepare(state.inner, phase.public(round)), state.kept
         )
 
-    def broadcast(state, round):
+    def broadcast(state: Any, round: core.Round) -> _WithClip:
         shared = exchange.broadcast(state.inner, phase.public(round))
         return _WithClip(shared, state.kept.clip)
 
-    def client(objective, shared, before, batches, round):
+    def client(
+        objective: core.Objective,
+        shared: _WithClip,
+        before: Any,
+        batches: Any,
+        round: core.Round,
+    ) -> tuple[_WithClip, Any]:
         message, after = exchange.client(
             objective, shared.inner, before, batches, phase.public(round)
         )
         after = tree.where(tree.all_finite(after), after, before)
         return _WithClip(message, shared.clip), after
 
-    def decode(sent):
+    def decode(sent: _WithClip) -> Any:
         return bound.added(sent.clip, _received(exchange, sent.inner))
 
-    def server(state, total, round):
+    def server(state: Any, total: Any, round: core.Round) -> core.Wrapped:
         clip, past = state.kept
         sent = shapes(state.params)
         noisy, past = _noisy(strategy, round, bound.sigma(clip, sent), total, past)

@@ -117,7 +117,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield pressed.is_set  # signals are for the main thread
         return
 
-    def press(number, frame):
+    def press(number: int, frame: object) -> None:
         del number, frame
         if pressed.is_set():
             raise KeyboardInterrupt

@@ -133,7 +133,7 @@ class Recorder:
         self.verified = jax.process_count() > 1
         self.saved = time.monotonic()
 
-    def begin(self, checkpoints) -> Any:
+    def begin(self, checkpoints: Any) -> Any:
         """The state to continue from; metrics.csv is made what it was then."""
         self.template = self.simulation.init(
             self.course.key, drop_nonfinite=self.course.drop_nonfinite
@@ -187,7 +187,7 @@ class Recorder:
 
     def add(
         self,
-        checkpoints,
+        checkpoints: Any,
         step: Step,
         stopped: bool,
         show: Callable[[dict[str, Any]], None],
@@ -234,7 +234,7 @@ class Recorder:
             or self.last_round == self.course.rounds
         )
 
-    def save(self, checkpoints, state) -> None:
+    def save(self, checkpoints: Any, state: Any) -> None:
         """Saves a checkpoint; the first is read back, where a process is alone."""
         notes = {
             "rows": self.rows,

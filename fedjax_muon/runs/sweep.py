@@ -198,7 +198,12 @@ def _edges(
     return {name: summary.edges(grids[name], p) for name, p in chosen.items()}
 
 
-def _write_points(grids, best: Mapping[str, Point], path, kind: str) -> None:
+def _write_points(
+    grids: Mapping[str, Sequence[Point]],
+    best: Mapping[str, Point],
+    path: Path,
+    kind: str,
+) -> None:
     columns = (f"validation_{kind}", f"test_{kind}", "train_loss")
     rows = []
     for method, points in grids.items():

@@ -174,7 +174,13 @@ def poisson(longest_batch: int) -> Sampler:
     raises `ValueError` if `longest_batch` is below the expected `batch_size`.
     """
 
-    def sample(key, size, steps, batch_size, max_client_size):
+    def sample(
+        key: jax.Array,
+        size: jax.Array,
+        steps: int,
+        batch_size: int,
+        max_client_size: int,
+    ) -> jax.Array:
         if longest_batch < batch_size:
             raise ValueError(
                 f"longest_batch must be at least the batch_size {batch_size}, got "
@@ -222,7 +228,13 @@ def cyclic(index: jax.Array) -> Sampler:
     Examples that fill no batch are never drawn.
     """
 
-    def sample(key, size, steps, batch_size, max_client_size):
+    def sample(
+        key: jax.Array,
+        size: jax.Array,
+        steps: int,
+        batch_size: int,
+        max_client_size: int,
+    ) -> jax.Array:
         del key, max_client_size
         at = (index * steps + jnp.arange(steps)) % jnp.maximum(size // batch_size, 1)
         return at[:, None] * batch_size + jnp.arange(batch_size)[None]
@@ -240,7 +252,13 @@ def cyclic_poisson(longest_batch: int, cycle: int) -> Callable[[jax.Array], Samp
     one = poisson(longest_batch)
 
     def of(index: jax.Array) -> Sampler:
-        def sample(key, size, steps, batch_size, max_client_size):
+        def sample(
+            key: jax.Array,
+            size: jax.Array,
+            steps: int,
+            batch_size: int,
+            max_client_size: int,
+        ) -> jax.Array:
             group = size // cycle
             within = one(key, group, steps, batch_size, max_client_size)
             turn = (index * steps + jnp.arange(steps)) % cycle

@@ -188,7 +188,7 @@ def muon(
     momentum: Hyper = 0.95,
     *,
     nesterov: bool = False,
-    polar: Polar = kernel.orthogonalize,
+    polar: Polar | None = None,
     shape_scale: ShapeScale = unscaled,
     rest: optax.GradientTransformation | None = None,
     layout: Layout = muon_dimension_numbers,
@@ -197,10 +197,12 @@ def muon(
 
     Args:
       momentum: Weight of the past in [0, 1).
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
       rest: Rule for the other leaves; by default Adam with decays 0.9 and 0.95 and
         epsilon 1e-10, as in the public code of Jordan et al. and of Liu et al.,
         arXiv:2510.27403.
     """
+    polar = polar or kernel.orthogonalize
     matrices = scale_by_muon(
         momentum, nesterov=nesterov, polar=polar, shape_scale=shape_scale, layout=layout
     )
