@@ -99,7 +99,6 @@ from .algorithms.scaffold_vr import scaffold_vr as scaffold_vr
 from .algorithms.stem import stem as stem
 from .algorithms.streaming_diloco import streaming_diloco as streaming_diloco
 from .citing import cite as cite
-from .cli.load import load_run as load_run
 from .core import (
     Algorithm as Algorithm,
     Exchange as Exchange,
@@ -136,6 +135,7 @@ from .runs import (
     sweep as sweep,
     train as train,
 )
+from .runs.loading import export as export, load_run as load_run
 from .simulation import (
     NonFiniteError as NonFiniteError,
     Simulation as Simulation,

@@ -1,16 +1,13 @@
 """The command's options: a page made of what `fedjax-muon COMMAND --help` prints."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from mkdocs.structure.files import File
 
-from fedjax_muon.cli import helping
+from fedjax_muon.cli import call
 from fedjax_muon.cli.main import COMMANDS
-
-SECTION = re.compile(r"(\S.*)")
-OPTION = re.compile(r"  (--\S+)")
-# of commands that take methods: those whose options the page shows
-METHODS = {"train": ["fedmuon"], "compare": ["fedmuon"], "sweep": ["fedmuon"]}
 
 
 def cell(text: str) -> str:
@@ -18,18 +15,24 @@ def cell(text: str) -> str:
     return re.sub(r"([|[])", r"\\\1", text).replace("<", "&lt;")
 
 
+def rows(
+    parameters: Mapping[str, Any], texts: Mapping[str, str], mark: str
+) -> list[str]:
+    """Arguments as rows of a table."""
+    shown = {name: call.dashed(name) if mark else name.upper() for name in parameters}
+    return [
+        f"| `{shown[name]}` | {cell(call.about(each, texts))} |"
+        for name, each in parameters.items()
+    ]
+
+
 def section(command: str) -> str:
-    """The options of a command as tables."""
-    options = helping.options_of(command, METHODS.get(command, []))
-    rows = [f"## fedjax-muon {command}", "", cell(COMMANDS[command].about)]
-    for line in options.splitlines():
-        if option := OPTION.fullmatch(line):
-            rows.append(f"| `{option[1]}` | |")
-        elif title := SECTION.fullmatch(line):
-            rows += ["", f"| {title[1]} | |", "|---|---|"]
-        elif line.strip():
-            rows[-1] = f"{rows[-1][:-1]}{cell(line.strip())} |"
-    return "\n".join(rows)
+    """The options of a command as a table."""
+    texts = call.texts_of(call.function_of(command))
+    lines = [f"## fedjax-muon {command}", "", cell(COMMANDS[command])]
+    lines += ["", "| argument | |", "|---|---|"]
+    lines += rows(call.places_of(command), texts, "")
+    return "\n".join([*lines, *rows(call.options_of(command), texts, "--")])
 
 
 def page() -> str:

@@ -19,7 +19,7 @@ from experiments.arguments import call
 from experiments.board import lines as kept, page, protocol, submissions
 from experiments.board.rows import ROWS
 from experiments.board.tracks import TRACKS
-from fedjax_muon.cli.errors import refusing
+from fedjax_muon.cli.main import ending
 from fedjax_muon.core import check_choice
 
 PLACE = Path("results/board")
@@ -53,7 +53,7 @@ def main(
       against: A row of the board that `check` compares a file with too.
     """
     board = output or PLACE
-    with refusing():
+    with ending():
         if what == "page":
             page.write(board)
         elif what == "check":

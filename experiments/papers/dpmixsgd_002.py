@@ -40,7 +40,7 @@ from experiments.machine import machine
 from experiments.papers.dpmixsgd_jobs import Job, Problem, logistic, mlp, paired
 from experiments.papers.frame import Scale
 from experiments.papers.theorem_3 import theorem_3_constant, theorem_3_sigma
-from fedjax_muon.cli.errors import refusing
+from fedjax_muon.cli.main import ending
 from fedjax_muon.core import Hyper, recorded
 from fedjax_muon.decentralized import ALL
 from fedjax_muon.decentralized.gossip import Gossip
@@ -379,7 +379,7 @@ def main(
     known = DATASETS[table]
     if scale == "smoke":
         known, iterations, seeds = ("breast_cancer",), 3, 1
-    with refusing():
+    with ending():
         for name in datasets or known:
             if name not in known:
                 raise ValueError(f"{table} has {', '.join(known)}, got {name!r}")

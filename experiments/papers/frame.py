@@ -27,7 +27,7 @@ from experiments.papers import paper_report
 from experiments.papers.repeat import keep, narrow, read
 from fedjax_muon import algorithms, minimax, problems
 from fedjax_muon.algorithms.registry import Method
-from fedjax_muon.cli.errors import refusing, show_error
+from fedjax_muon.cli.main import ending, show_line
 from fedjax_muon.core import Algorithm, numbers_of
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.runs import Swept, metrics_csv
@@ -141,7 +141,7 @@ def run(
         points are trained again and compared, and the curves are kept next to it.
       output: Directory, new or of the same command; by default runs/PAPER/ITEM-SCALE.
     """
-    with refusing():
+    with ending():
         every = checked(items, item, scale, panels, repeat, data_dir)
         kind = f"{item}-{scale}" + ("-repeated" if repeat else "")
         item_dir = output or Path("runs") / paper / kind
@@ -219,7 +219,8 @@ def trained(
     if not finished:
         record_call(paper, place, time.perf_counter() - since)
     if interrupted:
-        show_error(f"interrupted; continue with: {resume_command(paper)}")
+        again = resume_command(paper)
+        show_line(f"error: interrupted; continue with: {again}", "red")
         sys.exit(130)
     return done
 

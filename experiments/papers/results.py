@@ -16,7 +16,7 @@ from experiments.arguments import call
 from experiments.papers import fedmuon_001, fedmuon_003, fedmuon_004, minimax_000
 from experiments.papers.claims import NO, OPEN, YES, Claim, Found, read
 from experiments.papers.paper_claims import CLAIMS
-from fedjax_muon.cli.errors import refusing
+from fedjax_muon.cli.main import ending
 
 PAPERS = {
     "fedmuon_001": fedmuon_001.ITEMS,
@@ -180,7 +180,7 @@ def main(runs: Path = Path("runs"), results: Path = Path("results"), /) -> None:
       runs: Directory that the papers' modules have written to.
       results: Directory for tables, figures and claims.md.
     """
-    with refusing():
+    with ending():
         collect(runs, results)
         (results / "papers").mkdir(parents=True, exist_ok=True)
         (results / "papers" / "README.md").write_text(index(results))

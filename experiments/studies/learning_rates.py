@@ -21,7 +21,7 @@ import fedjax_muon as fm
 from experiments.arguments import call
 from experiments.papers.frame import METHODS, decayed
 from fedjax_muon import problems
-from fedjax_muon.cli.errors import refusing
+from fedjax_muon.cli.main import ending
 from fedjax_muon.runs.rates import RATES as TUNED
 from fedjax_muon.runs.summary import Point, best
 
@@ -89,7 +89,7 @@ def main(problem: Literal["classification", "auc"], output: Path | None = None) 
         printed alone.
     """
     lines = []
-    with refusing():
+    with ending():
         made = PROBLEMS[problem]()
         for algorithm in TUNED[problem]:
             found = tuned(algorithm, made)

@@ -1,7 +1,7 @@
 """The Flower app of a deployed run, and what its server and its nodes do.
 
     flower_template/   the app: its defaults, and what calls `train` and `node_of`
-    command.json       the words of the command `deploy`
+    experiment.py      what is trained, in Python, see `experiment`
     deployed.json      what nodes know of the clients: shapes, classes, sizes
 
 Flower copies these files to all nodes. A node has its examples in a file of its own, or
@@ -21,7 +21,7 @@ import inspect
 import json
 import shlex
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.cli.commands import Place, at_home, command_of, usual_method
-from fedjax_muon.cli.errors import refusing
-from fedjax_muon.cli.jobs import Job, Words, dashed, launch
-from fedjax_muon.cli.names import UntrustedError, importing_only
-from fedjax_muon.core import check_count
+from fedjax_muon.algorithms import minimax
+from fedjax_muon.cli import experiment, names
+from fedjax_muon.cli.experiment import Experiment, UntrustedError
+from fedjax_muon.cli.names import Call
+from fedjax_muon.core import Algorithm, check_count
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.loading import OPTIONS
 from fedjax_muon.data.npz import arrays_of
@@ -45,36 +45,45 @@ from fedjax_muon.files import read_text, reading, write
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs import metrics_csv
 from fedjax_muon.runs.directory import CHECKPOINTS, METRICS
-from fedjax_muon.runs.simulate import (
-    needs_all,
-    score_of,
-    settings_of,
-    start_key,
-)
+from fedjax_muon.runs.simulate import needs_all, score_of, settings_of, start_key
 from fedjax_muon.runs.summary import score_column
 from fedjax_muon.simulation.arguments import check_dataset
 from fedjax_muon.simulation.arrivals import PROLOGUE
+from fedjax_muon.simulation.batching import Sampler
+from fedjax_muon.simulation.cohorts import Cohort
 from fedjax_muon.simulation.evaluation import measure
 
 TEMPLATE = Path(__file__).with_name("flower_template")
-FACTS, MISSING, ARRIVALS = "deployed.json", "missing.csv", "arrivals.csv"
+EXPERIMENT, FACTS = "experiment.py", "deployed.json"
+MISSING, ARRIVALS = "missing.csv", "arrivals.csv"
 SECONDS_BETWEEN_CHECKPOINTS = 2.0  # nodes keep all states that were made since
-
-
+SHARED = ("sampler", "weighting", "cohort")  # arguments of `federation`
+SIZES = (  # arguments of `federation` that nodes are told
+    *("cohort", "local_steps", "batch_size"),
+    *("num_clients", "max_client_size", "classes"),
+)
 # arguments of problems that say which examples there are; nodes have their own
 OF_DATA = {"data_dir", "train_share", "divide", *OPTIONS}
 # what a deployed run can't have, and why
 REASONS = {
-    **dict.fromkeys(inspect.signature(launch).parameters, "clients have their own"),
-    "dropout": "clients drop out by themselves",
-    "clock": "real rounds take their own time",
+    "devices": "clients have their own",
+    "distributed": "clients have their own",
     "deadline": "it is an option of flwr run",
     "split_examples": "every client has its own",
     "local_epochs": "nodes take the same local_steps",
     "client_tests": "the server tests on its own",
-    "validation": "the server tests on its own",
-    "epsilon": "no ledger would know of its rounds",
+    "privacy": "no ledger would know of its rounds",
+    "plan": "nodes train one by one",
 }
+
+
+def check(options: Sequence[str]) -> None:
+    """Raises `ValueError` for options that a deployed run can't have."""
+    for name in options:
+        if name in REASONS:
+            raise ValueError(
+                f"deploy does not support {name}, since {REASONS[name]}; leave it out"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,15 +97,17 @@ class Facts:
     sizes: Mapping[str, Any]  # arguments of `federation`
 
 
-def facts_of(job: Job, problem: Problem, largest_client: int | None = None) -> Facts:
+def facts_of(
+    ours: Experiment, problem: Problem, largest_client: int | None = None
+) -> Facts:
     """Describes the examples of a problem.
 
     Args:
       largest_client: Upper bound of a client's number of examples. By default that of
         the clients of `train`.
     """
-    [method], dataset = job.methods().values(), problem.dataset
-    how, parts = job.settings(problem), problem.parts(seed_of(job))
+    method, dataset, how = ours.algorithm(), problem.dataset, ours.how
+    parts = problem.parts(ours.seed)
     largest = max(map(len, parts)) if largest_client is None else largest_client
     check_count("largest_client", largest)
     sizes = settings_of(method, problem, how)
@@ -110,69 +121,8 @@ def facts_of(job: Job, problem: Problem, largest_client: int | None = None) -> F
     return Facts(x.shape[1:], x.dtype.name, classes, dataset.tokens, kept)
 
 
-SIZES = (  # arguments of `federation` that nodes are told
-    *("cohort", "local_steps", "batch_size"),
-    *("num_clients", "max_client_size", "classes"),
-)
-
-
-def deploying(*, largest_client: int | None = None) -> None:
-    """What real clients are.
-
-    Args:
-      largest_client: Upper bound of a client's number of examples. By default that of
-        the clients of train.
-    """
-
-
-def training(*, rounds: int = 100, seed: int = 0, evaluate_every: int = 5) -> None:
-    """How long a deployed run trains.
-
-    Args:
-      rounds: Number of rounds since the beginning.
-      seed: Decides the first parameters, cohorts and batches.
-      evaluate_every: Rounds between evaluations.
-    """
-
-
-def parsed_deploy(argv: Sequence[str]) -> Job:
-    """The job of `deploy`, whose first word is the directory of the app."""
-    words = Words(argv)
-    if not 1 <= len(words.first) <= 2:
-        raise ValueError(
-            "deploy takes a new directory and one method, such as: deploy my_app "
-            "fedmuon"
-        )
-    _check(words.options)
-    directory, *words.first = words.first
-    job = Job(words, training, deploying, [usual_method(words)])
-    job.given["directory"] = directory
-    _check(job.problem_call.keywords)
-    if not job.federated:
-        raise ValueError(f"{job.calls[0].name} has no server; choose one that has")
-    plan, cohort = (job.how.get(name) for name in ("plan", "cohort"))
-    if plan is not None and plan.name != "mapped":
-        raise ValueError(
-            f"deploy supports only the plan mapped; leave out --plan, got {plan.name}"
-        )
-    if getattr(cohort, "name", "") == "replayed":
-        raise ValueError(
-            "deploy takes messages as they come; replay them by train --cohort replayed"
-        )
-    return job
-
-
-def _check(options: Collection[str]) -> None:
-    for name in REASONS.keys() & {*options}:
-        raise ValueError(
-            f"deploy does not support {dashed(name)}, since {REASONS[name]}; leave it "
-            "out"
-        )
-
-
-def problem_of_nodes(job: Job, facts: Facts) -> Problem:
+def problem_of_nodes(call: Call, facts: Facts) -> Problem:
     """The problem with one example of zeros, since only the server has its data."""
-    call = job.problem_call
     if "dataset" not in inspect.signature(call.function).parameters:
         raise ValueError(
             f"{call.name} must have an argument dataset to be deployed: nodes make the "
@@ -180,44 +130,111 @@ def problem_of_nodes(job: Job, facts: Facts) -> Problem:
         )
     one, label = np.zeros((1, *facts.shape), facts.dtype), np.zeros(1, np.int32)
     like = Dataset(one, label, one, label, facts.classes, facts.tokens)
-    kept = {name: v for name, v in call.keywords.items() if name not in OF_DATA}
-    return call.given({**kept, "dataset": like}).made(job.rounds)
+    kept = {name: v for name, v in call.kwargs.items() if name not in OF_DATA}
+    return _problem(call._replace(kwargs={**kept, "dataset": like}))
 
 
-def problem_of_server(job: Job, place: Path) -> Problem:
-    """The problem with its data; paths are relative to where `deploy` was run."""
-    with at_home(command_of(place)):
-        return job.problem()
+def _problem(call: Call) -> Problem:
+    made = names.made(call)
+    if not isinstance(made, Problem):
+        raise ValueError(
+            f"{call.name} must return a Problem, got {type(made).__name__}"
+        )
+    return made
 
 
-def federation_of(job: Job, problem: Problem, facts: Facts) -> Federation:
+def federation_of(ours: Experiment, problem: Problem, facts: Facts) -> Federation:
     """Makes what the server and all nodes share."""
-    method: Any
-    [method], how = job.methods().values(), job.settings(problem)
-    given = {name: how[name] for name in SHARED if name in how}
+    method: Any = ours.algorithm()
+    given = {name: value for name, value in ours.how.items() if name in SHARED}
     return federation(method, problem.task, **{**facts.sizes, **given})
 
 
-SHARED = ("sampler", "weighting", "cohort")  # arguments of `federation`
+def deploy(
+    directory: Path,
+    method: Callable[..., Any],
+    problem: Problem | None = None,
+    *,
+    rounds: int = 100,
+    seed: int = 0,
+    evaluate_every: int = 5,
+    largest_client: int | None = None,
+    cohort: int | Cohort | None = None,
+    local_steps: int | None = None,
+    batch_size: int | None = None,
+    sampler: Sampler | None = None,
+    weighting: Callable[..., Any] | None = None,
+) -> str:
+    """Writes a Flower app that trains one method with real clients.
 
-
-def deploy(argv: Sequence[str]) -> None:
-    """Writes a Flower app that trains one method with real clients."""
-    with refusing():
-        job = parsed_deploy(argv)
-        problem = job.problem()
-        facts = facts_of(job, problem, job.extra.get("largest_client"))
-        federation_of(job, problem_of_nodes(job, facts), facts)  # as nodes will do
-        place = write_app(argv, job, facts)
+    Args:
+      directory: Of the app, a new one.
+      method: A method with a server.
+      problem: What is trained; only its test examples stay with the server.
+      rounds: Number of rounds since the beginning.
+      seed: Decides the first parameters, cohorts and batches.
+      evaluate_every: Rounds between evaluations.
+      largest_client: Upper bound of a client's number of examples. By default that of
+        the clients of train.
+      cohort: Clients of a round, or how they are chosen.
+      local_steps: Local steps of a client in a round.
+      batch_size: Examples of a local step.
+      sampler: Draws the batches of clients.
+      weighting: Weights of clients in the mean.
+    """
+    ours, problem_made = prepared(
+        method,
+        problem,
+        rounds=rounds,
+        seed=seed,
+        evaluate_every=evaluate_every,
+        cohort=cohort,
+        local_steps=local_steps,
+        batch_size=batch_size,
+        sampler=sampler,
+        weighting=weighting,
+    )
+    facts = facts_of(ours, problem_made, largest_client)
+    federation_of(ours, problem_of_nodes(ours.problem, facts), facts)  # as nodes do
+    place = write_app(directory.expanduser(), ours, facts)
     words = shlex.join(["flwr", "run", str(place), "--stream"])
-    print(
+    return (
         f"wrote a Flower app; run it by: {words}\non this machine alone: {words} "
         f"--federation-config num-supernodes={facts.sizes['num_clients']}"
     )
 
 
+def prepared(
+    method: Any,
+    problem: Any = None,
+    *,
+    rounds: int = 100,
+    seed: int = 0,
+    evaluate_every: int = 5,
+    **settings: Any,
+) -> tuple[Experiment, Problem]:
+    """The experiment of calls that are not made, checked, and its problem."""
+    for name, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
+        check_count(name, value)
+    if problem is None:
+        usual = "auc" if method.name in minimax.ALL else "classification"
+        problem = names.called(usual, "problem")
+    if "client_tests" in problem.kwargs:
+        check(["client_tests"])
+    cohort = settings.get("cohort")
+    if isinstance(cohort, Call) and cohort.name == "replayed":
+        raise ValueError(
+            "deploy takes messages as they come; replay them by train --cohort replayed"
+        )
+    given = {name: value for name, value in settings.items() if value is not None}
+    ours = Experiment(method, problem, given, rounds, seed, evaluate_every)
+    if not isinstance(ours.algorithm(), Algorithm):
+        raise ValueError(f"{method.name} has no server; choose one that has")
+    return ours, _problem(problem)
+
+
 def train_with(
-    job: Job,
+    ours: Experiment,
     facts: Facts,
     problem: Problem,
     send: Send,
@@ -226,12 +243,12 @@ def train_with(
     deadline: float | None = None,
 ) -> None:
     """Trains with nodes, from the newest checkpoint of a directory if there is one."""
-    record = _Record(job, facts, problem, run_dir)
+    record = _Record(ours, facts, problem, run_dir)
     serve(
         record.shared,
         send,
-        start_key(seed_of(job)),
-        rounds=job.rounds,
+        start_key(ours.seed),
+        rounds=ours.rounds,
         deadline=deadline,
         directory=run_dir / CHECKPOINTS,
         checkpoint_seconds=SECONDS_BETWEEN_CHECKPOINTS,
@@ -242,9 +259,9 @@ def train_with(
 class _Record:
     """The rows of a deployed run."""
 
-    def __init__(self, job: Job, facts: Facts, problem: Problem, run_dir: Path):
-        self.shared, self.rounds = federation_of(job, problem, facts), job.rounds
-        self.evaluate_every = job.given.get("evaluate_every", 5)
+    def __init__(self, ours: Experiment, facts: Facts, problem: Problem, run_dir: Path):
+        self.shared, self.rounds = federation_of(ours, problem, facts), ours.rounds
+        self.evaluate_every = ours.evaluate_every
         self.score = score_of(problem)
         dataset = check_dataset(problem.dataset)
         self.test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
@@ -298,15 +315,14 @@ def _keep_before(path: Path, round: int) -> None:
         path.unlink()
 
 
-def write_app(argv: Sequence[str], job: Job, facts: Facts) -> Path:
+def write_app(app: Path, ours: Experiment, facts: Facts) -> Path:
     """Copies the template to a new directory, and fills it in."""
-    place = Place("deploy", ["deploy", *argv], job)
-    app = place.directory
     if app.exists() and (not app.is_dir() or any(app.iterdir())):
         raise ValueError(f"{app} is already used; choose another directory")
-    place.begun()
+    app.mkdir(parents=True, exist_ok=True)
+    write(app / EXPERIMENT, experiment.written(ours))
     write(app / FACTS, json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
-    filled = {'"OUTPUT"': str(app.resolve()), '"OWN_CODE"': ",".join(job.modules)}
+    filled = {'"OUTPUT"': str(app.resolve()), '"OWN_CODE"': ",".join(ours.modules)}
     for name in ("pyproject.toml", "server_app.py", "client_app.py"):
         text = (TEMPLATE / name).read_text()
         for word, value in filled.items():
@@ -315,26 +331,24 @@ def write_app(argv: Sequence[str], job: Job, facts: Facts) -> Path:
     return app
 
 
-def read_app(place: Path, allowed: str | None = None) -> tuple[Job, Facts]:
-    """The job of an app, and the facts about its examples.
+def read_app(place: Path, allowed: str | None = None) -> tuple[Experiment, Facts]:
+    """The experiment of an app, and the facts about its examples.
 
     Args:
-      allowed: Modules of others that the job may import, separated by commas; None for
+      allowed: Modules of others that may be imported, separated by commas; None for
         all of them.
     """
+    modules = None if allowed is None else allowed.split(",")
     try:
-        about = command_of(place)
-        command, *argv = about["argv"]
-        facts = _read_facts(place / FACTS)
+        ours = experiment.read(read_text(place / EXPERIMENT), modules)
+        return ours, _read_facts(place / FACTS)
+    except UntrustedError:
+        raise
     except (ValueError, OSError) as error:
         raise ValueError(
             f"the app can't be read ({error}); install the same version of fedjax_muon "
             "on all machines"
         ) from error
-    if command != "deploy":
-        raise ValueError(f"the app was made by {command}, not by deploy")
-    with importing_only(None if allowed is None else allowed.split(",")):
-        return parsed_deploy(argv), facts
 
 
 def _read_facts(path: Path) -> Facts:
@@ -345,11 +359,6 @@ def _read_facts(path: Path) -> Facts:
         sizes = {name: int(named[name]) for name in SIZES if name in named}
         dtype, tokens = np.dtype(str(about["dtype"])).name, int(about["tokens"])
         return Facts(tuple(shape), dtype, tuple(classes), tokens, sizes)
-
-
-def seed_of(job: Job) -> int:
-    """The seed of a deployed run."""
-    return job.given.get("seed", 0)
 
 
 def load_examples(path: Path, facts: Facts) -> tuple[np.ndarray, np.ndarray]:
@@ -378,7 +387,7 @@ def node_of(
     simulated = "data" not in config
     allowed = (run_config if simulated else config).get("own-code", "")
     try:
-        job, facts = read_app(place, allowed)
+        ours, facts = read_app(place, allowed)
     except UntrustedError as error:
         raise ValueError(
             f"the server's {error.name} is imported only if this SuperNode has "
@@ -389,17 +398,17 @@ def node_of(
             "a SuperNode needs the id of its client: --node-config 'partition-id=0'"
         )
     if simulated:
-        problem = problem_of_server(job, place)
+        problem = _problem(ours.problem)
         dataset = check_dataset(problem.dataset)
-        part = problem.parts(seed_of(job))[client]
+        part = problem.parts(ours.seed)[client]
         states = Path(run_config["output"]) / f"states{client}"
         x, y = np.asarray(dataset.x_train)[part], dataset.y_train[part]
     else:
-        problem = problem_of_nodes(job, facts)
+        problem = problem_of_nodes(ours.problem, facts)
         data = Path(config["data"])
         states = Path(config.get("states", data.with_name(f"{data.stem}_states")))
         x, y = load_examples(data, facts)
-    return Node(federation_of(job, problem, facts), client, x, y, states)
+    return Node(federation_of(ours, problem, facts), client, x, y, states)
 
 
 def train(grid: Any, config: Mapping[str, Any], place: Path) -> None:
@@ -407,12 +416,12 @@ def train(grid: Any, config: Mapping[str, Any], place: Path) -> None:
     # needs flwr, which nodes and the writing of an app do not
     from fedjax_muon.deploy.flower import FlowerServer
 
-    job, facts = read_app(place)
+    ours, facts = read_app(place)
     clients, deadline = facts.sizes["num_clients"], float(config["deadline"])
     server = FlowerServer(grid, clients, patience=float(config["patience"]))
     output = Path(config["output"])
     output.mkdir(parents=True, exist_ok=True)
-    problem = problem_of_server(job, place)
+    problem = _problem(ours.problem)
     print(f"waiting for {clients} SuperNodes")
     server.wait(clients, deadline)
-    train_with(job, facts, problem, server.send, output, deadline=deadline)
+    train_with(ours, facts, problem, server.send, output, deadline=deadline)

@@ -1,141 +1,195 @@
-"""The commands, and how one of them is run."""
+"""The command line: a command calls one function of Python, and nothing else.
 
-import difflib
-import importlib
-import shutil
-import sys
-import textwrap
-import warnings
-from collections.abc import Sequence
-from typing import NamedTuple
+    fedjax-muon train fedmuon:lr=0.03 --problem digits:alpha=0.5 --rounds 50
+    fm.train(fm.fedmuon(lr=0.03), fm.problems.classification(alpha=0.5), rounds=50)
 
-import fedjax_muon
-from fedjax_muon.cli import errors
-
-USAGE = """\
-usage: fedjax-muon COMMAND METHODS... [--option value]
-
-  fedjax-muon train fedmuon --lr 0.03 --alpha 0.5
-  fedjax-muon compare fedavg:lr=0.3 fedmuon:lr=0.03 --seeds 0,1,2
-  fedjax-muon sweep fedavg fedmuon --lr 0.01,0.03,0.1
-  fedjax-muon train my_code:fedfoo --problem my_code:hospital --ward 3
+`call` makes options of the function's arguments, and `names` values of texts. Here is
+what needs neither JAX nor them: the overview, and how a command ends. 0 is success, 2
+an error about what was asked for, 1 any other fault, whose traceback is in a file, and
+130 an interrupt (Ctrl-C, SIGTERM).
 """
 
+import contextlib
+import difflib
+import os
+import signal
+import sys
+import sysconfig
+import tempfile
+import threading
+import traceback
+import typing
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-class Command(NamedTuple):
-    """A function that runs a command, and what it does."""
-
-    module: str  # imported when the command runs: help needs none of them
-    function: str
-    about: str
-
+import fedjax_muon
 
 COMMANDS = {
-    "train": Command(
-        "commands",
-        "train",
-        "Train one method. Options: fedjax-muon train METHOD --help",
-    ),
-    "compare": Command(
-        "commands",
-        "compare",
-        "Train several methods on several seeds; show a table and draw curves.",
-    ),
-    "sweep": Command(
-        "commands",
-        "sweep",
-        "Train methods on grids, such as --lr 0.01,0.03; report the best of each.",
-    ),
-    "resume": Command(
-        "commands",
-        "resume",
-        "Continue what a command began: resume DIRECTORY [--rounds N] [--trust "
-        "MODULE,...]. Further options replace those that it was started with.",
-    ),
-    "plot": Command(
-        "others", "plot", "Draw curves: plot DIRECTORIES... [--output curves.png]"
-    ),
-    "list": Command(
-        "others",
-        "show",
-        "Show every method, every dataset and other names. [--data-dir DIR]",
-    ),
-    "partition": Command(
-        "others",
-        "partition",
-        "Show the labels of each client: partition [--alpha 0.5] [--seed 0] [--output "
-        "partition.png], and the options of a problem.",
-    ),
-    "prepare": Command(
-        "others",
-        "prepare",
-        "Download and convert a dataset of tensorflow-datasets: prepare NAME "
-        "[--data-dir DIR]. Needs TensorFlow (the extra prepare).",
-    ),
-    "export": Command(
-        "load",
-        "export",
-        "Write the parameters of a run: export DIRECTORY FILE.safetensors "
-        "[--overwrite] [--trust MODULE,...]",
-    ),
-    "deploy": Command(
-        "flower_app",
-        "deploy",
-        "Write a Flower app for real clients: deploy DIRECTORY METHOD, with the "
-        "options of train.",
-    ),
+    "train": "Train one method.",
+    "compare": "Train several methods on several seeds; a table and figures.",
+    "sweep": "Train methods on a grid, and choose the best by validation.",
+    "list": "Show methods, datasets and other names, or describe some.",
+    "plot": "Draw the curves of run directories.",
+    "export": "Write the parameters of a run for other programs.",
+    "prepare": "Download a dataset of tensorflow-datasets.",
+    "partition": "Draw the labels of each client of a problem.",
+    "deploy": "Write a Flower app that trains a method with real clients.",
 }
+USAGE = """\
+usage: fedjax-muon COMMAND NAMES... [--option value]
+
+  fedjax-muon train fedmuon:lr=0.03 --problem digits:alpha=0.5
+  fedjax-muon compare fedavg fedmuon --seeds 0,1,2
+  fedjax-muon sweep fedavg fedmuon --grid lr=0.01,0.03,0.1
+  fedjax-muon train my_code:fedfoo:lr=0.1 --problem my_code:hospital:ward=3
+  fedjax-muon list fedmuon
+"""
+LOG = "error.log"  # of a fault, in a run directory
+LONGEST = 2000  # characters of a line
+OWN = ("fedjax_muon", "experiments", "__main__")  # packages whose errors are refusals
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs one command of the command line.
-
-    It ends in 0, in 2 for bad input, in 1 for another fault, or in 130 if interrupted.
-    """
+    """Runs one command of the command line."""
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    with errors.guarded(), warnings.catch_warnings():
-        warnings.showwarning = errors.show_warning
-        _main(words)
-
-
-def _main(words: list[str]) -> None:
-    if words == ["--version"]:
-        print(f"fedjax-muon {fedjax_muon.__version__}")
-        return
-    is_help = bool({"-h", "--help"} & {*words})
-    name, *rest = [word for word in words if word not in ("-h", "--help")] or [""]
-    if not name:
-        print(overview())
-        return
-    with errors.refusing():
-        if name not in COMMANDS:
-            near = difflib.get_close_matches(name, COMMANDS, 1, 0.5)
-            known = f"there are {', '.join(COMMANDS)}"
-            advice = f"did you mean {near[0]}?" if near else known
-            raise ValueError(f"unknown command {name!r}; {advice}")
-        if is_help:
-            helping = importlib.import_module("fedjax_muon.cli.helping")
-            print(f"fedjax-muon {name}: {COMMANDS[name].about}")
-            print(helping.options_of(name, rest), end="")
-            return
-    from fedjax_muon.startup import cache_programs
-
-    cache_programs()
-    module, function, _ = COMMANDS[name]
-    getattr(importlib.import_module(f"fedjax_muon.cli.{module}"), function)(rest)
+    with _terminable(), ending(), warnings.catch_warnings():
+        warnings.showwarning = _warn
+        if words[0] == "--version":
+            print(f"fedjax-muon {fedjax_muon.__version__}")
+        elif words[0] in ("-h", "--help"):
+            print(overview())
+        else:
+            _command(*words)
+        sys.stdout.flush()
 
 
 def overview() -> str:
     """What there is, for those who ask for nothing."""
-    width = min(100, max(60, shutil.get_terminal_size().columns))
-    lines = [USAGE]
-    for name, command in COMMANDS.items():
-        indent = " " * 13
-        text = textwrap.fill(
-            command.about, width, initial_indent=indent, subsequent_indent=indent
-        )
-        lines.append(f"  {name:10}{text[12:]}")
-    return "\n".join([*lines, "", "--version prints the version."])
+    lines = [f"  {name:10} {about}" for name, about in COMMANDS.items()]
+    more = "COMMAND --help shows its options, --version the version."
+    return "\n".join([USAGE, *lines, "", more])
+
+
+def _command(name: str, *words: str) -> None:
+    if name not in COMMANDS:
+        from fedjax_muon.cli import old  # which needs JAX
+
+        near = difflib.get_close_matches(name, COMMANDS, 1, 0.5)
+        known = f"there are {', '.join(COMMANDS)}"
+        advice = f"did you mean {near[0]}?" if near else known
+        advice = old.COMMANDS.get(name, advice)
+        raise ValueError(f"unknown command {name!r}; {advice}")
+    from fedjax_muon.cli import call
+    from fedjax_muon.startup import cache_programs
+
+    cache_programs()
+    call.run(name, words)
+
+
+# ------------------------------------------------------------------------ how it ends
+@contextlib.contextmanager
+def ending(place: Path | None = None, again: str = "") -> Iterator[None]:
+    """Ends with one line and an exit status, whatever is raised.
+
+    Args:
+      place: The directory of a run, for the traceback of a fault.
+      again: The command that goes on there.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        more = f"; continue with: {again}" if place and place.exists() else ""
+        _end(130, f"interrupted{more}")
+    except BrokenPipeError:
+        _abandon_output()
+        _end(1, "the output was closed")
+    except Exception as error:
+        if type(error).__name__.startswith("NonFinite"):
+            _end(1, str(error))
+        if is_refusal(error):
+            _end(2, str(error))
+        if isinstance(error, RuntimeError) and "home directory" in str(error):
+            _end(2, f"{error}; name the place with its whole path")
+        _end(1, _fault(error, place if place and place.exists() else None))
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error is about what was asked for: of a file, or raised by this
+    project's own checks, and not by a dependency or your code."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    is_own = frame.f_globals.get("__name__", "").split(".")[0] in OWN
+    kinds = ValueError, TypeError, ImportError
+    return isinstance(error, OSError) or (isinstance(error, kinds) and is_own)
+
+
+def _fault(error: Exception, place: Path | None) -> str:
+    """A line about a fault, whose traceback is in a file."""
+    what = str(error).strip().split("\n")[0][:300]
+    said = f"{_line_of(error)}{type(error).__name__}: {what}"
+    with contextlib.suppress(OSError):
+        path = place and place / LOG
+        if path is None:
+            handle, name = tempfile.mkstemp(".log", "fedjax-muon-")
+            os.close(handle)
+            path = Path(name)
+        path.write_text("".join(traceback.format_exception(error)))
+        said += f"; the traceback is in {path}"
+    return said
+
+
+def _line_of(error: Exception) -> str:
+    """The innermost line of your own file in a traceback, if there is one."""
+    standard = sysconfig.get_path("stdlib"), "<"
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        package = frame.f_globals.get("__name__", "").split(".")[0]
+        file = frame.f_code.co_filename
+        installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
+        users = not installed and not file.startswith(standard) and os.path.isfile(file)
+        if package not in OWN and users:
+            return f"{file}:{line}: "
+    return ""
+
+
+def _abandon_output() -> None:
+    """Lets the interpreter end although standard output can't be flushed."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Makes SIGTERM an interrupt, where signals can be handled."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _end(status: int, message: str) -> typing.NoReturn:
+    show_line(f"error: {message}", "red")
+    sys.exit(status)
+
+
+def _warn(message: Warning | str, *place: object, **more: object) -> None:
+    """Prints a warning without its place; stands in for `warnings.showwarning`."""
+    del place, more
+    show_line(f"warning: {message}")
+
+
+def show_line(text: str, style: str = "yellow") -> None:
+    """Prints one line on standard error, also where warnings are errors."""
+    from fedjax_muon.terminal import plain_console
+
+    if len(text) > LONGEST:  # it repeats what was given
+        text = f"{text[: LONGEST // 2]} [...] {text[-LONGEST // 2 :]}"
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed
+        console = plain_console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(" ".join(f"fedjax-muon: {text}".split()), style=style)
 
 
 if __name__ == "__main__":

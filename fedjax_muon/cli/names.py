@@ -1,14 +1,16 @@
-"""Names of the command line, and the values that texts stand for.
+"""Texts of the command line, and the values of Python that they stand for.
 
-    0.03    1,5    ring    none                  numbers, lists, words
-    fedmuon    lenet    top_k:0.1                functions, and their arguments
-    fedmuon:lr=0.03,momentum=0.9    'fedmuon(lr=cosine(0.03))'
-    my_code:hospital:ward=3                      your own, MODULE:FUNCTION
+    0.03   [1,5]   none                      literals
+    fedmuon   lenet   newton_schulz          names, from the table of the argument
+    fedmuon:lr=0.03,momentum=0.9             calls; also 'fedmuon(lr=cosine(0.03))'
+    my_code:hospital:ward=3                  your own function, MODULE:FUNCTION
 
-What a text may be is what the annotation of the argument says. A name is looked up in
-the table of its argument, and nothing is evaluated.
+The argument decides what its text may be: by its annotation, and by the table of its
+name. A function is called. One that waits for what the library gives, such as a dataset
+or a key, is bound to its arguments. Nothing is evaluated.
 """
 
+import ast
 import contextlib
 import difflib
 import functools
@@ -19,372 +21,317 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from fedjax_muon import algorithms, decentralized, problems, simulation, transforms
+from fedjax_muon import algorithms, data, decentralized, problems, transforms
 from fedjax_muon.algorithms import minimax
-from fedjax_muon.algorithms.registry import Method
-from fedjax_muon.core.recipe import hyper_parameters
-from fedjax_muon.core.schedules import cosine_decay
-from fedjax_muon.data import partition
-from fedjax_muon.decentralized import mixing, topology
-from fedjax_muon.engine import plans
-from fedjax_muon.linalg import newton_schulz
-from fedjax_muon.models.convolution import by_patches, convolution
-from fedjax_muon.tasks.augmentation import crop_and_flip
-from fedjax_muon.wrappers import aggregators, attacks, compression, personalization
+from fedjax_muon.data.loading import TFDS, is_of_user
+from fedjax_muon.runs.methods import METHODS
 
 MOST_SHOWN = 30  # names in an error
-DEEPEST = 30  # functions and arguments in one text
+DEEPEST = 30  # functions in one another
 EMPTY = inspect.Parameter.empty
-METHODS: dict[str, Method] = {
-    **algorithms.ALL,
-    **minimax.ALL,
-    **decentralized.ALL,
-    **decentralized.PRIVATE_METHODS,
-}
+Function = Callable[..., Any]
 Table = Mapping[str, Any]
-
-
-def _named(*functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    return {problems.function_name(each): each for each in functions}
-
-
-def _public(module: types.ModuleType, *others: str) -> dict[str, Callable[..., Any]]:
-    """The public functions that a module defines, but for some."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and name[0] != "_"
-        and name not in others
-    }
-
-
-_MODELS = _named(
-    problems.mlp,
-    problems.lenet,
-    problems.emnist_cnn,
-    problems.resnet18,
-    problems.vit,
-    problems.vit_tiny,
-    problems.rnn,
-    problems.gpt,
-    problems.llama,
-)
-WRAPPERS = ("compress", "compress_broadcasts")
-_RULES = {
-    name: function
-    for module in (optax, transforms)
-    for name, function in vars(module).items()
-    if inspect.isfunction(function) and name[0] != "_"
+Parameters = Mapping[str, inspect.Parameter]
+GROUPS: dict[str, list[str]] = {  # words for several methods
+    # no problem of the command has adapters
+    "all": [name for name in algorithms.ALL if name not in algorithms.ADAPTERS],
+    "minimax": [*minimax.ALL],
+    "agents": [*decentralized.ALL],
+    "private_agents": [*decentralized.PRIVATE_METHODS],
 }
-# by the names of arguments; those of others are in any of them
-TABLES: dict[str, Table] = {
-    "method": {name: method.function for name, method in METHODS.items()},
-    "problem": _named(problems.classification, problems.auc, problems.text),
-    "model": {**_MODELS, "lstm": problems.lstm, "gru": problems.gru},
-    "divide": _named(
-        partition.dirichlet,
-        partition.dirichlet_per_client,
-        partition.labels_per_client,
-        partition.shards,
-        partition.quantity,
-        partition.iid,
-        partition.contiguous,
-        partition.by_owner,
-        problems.ratios,
-    ),
-    "graph": {"erdos_renyi": topology.random_graph},
-    "augment": _named(crop_and_flip),
-    "convolution": {"direct": convolution, "patches": by_patches},
-    "cohort": _named(
-        simulation.cohorts.sampled,
-        simulation.cohorts.poisson,
-        simulation.cohorts.timed,
-        simulation.arrivals.buffered,
-        simulation.arrivals.fedasync,
-        simulation.arrivals.replayed,
-    ),
-    "arrivals": _named(simulation.arrivals.buffered, simulation.arrivals.fedasync),
-    "clock": _public(simulation.clocks, "absent", "measured"),
-    "staleness": _public(simulation.staleness),
-    "damping": _public(simulation.staleness),
-    "plan": _named(plans.loop, plans.mapped, plans.vmapped, plans.chunked),
-    "sampler": _named(
-        simulation.batching.shuffled_epochs,
-        simulation.batching.with_replacement,
-        simulation.batching.full_batch,
-    ),
-    "weighting": {
-        "uniform": simulation.participation.uniform,
-        "examples": simulation.participation.by_examples,
+# by arguments: modules and the names of theirs, which are those of Python unless
+# name=other
+_NAMES = {
+    "method methods algorithm": {
+        "wrappers.compression": "compress compress_broadcasts",
+        "wrappers.aggregators": "robust",
+        "wrappers.attacks": "attack",
+        "wrappers.personalization": "ditto keep_own",
     },
-    "mixer": _named(mixing.dense, mixing.sparse, mixing.shifted),
-    "polar": {
-        "newton_schulz": newton_schulz.orthogonalize,
-        "exact": newton_schulz.polar,
+    "problem": {"problems": "classification auc text"},
+    "model": {
+        "problems": "mlp linear lenet emnist_cnn resnet18 vit vit_tiny rnn lstm gru "
+        "gpt llama"
     },
-    "normalization": _named(newton_schulz.frobenius, newton_schulz.schatten8),
-    "coefficients": {"jordan": newton_schulz.JORDAN, "quintic": newton_schulz.QUINTIC},
-    "shape_scale": _named(
-        transforms.unscaled,
-        transforms.jordan,
-        transforms.moonlight,
-        transforms.spectral,
-    ),
-    "layout": _named(transforms.muon_dimension_numbers, transforms.hidden_matrices),
-    "lr": {"cosine": cosine_decay},
-    "compressor": _public(compression, *WRAPPERS, "memory_share", "rank_share"),
-    "rank": _named(compression.memory_share, compression.rank_share),
-    "aggregator": _public(aggregators, "robust", "with_all_messages"),
-    "attack": _public(attacks, "attack", "flip_labels"),
-    "with": _named(
-        aggregators.robust,
-        attacks.attack,
-        compression.compress,
-        compression.compress_broadcasts,
-        personalization.ditto,
-        personalization.keep_own,
-    ),
-    "rule": _RULES,
+    "divide": {
+        "data.partition": "dirichlet dirichlet_per_client labels_per_client shards "
+        "quantity iid contiguous by_owner",
+        "problems": "ratios",
+    },
+    "graph": {"decentralized.topology": "erdos_renyi=random_graph"},
+    "augment": {"tasks.augmentation": "crop_and_flip"},
+    "convolution": {"models.convolution": "direct=convolution patches=by_patches"},
+    "cohort": {
+        "simulation.cohorts": "sampled poisson timed",
+        "simulation.arrivals": "buffered fedasync replayed",
+    },
+    "arrivals": {"simulation.arrivals": "buffered fedasync"},
+    "clock": {"simulation.clocks": "constant lognormal two_speeds trace"},
+    "staleness damping": {"simulation.staleness": "constant polynomial hinge inverse"},
+    "privacy": {
+        "privacy.client_privacy": "ClientPrivacy",
+        "decentralized": "ExamplePrivacy",
+    },
+    "plan": {"engine.plans": "loop mapped vmapped chunked"},
+    "sampler": {"simulation.batching": "shuffled_epochs with_replacement full_batch"},
+    "weighting": {"simulation.participation": "uniform examples=by_examples"},
+    "mixer": {"decentralized.mixing": "dense sparse shifted"},
+    "polar": {"linalg.newton_schulz": "newton_schulz=orthogonalize exact=polar"},
+    "normalization": {"linalg.newton_schulz": "frobenius schatten8"},
+    "coefficients": {"linalg.newton_schulz": "jordan=JORDAN quintic=QUINTIC"},
+    "shape_scale": {"transforms": "unscaled jordan moonlight spectral"},
+    "layout": {"transforms": "muon_dimension_numbers hidden_matrices"},
+    "lr": {"runs.methods": "cosine", "core.pair": "Pair"},
+    "beta momentum": {"core.pair": "Pair"},
+    "compressor broadcast_compressor rest values": {
+        "wrappers.compression": "no_compression truncated_svd power_iteration top_k "
+        "chunked_top_k quantize bins"
+    },
+    "rank": {"wrappers.compression": "memory_share rank_share"},
+    "aggregator aggregators": {
+        "wrappers.aggregators": "chain median trimmed_mean geometric_median krum "
+        "centered_clipping nearest_neighbor_mixing bucketing shorten_longest"
+    },
+    "attack": {"wrappers.attacks": "sign_flip inner_product alie gaussian mimic"},
 }
-# arguments that the library gives, so that no text does
-SUPPLIED = {
-    *("algorithm", "dataset", "labels", "num_clients", "agents", "key", "x", "rounds"),
-    *("fan_in", "fan_out", "owners", "lhs", "rhs", "window_strides", "padding"),
+
+
+def _found(places: Mapping[str, str]) -> dict[str, Any]:
+    """The values of names in modules."""
+    found = {}
+    for place, words in places.items():
+        module = importlib.import_module(f"fedjax_muon.{place}")
+        for word in words.split():
+            name, _, attribute = word.partition("=")
+            found[name] = getattr(module, attribute or name)
+    return found
+
+
+def _public(*modules: types.ModuleType) -> dict[str, Function]:
+    """The functions that modules show."""
+    shown = {name: each for module in modules for name, each in vars(module).items()}
+    return {k: v for k, v in shown.items() if inspect.isfunction(v) and k[0] != "_"}
+
+
+TABLES: dict[str, dict[str, Any]] = {
+    argument: _found(places)
+    for arguments, places in _NAMES.items()
+    for argument in arguments.split()
+}
+TABLES |= dict.fromkeys(("rule", "server_rule", "args"), _public(optax, transforms))
+TABLES["dtype"] = {x: jnp.dtype(x) for x in ("float32", "bfloat16", "float16")}
+for _argument in ("method", "methods", "algorithm"):
+    TABLES[_argument] = {k: v.function for k, v in METHODS.items()} | TABLES[_argument]
+# what the library calls the functions of a table with, so that no text gives it
+GIVEN = {
+    "model": {"dataset"},
+    "divide": {"labels", "num_clients", "owners", "key"},
+    "graph": {"agents", "key"},
+    "augment": {"key", "x"},
+    "convolution": {"lhs", "rhs", "window_strides", "padding"},
+    "clock": {"key"},
+    "plan": {"client", "broadcast", "client_states", "members", "store"},
+    "sampler": {"key", "size", "steps", "batch_size", "max_client_size"},
+    "weighting": {"sizes"},
+    "mixer": {"weights"},
+    "polar": {"x"},
+    "normalization": {"x", "outer"},
+    "shape_scale": {"fan_in", "fan_out"},
+    "layout": {"params"},
+    "rank": {"m", "n"},
 }
 
 
-# --------------------------------------------------------------------- texts to values
-class Call:
-    """A function, and those of its arguments that are known."""
-
-    def __init__(self, function: Callable[..., Any], name: str, own: bool = False):
-        self.function, self.name, self.own = function, name, own
-        self.keywords: dict[str, Any] = {}
-
-    @property
-    def parameters(self) -> Mapping[str, inspect.Parameter]:
-        """The arguments that a text can give."""
-        try:
-            known = inspect.signature(self.function).parameters
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.name} has no signature to read") from error
-        several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-        return {
-            name: each
-            for name, each in known.items()
-            if name not in SUPPLIED and each.kind not in several
-        }
-
-    def give(self, text: str) -> None:
-        """Takes the arguments of a text, such as `lr=0.1,momentum=0.9`."""
-        order = iter(self.parameters)
-        for word in split(text):
-            match = re.match(r"([A-Za-z_]\w*)=", word)
-            name = match[1] if match else next(order, word)
-            if name not in self.parameters:
-                known = ", ".join(self.parameters) or "nothing"
-                raise ValueError(
-                    f"{self.name} has no {name!r}; {near(name, self.parameters)}"
-                    f"it takes {known}"
-                )
-            if name in self.keywords:
-                raise ValueError(f"{self.name} names {name} twice; name it once")
-            rest, what = word[match.end() :] if match else word, f"{self.name}: {name}"
-            if name in hyper_parameters(self.function) and (grid := _grid(rest)):
-                self.keywords[name] = grid
-                continue
-            self.keywords[name] = value_of(name, rest, self.parameters[name], what, "+")
-
-    def given(self, keywords: Mapping[str, Any]) -> "Call":
-        """The same function with other arguments."""
-        other = Call(self.function, self.name, self.own)
-        other.keywords = dict(keywords)
-        return other
-
-    def made(self, rounds: int | None = None, *values: Any) -> Any:
-        """Calls the function; where it waits for what the library gives, it is left.
-
-        Args:
-          rounds: Of the run, for schedules.
-          values: Arguments that come first.
-        """
-        keywords = {name: made(each, rounds) for name, each in self.keywords.items()}
-        signature = inspect.signature(self.function)
-        if rounds is not None and "rounds" in signature.parameters:
-            keywords["rounds"] = rounds
-        try:
-            signature.bind(*values, **keywords)
-        except TypeError as error:
-            if "missing" not in str(error):
-                raise ValueError(f"{self.name}: {error}") from None
-            self.check(bool(values))
-            return (
-                functools.partial(self.function, **keywords)
-                if keywords
-                else self.function
-            )
-        return self.function(*values, **keywords)
-
-    def check(self, now: bool = True) -> None:
-        """Raises `ValueError` for arguments that are missing, and only texts can give.
-
-        Args:
-          now: Whether nothing else is given later.
-        """
-        for name, parameter in self.parameters.items():
-            needed = parameter.default is EMPTY and name not in self.keywords
-            plain = parameter.annotation is not EMPTY and any(
-                _rank(kind) not in (0, FUNCTION) for kind in kinds_of(parameter)
-            )
-            if needed and (now or plain):
-                option = name.replace("_", "-")
-                raise ValueError(
-                    f"{self.name} needs {name}; give it by --{option}, or as "
-                    f"{self.name}:{name}=..."
-                )
-
-
-class Grid(tuple[float, ...]):
-    """Several values of a hyperparameter."""
-
-
-def _grid(text: str) -> Grid | None:
-    """The numbers of a text such as 0.1+0.3; None for anything else."""
-    try:
-        numbers = Grid(map(float, text.split("+")))
-    except ValueError:  # also of 1e+5, a single number
-        return None
-    return numbers if len(numbers) > 1 else None
-
-
-def made(value: Any, rounds: int | None = None) -> Any:
-    """The value of what a text has named."""
-    return value.made(rounds) if isinstance(value, Call) else value
-
-
-def split(text: str, mark: str = ",") -> list[str]:
-    """The parts of a text between marks that are not in brackets."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == mark and not depth:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    if depth:
-        raise ValueError(f"a bracket is missing in {text!r}")
-    return [part.strip() for part in parts if part.strip()]
-
-
-def near(name: Any, known: typing.Iterable[str]) -> str:
+def near(name: str, known: Iterable[str]) -> str:
     """Advice about a name that does not exist, for the middle of a sentence."""
-    close = difflib.get_close_matches(str(name), [*known], 1, 0.5)
+    close = difflib.get_close_matches(name, [*known], 1, 0.5)
     return f"did you mean {close[0]}? " if close else ""
 
 
-def called(table: str, text: str, what: str) -> Any:
-    """What a text names in a table, or among users' own functions.
+def _unknown(what: str, name: str, known: Iterable[str]) -> ValueError:
+    shown = [*dict.fromkeys(known)]
+    rest = f"choose one of {', '.join(shown)}, or your own as MODULE:FUNCTION"
+    if len(shown) > MOST_SHOWN:
+        rest = "`fedjax-muon list` shows all"
+    return ValueError(f"unknown {what} {name!r}; {near(name, shown)}{rest}")
+
+
+# ------------------------------------------------------------------------------- calls
+class Call(NamedTuple):
+    """A function with its arguments, before it is called."""
+
+    function: Function
+    name: str  # as it was written
+    args: list[Any]  # of a function that takes any number
+    kwargs: dict[str, Any]
+
+    @property
+    def lacks(self) -> list[str]:
+        """The arguments that are still needed."""
+        several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+        return [
+            name
+            for name, each in signature_of(self.function).items()
+            if each.default is EMPTY and each.kind not in several
+            if name not in self.kwargs
+        ]
+
+    def made(self) -> Any:
+        """What the call returns; or, while it lacks arguments, the bound function."""
+        kwargs = {name: made(each) for name, each in self.kwargs.items()}
+        if not self.lacks:
+            return self.function(*map(made, self.args), **kwargs)
+        return functools.partial(self.function, **kwargs) if kwargs else self.function
+
+
+def made(value: Any) -> Any:
+    """The value of a text, in which calls are made."""
+    if type(value) is tuple:
+        return tuple(map(made, value))
+    if isinstance(value, dict):
+        return {name: made(each) for name, each in value.items()}
+    return value.made() if isinstance(value, Call) else value
+
+
+def signature_of(function: Function) -> Parameters:
+    """The arguments of a function."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        name = getattr(function, "__name__", function)
+        raise ValueError(f"{name} has no signature to read") from error
+
+
+def parameters(function: Function, argument: str = "") -> dict[str, inspect.Parameter]:
+    """The arguments of a function in the table of an argument that a text can give."""
+    hidden, several = GIVEN.get(argument, set()), inspect.Parameter.VAR_KEYWORD
+    known = signature_of(function).items()
+    return {k: p for k, p in known if k not in hidden and p.kind != several}
+
+
+def called(text: str, argument: str, what: str = "") -> Any:
+    """What a text names in the table of an argument, or among your own functions.
 
     Args:
-      what: What the text is, for errors.
+      what: What the text is, for errors; by default the argument.
     """
-    known = TABLES.get(table) or _anything()
-    split(text)  # may raise
+    known, what = TABLES[argument], what or argument.removesuffix("s")
     if len(re.findall(r"[(:]", text)) > DEEPEST:
         raise ValueError(f"{what} names more than {DEEPEST} functions in one another")
-    if match := re.fullmatch(r"([A-Za-z_][\w.]*(?::[A-Za-z_]\w*)?)\((.*)\)", text):
-        head, args = match[1], match[2]
-    else:
-        words = text.split(":")
-        own = words[0] not in known and len(words) > 1 and words[1].isidentifier()
-        head, args = ":".join(words[: 1 + own]), ":".join(words[1 + own :])
+    split(text)  # may raise
+    head, texts = _parts(text, known)
     if head in known:
-        value = known[head]
-        if not callable(value):
-            return value
-        call = Call(value, head)
+        function = known[head]
+        if not callable(function):
+            return function
+    elif argument == "problem" and _is_data(head):
+        function, texts = problems.classification, [f"dataset={head}", *texts]
     elif ":" in head:
-        call = Call(imported(head), head, own=True)
+        function = imported(head, near(head.partition(":")[0], known))
     else:
-        raise ValueError(f"unknown {what} {head!r}; {advice(head, known)}")
-    call.give(args)
+        several = [*data.NAMES] if argument == "problem" else []
+        raise _unknown(what, head, [*several, *known])
+    call = Call(function, head, *_bound(head, parameters(function, argument), texts))
+    given = GIVEN.get(argument, set())
+    if ":" in head and given:  # its arguments may have other names
+        given = {*call.lacks}
+    for name in call.lacks:
+        if name not in given:
+            raise ValueError(f"{head} needs {name}, such as {head}:{name}=...")
     return call
 
 
-def _anything() -> dict[str, Any]:
-    """All names but those of schedules, which `lr` alone takes."""
-    tables = [table for name, table in TABLES.items() if name != "lr"]
-    return {name: each for table in tables for name, each in table.items()}
+def _is_data(head: str) -> bool:
+    """Whether the name of a problem is that of a dataset, or a file."""
+    return head in data.NAMES or head.startswith(TFDS) or is_of_user(head)
 
 
-def advice(name: str, known: typing.Collection[str]) -> str:
-    """What is said of a name that does not exist."""
-    if len(known) > MOST_SHOWN:
-        return f"{near(name, known)}`fedjax-muon list` shows all"
-    names = ", ".join(dict.fromkeys(known))
-    return f"{near(name, known)}choose one of {names}, or your own as MODULE:FUNCTION"
+def _parts(text: str, known: Table) -> tuple[str, list[str]]:
+    """The name of a call, and the texts of its arguments."""
+    if match := re.fullmatch(r"([^(:=]+(?::[A-Za-z_]\w*)?)\((.*)\)", text, re.DOTALL):
+        return match[1], split(match[2])
+    head, *words = text.split(":")
+    is_own = head not in known and re.fullmatch(r"[A-Za-z_][\w.]*", head)
+    is_name = is_own and head not in data.NAMES and words and words[0].isidentifier()
+    if is_name or (words and f"{head}:" == TFDS):
+        head, words = f"{head}:{words[0]}", words[1:]
+    return head, split(":".join(words))
 
 
-class UntrustedError(ValueError):
-    """A function is of a module that must not be imported."""
+def _bound(
+    name: str, known: Parameters, texts: Sequence[str]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The values of a function's arguments, which texts give by place or by name."""
+    args, kwargs, order = list[Any](), dict[str, Any](), iter(known.values())
+    for text in texts:
+        match = re.match(r"([A-Za-z_]\w*)\s*=\s*", text)
+        place = known.get(match[1]) if match else next(order, None)
+        if place is None:
+            wrong = match[1] if match else text
+            advice = f"{near(wrong, known)}it takes {', '.join(known) or 'nothing'}"
+            raise ValueError(f"{name} has no {wrong!r}; {advice}")
+        rest = text[match.end() if match else 0 :]
+        value = value_of(rest, place, f"{name}: {place.name}")
+        if place.kind is place.VAR_POSITIONAL:
+            args.append(value)
+            order = iter([place])
+        elif place.name in kwargs:
+            raise ValueError(f"{name} names {place.name} twice; name it once")
+        else:
+            kwargs[place.name] = value
+    return args, kwargs
 
-    def __init__(self, name: str, module: str):
-        self.name, self.module = name, module
-        super().__init__(
-            f"{name} is somebody's own code; if you trust it, add --trust {module}"
-        )
+
+def split(text: str) -> list[str]:
+    """The parts of a text between commas that are not in brackets or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote or (letter in "'\"" and not parts[-1][-1:].isalnum()):
+            quote = "" if quote == letter else quote or letter
+        elif letter in "([{)]}":
+            depth += 1 if letter in "([{" else -1
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth or quote:
+        raise ValueError(f"a {'quote' if quote else 'bracket'} is missing in {text!r}")
+    return [part.strip() for part in parts if part.strip()]
 
 
-# modules of users that may be imported while words of others are read; None for all
-_trusted: ContextVar[Collection[str] | None] = ContextVar("_trusted", default=None)
+def imported(name: str, advice: str = "") -> Function:
+    """Imports MODULE:FUNCTION of a user, from here or an installed package.
 
-
-@contextlib.contextmanager
-def importing_only(modules: Collection[str] | None) -> Iterator[None]:
-    """Lets names that someone else has written import no other modules of users."""
-    before = _trusted.set(modules)
-    try:
-        yield
-    finally:
-        _trusted.reset(before)
-
-
-def imported(name: str) -> Callable[..., Any]:
-    """Imports MODULE:FUNCTION of a user, from here or an installed package."""
+    Args:
+      advice: What else may be meant, if there is no such module.
+    """
     module_name, _, attribute = name.partition(":")
     if not all(map(str.isidentifier, (*module_name.split("."), attribute))):
         raise ValueError(
             f"{name!r} must be MODULE:FUNCTION, such as my_algorithm:fedfoo for the "
             "function fedfoo in my_algorithm.py"
         )
-    trusted = _trusted.get()
-    if trusted is not None and module_name not in trusted:
-        raise UntrustedError(name, module_name)
     here = os.getcwd()
     if here not in sys.path:  # as for `python -m`
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        missing = str(error.name)
-        if not f"{module_name}.".startswith(f"{missing}."):
+        if not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module imports another one that is missing
-        raise ValueError(
-            f"there is no module {missing!r}, of {name}, in {here}, on PYTHONPATH, or "
-            "among the installed packages"
-        ) from error
+        said = (
+            f"there is no module {error.name!r}, of {name}, in {here}, on PYTHONPATH, "
+            f"or among the installed packages; {advice}"
+        )
+        raise ValueError(said.rstrip("; ")) from error
     except SystemExit as error:
         raise ValueError(
             f"{module_name} ends the program when it is imported; put what it runs "
@@ -392,153 +339,178 @@ def imported(name: str) -> Callable[..., Any]:
         ) from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        functions = [k for k, v in vars(module).items() if callable(v)]
         place = getattr(module, "__file__", None) or module_name
-        advice = near(attribute, functions)
-        raise ValueError(
-            f"{place} has no function {attribute!r}; {advice}".rstrip("; ")
-        )
+        close = near(attribute, [k for k, v in vars(module).items() if callable(v)])
+        said = f"{place} has no function {attribute!r}; {close}"
+        raise ValueError(said.rstrip("; "))
     return function
 
 
+# ------------------------------------------------------------------------------ values
 class _UnfitError(Exception):
     """A text is no value of a kind."""
 
 
-def value_of(
-    name: str, text: str, parameter: inspect.Parameter, what: str, mark: str = ","
-) -> Any:
+TEXTS = str, Path, os.PathLike
+SEVERAL = tuple, list, Sequence, Iterable
+PLAIN = {bool: "true or false", int: "a whole number", float: "a number"}
+WORDS = {"none": None, "true": True, "false": False}
+
+
+def value_of(text: str, parameter: inspect.Parameter, what: str) -> Any:
     """The value of an argument that a text stands for.
 
     Args:
-      name: Of the argument, whose table is searched.
       what: What the text is, for errors.
-      mark: What separates several values.
     """
-    kinds, table = kinds_of(parameter), TABLES.get(name, {})
-    if not text:
-        if bool in kinds:
-            return True
-        raise ValueError(f"{what} needs a value: {words_of(kinds)}")
-    if text in table and not callable(table[text]):
-        return table[text]
-    for kind in kinds:
-        try:
-            return _of_kind(name, text, kind, what, mark)
-        except _UnfitError:
-            continue
-    words = [each for kind in kinds for each in choices_of(kind)]
-    if any(_rank(kind) == FUNCTION for kind in kinds) and table:
-        raise ValueError(f"unknown {what} {text!r}; {advice(text, [*words, *table])}")
-    raise ValueError(
-        f"{what} must be {words_of(kinds)}, got {text!r}; {near(text, words)}".rstrip(
-            "; "
-        )
-    )
-
-
-def choices_of(kind: Any) -> tuple[Any, ...]:
-    """The words of a `Literal`; none of anything else."""
-    return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
-
-
-def kinds_of(parameter: inspect.Parameter) -> list[Any]:
-    """What an argument may be, the most special first."""
-    kind, usual = parameter.annotation, parameter.default
-    if kind is EMPTY:
-        plain = isinstance(usual, bool | int | float | str)
-        return [type(usual)] if plain else [int, float, str]
-    several = sorted(_flat(kind), key=_rank)
-    if np.dtype in several:
-        return [each for each in several if each in (type(None), np.dtype)]
-    return several
-
-
-def _flat(kind: Any) -> list[Any]:
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return [each for part in typing.get_args(kind) for each in _flat(part)]
-    return [] if kind is jax.Array else [kind]  # no text stands for one
-
-
-SEVERAL, FUNCTION = (tuple, list, Sequence), 6
-
-
-def _rank(kind: Any) -> int:
-    ranks: dict[Any, int] = {type(None): 0, Literal: 1, bool: 2, int: 3, float: 4}
-    kind = typing.get_origin(kind) or kind
-    is_text = kind in (str, Path, os.PathLike)
-    return ranks.get(kind, 5 if kind in SEVERAL else 7 if is_text else FUNCTION)
-
-
-PLAIN = {int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def _of_kind(name: str, text: str, kind: Any, what: str, mark: str) -> Any:
-    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
-    if kind is type(None) and text.lower() == "none":
-        return None
-    if origin is Literal and text in inner:
+    argument, kind = parameter.name, kind_of(parameter)
+    table, head = TABLES.get(argument, {}), re.split(r"[:(]", text)[0]
+    if text in choices_of(kind):
         return text
-    if kind is bool and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    if kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            raise _UnfitError from None
-    if (
-        origin in SEVERAL
-        and inner
-        and not isinstance(inner[0], str | typing.ForwardRef)
+    if argument == "privacy" and text[:1] == "[":  # several promises
+        return [called(each, argument) for each in split(text[1:-1])]
+    is_name = parameter.annotation is EMPTY or _is_name(kind)
+    if (head in table and (is_name or not callable(table[head]))) or (
+        argument in ("method", "methods", "algorithm", "problem")
     ):
-        texts = split(text.strip("()[]"), "," if text[:1] in ("(", "[") else mark)
-        each = [one for one in inner if one is not ...]
-        if len(each) > 1 and len(each) != len(texts):
-            raise _UnfitError
-        kinds = each if len(each) > 1 else each * len(texts)
-        read = lambda one, kind: value_of(
-            name,
-            one,
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind),
-            what,
-        )
-        return tuple(read(one, kind) for one, kind in zip(texts, kinds, strict=True))
-    if kind is str or kind is os.PathLike or origin is os.PathLike:
+        return called(text, argument)
+    with contextlib.suppress(_UnfitError):
+        found = _fitted(_literal(text), kind, text)
+        if not (table and isinstance(found, str)):
+            return found
+    if not _is_name(kind):
+        close = near(text, choices_of(kind))
+        said = f"{what} must be {words_of(kind)}, got {text!r}; {close}"
+        raise ValueError(said.rstrip("; "))
+    if ":" in text:
+        return called(text, argument, what) if table else imported(text)
+    raise _unknown(what, text, [*choices_of(kind), *table])
+
+
+def kind_of(parameter: inspect.Parameter) -> Any:
+    """What an argument may be; without an annotation, what its default is."""
+    if parameter.annotation is not EMPTY:
+        return parameter.annotation
+    plain = isinstance(parameter.default, bool | int | float | str)
+    return type(parameter.default) if plain else int | float | str
+
+
+def _literal(text: str) -> Any:
+    """A number, a list, or None; the text itself if it is no literal."""
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-    if kind is Path:
-        return Path(text)
-    if kind is np.dtype:
-        try:
-            return jnp.dtype(text)
-        except TypeError:
-            raise _UnfitError from None
-    known = TABLES.get(name) or _anything()
-    is_known = re.split(r"[:(]", text)[0] in known or ":" in text
-    if _rank(kind) == FUNCTION and name not in TEXTS and is_known:
-        return called(name, text, what)
+
+
+def members(kind: Any) -> list[Any]:
+    """The members of a union: None first, and texts last, since anything is one."""
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return [] if kind is jax.Array else [kind]  # no text stands for an array
+    flat = [part for each in typing.get_args(kind) for part in members(each)]
+    order = [types.NoneType, Literal, *PLAIN, None, *SEVERAL, *TEXTS]
+    place = lambda x: order.index(x) if x in order else order.index(None)
+    return sorted(flat, key=lambda each: place(typing.get_origin(each) or each))
+
+
+def _fitted(value: Any, kind: Any, text: str) -> Any:
+    """A literal as an annotation has it; raises `_UnfitError` if it does not fit."""
+    for each in members(kind):
+        origin, inner = typing.get_origin(each) or each, typing.get_args(each)
+        if each is Any:
+            return value
+        if each is float and type(value) in (int, float):
+            return float(value)
+        if each in (int, bool, types.NoneType) and type(value) is each:
+            return value
+        if origin in TEXTS:
+            return Path(text) if each is Path else value if type(value) is str else text
+        if origin in SEVERAL and not isinstance(inner[0], str | typing.ForwardRef):
+            with contextlib.suppress(_UnfitError):
+                return _several(value, [x for x in inner if x is not ...])
+        if origin is Mapping and "=" in text:
+            return _mapping(text)
     raise _UnfitError
 
 
-# arguments whose texts are names and paths
-TEXTS = {"dataset", "data_dir", "path", "tokenizer"}
+def _several(value: Any, kinds: Sequence[Any]) -> tuple[Any, ...]:
+    """A tuple; a single value is one of one."""
+    if not isinstance(value, tuple | list):
+        value = split(value.strip("()[]")) if isinstance(value, str) else [value]
+    if 1 < len(kinds) != len(value):
+        raise _UnfitError
+    several = [*kinds] if len(kinds) > 1 else [*kinds] * len(value)
+    pairs = zip(value, several, strict=True)
+    return tuple(_fitted(each, kind, str(each)) for each, kind in pairs)
 
 
-def words_of(kinds: Sequence[Any]) -> str:
+def _mapping(text: str) -> dict[str, tuple[Any, ...]]:
+    """The values of a text such as lr=0.1,0.3,momentum=0.9 or lr=[0.1,0.3]."""
+    found, name = dict[str, tuple[Any, ...]](), ""
+    for part in split(text):
+        match = re.match(r"([A-Za-z_][\w.]*)=", part)
+        name, rest = (match[1], part[match.end() :]) if match else (name, part)
+        inside = split(rest[1:-1]) if rest[:1] == "[" else [rest]
+        table = TABLES.get(name.rpartition(".")[2], {})
+        for one in inside:
+            is_name = re.split(r"[:(]", one)[0] in table
+            value = called(one, name.rpartition(".")[2]) if is_name else _literal(one)
+            if not isinstance(value, int | float | Call | None):
+                raise _UnfitError
+            found[name] = (*found.get(name, ()), value)
+    if not all(found):
+        raise _UnfitError
+    return found
+
+
+def _is_name(kind: Any) -> bool:
+    """Whether a function or an object may be meant, and not only a plain value."""
+    plain = (*SEVERAL, *TEXTS, *PLAIN, types.NoneType, Literal, Mapping)
+    return any((typing.get_origin(x) or x) not in plain for x in members(kind))
+
+
+def choices_of(kind: Any) -> tuple[str, ...]:
+    """The words of the `Literal`s of an annotation."""
+    several = (x for x in members(kind) if typing.get_origin(x) is Literal)
+    return tuple(word for each in several for word in typing.get_args(each))
+
+
+def words_of(kind: Any) -> str:
     """What a text may be, in words."""
-    words: list[str] = []
-    for kind in kinds:
-        origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
-        if kind is type(None):
-            continue
+    return " or ".join(dict.fromkeys(_words(kind))) or "text"
+
+
+def _words(kind: Any) -> Iterator[str]:
+    for each in members(kind):
+        origin = typing.get_origin(each) or each
         if origin is Literal:
-            words += map(str, inner)
-        elif kind in PLAIN:
-            words.append(PLAIN[kind])
-        elif origin in SEVERAL and inner and not isinstance(inner[0], str):
-            if not isinstance(inner[0], typing.ForwardRef):
-                words.append("several values, such as 1,5")
-        elif kind is np.dtype:
-            words.append("a type of numbers, such as bfloat16")
-        elif _rank(kind) == FUNCTION:
-            words.append("a name")
-    return " or ".join(dict.fromkeys(words)) or "text"
+            yield from map(str, typing.get_args(each))
+        elif each in PLAIN:
+            yield PLAIN[each]
+        elif origin in SEVERAL:
+            yield "several values, such as [1,5]"
+        elif origin is Mapping:
+            yield "values by name, such as lr=0.1,0.3"
+
+
+def text_of(value: Any, argument: str = "") -> str | None:
+    """The text of a plain value or a name of a table, as `value_of` reads it."""
+    for name, each in TABLES.get(argument, {}).items():
+        if each is value or (type(each) is type(value) is tuple and each == value):
+            return name
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float | str | Path):
+        return str(value)
+    if isinstance(value, tuple | list):
+        kind = type(value).__name__
+        if hasattr(value, "_fields") and kind not in TABLES.get(argument, {}):
+            return None
+        texts = [text_of(each) for each in value]
+        inside = ",".join(map(str, texts))
+        if None in texts:
+            return None
+        return f"{kind}({inside})" if hasattr(value, "_fields") else f"[{inside}]"
+    return None

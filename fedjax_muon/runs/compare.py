@@ -16,7 +16,7 @@ summary.csv      and .tex: the scores after the last round
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
@@ -71,7 +71,6 @@ from fedjax_muon.runs.train import (
     check_one_process,
     data_words,
     followed,
-    ignore,
     job_of,
     resumable,
     run,
@@ -195,7 +194,6 @@ def compare(
     budget: float | None = None,
     log: Sequence[str] = (),
     progress: bool | Progress = True,
-    begun: Callable[[], None] = ignore,
     **how: Unpack[Settings],
 ) -> Comparison:
     """Trains several methods on several seeds.
@@ -224,7 +222,6 @@ def compare(
       budget: Largest total epsilon of all runs in the ledger.
       log: Trackers that get the records: tensorboard, wandb or trackio.
       progress: Whether the rounds are shown on standard error; or what counts them.
-      begun: Called before the first round.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes.
         `privacy` may be a list: every method is then trained with each of them, and all
         runs are charged together before the first one starts.
@@ -256,8 +253,8 @@ def compare(
     searches = _searches(rows, seeds, place, options)
     for first in firsts.values():  # last, since it may compile
         check_memory(first)
-    say(data_words(next(iter(firsts.values())), problem), progress)
-    begun()
+    told = data_words(next(iter(firsts.values())), problem)
+    say(told if searches else "", progress)
     sweeps = _searched(searches, len(rows) * len(seeds), rounds, place, progress)
     for label, swept in sweeps.items():
         rows[label] = rows[label]._replace(method=swept.best_method)
@@ -267,6 +264,7 @@ def compare(
         book = None if ledger is None else Path(ledger).expanduser().resolve()
         for statement in begin(jobs, problem.dataset, place, book, budget):
             say(statement, progress)
+    say("" if searches else told, progress)
     records, diverged = _run(jobs, place, log, progress)
     ended = {k: v for k, v in records.items() if k not in diverged}
     result = Comparison(

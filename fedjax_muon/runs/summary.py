@@ -259,5 +259,5 @@ def check_rounds(methods: Mapping[str, Sequence[History]]) -> None:
         if any(not np.array_equal(run["round"], runs[0]["round"]) for run in runs):
             raise ValueError(
                 f"the runs of {name} were evaluated at different rounds and have no "
-                "mean; draw them separately, or finish the unfinished ones with resume"
+                "mean; draw them separately, or finish the unfinished ones first"
             )

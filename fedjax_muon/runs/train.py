@@ -7,9 +7,10 @@ The same call with the same directory goes on where it was interrupted.
 
 import contextlib
 import functools
+import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -21,6 +22,7 @@ from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset, dataset as data
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.engine.processes import is_first, run_on_first
+from fedjax_muon.files import claim
 from fedjax_muon.privacy.guarantees import CLIENT
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs import metrics_csv, private, summary, trackers
@@ -41,6 +43,7 @@ from fedjax_muon.runs.identity import (
     claimed,
     identity,
 )
+from fedjax_muon.runs.loading import ABOUT, metadata_of
 from fedjax_muon.runs.methods import Made, check_suited, finished, usual
 from fedjax_muon.runs.record import Course, is_complete, last_state, record
 from fedjax_muon.runs.simulate import (
@@ -100,6 +103,7 @@ class Job(NamedTuple):
     evaluate_every: int
     drop_nonfinite: bool
     title: str  # of its problem
+    about: Mapping[str, Any]  # what a program needs to use its parameters
 
     @property
     def has_secrets(self) -> bool:
@@ -167,7 +171,10 @@ def job_of(
                 hidden = as_begun(private.secret_in(directory).folder, hidden)
         public = as_begun(directory, public)
     known = public, hidden, arrays.get("clients", "")
-    numbers: Any = rounds, evaluate_every, drop, problem.name
+    about = {} if directory is None else metadata_of(problem, method)
+    if _has_secrets(simulation):
+        about.pop("tokenizer", None)  # whose letters are those of private texts
+    numbers: Any = rounds, evaluate_every, drop, problem.name, about
     return Job(name, seed, simulation, *known, directory, *numbers)
 
 
@@ -197,6 +204,8 @@ def begin(
         )
     for job in jobs:
         claimed(_place(job), job.public)
+        text = json.dumps(job.about) + "\n"
+        run_on_first(functools.partial(claim, _place(job) / ABOUT, text))
     run_on_first(lambda: note_versions(root))
     if not charged:
         return []
@@ -306,12 +315,8 @@ def _given_back(job: Job, directory: Path) -> Iterator[None]:
 
 def _cleared(directory: Path) -> None:
     shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)
-    for name in (CLIENTS, VERSIONS, IDENTITY):
+    for name in (CLIENTS, VERSIONS, ABOUT, IDENTITY):
         (directory / name).unlink(missing_ok=True)
-
-
-def ignore(*_: Any) -> None:
-    """Does nothing: nobody wants to know."""
 
 
 @plain_numbers
@@ -328,7 +333,6 @@ def train(
     budget: float | None = None,
     log: Sequence[str] = (),
     progress: bool | Progress = True,
-    begun: Callable[[], None] = ignore,
     **how: Unpack[Settings],
 ) -> Trained:
     """Trains a method on a problem.
@@ -353,7 +357,6 @@ def train(
       budget: Largest total epsilon of all runs in the ledger.
       log: Trackers that get the records: tensorboard, wandb or trackio.
       progress: Whether the rounds are shown on standard error; or what counts them.
-      begun: Called before the first round, when the directory is this run's.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes,
         such as `batch_size=16` or `privacy=fm.privacy.ClientPrivacy(...)`.
 
@@ -381,7 +384,6 @@ def train(
         )
     simulation = simulate(method, problem, seed, **settings)
     check_memory(simulation)
-    say(data_words(simulation, problem), progress)
     digested = "" if place is None else digest(problem.dataset)
     job = job_of(
         name_of(method),
@@ -402,7 +404,7 @@ def train(
         for statement in begin([job], problem.dataset, place, book, budget):
             say(statement, progress)
         followers = trackers.again(place, log or trackers.NONE).of_run(place)
-    begun()
+    say(data_words(simulation, problem), progress)
     with resumable(place) as stop, followed(progress, rounds, job.name) as shown_rounds:
         state, records = run(job, shown_rounds, stop, followers)
     if place is not None:
@@ -449,5 +451,5 @@ def check_one_process() -> None:
 
 def say(words: str, progress: bool | Progress) -> None:
     """Prints words on standard error, where progress is shown."""
-    if progress is True and is_first():
+    if words and progress is True and is_first():
         print(words, file=plain_console(stderr=True).file, flush=True)

@@ -195,6 +195,14 @@ def restore(
     return state, json.loads(about["notes"])
 
 
+def without_template(checkpoints: Any) -> Any:
+    """The newest state in dictionaries, for who cannot make a state like it."""
+    return _attempt(
+        lambda: checkpoints.load(checkpoints.latest.step),
+        lambda _: _damaged(checkpoints),
+    )
+
+
 def notes_of(checkpoints: Any, mark: str) -> dict[str, Any] | None:
     """Reads the notes of the newest checkpoint as `restore` does, without its state."""
     about = _newest(checkpoints, mark)

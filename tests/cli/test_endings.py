@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from command import refused
 
-from fedjax_muon.cli import errors, launch
+from fedjax_muon.cli import main as shell
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import check
+from fedjax_muon.engine import launch
+from fedjax_muon.simulation.meter import NonFiniteError
 
 
 def of_package():
@@ -39,6 +41,16 @@ ENDS = {  # what happens, the exit status, and what is said
     ),
     "Ctrl-C": (lambda: os.kill(os.getpid(), signal.SIGINT), 130, "interrupted"),
     "SIGTERM": (lambda: os.kill(os.getpid(), signal.SIGTERM), 130, "interrupted"),
+    "no home": (
+        lambda: fault(RuntimeError("Could not determine home directory.")),
+        2,
+        "name the place with its whole path",
+    ),
+    "a run that diverges": (
+        lambda: fault(NonFiniteError(3, [1])),
+        1,
+        "not a finite message from client 1",
+    ),
     "a pipe": (lambda: fault(BrokenPipeError()), 1, "the output was closed"),
 }
 
@@ -46,7 +58,7 @@ ENDS = {  # what happens, the exit status, and what is said
 @pytest.mark.parametrize("case", ENDS)
 def test_whatever_happens_ends_in_a_line_and_a_status(case, capsys):
     act, status, said = ENDS[case]
-    with pytest.raises(SystemExit) as stop, errors.guarded(), errors.refusing():
+    with pytest.raises(SystemExit) as stop, shell._terminable(), shell.ending():
         act()
     assert stop.value.code == status
     (line,) = capsys.readouterr().err.splitlines()
@@ -68,24 +80,44 @@ def test_virtual_devices_of_xla_are_kept(flags, updates, monkeypatch):
     update = lambda *given: seen.append(given)
     config = types.SimpleNamespace(jax_num_cpu_devices=-1, update=update)
     monkeypatch.setattr(launch.jax, "config", config)
-    launch.begin(launch.Launch(), 4)
+    launch.begin(4)
     assert seen == updates
+
+
+def test_processes_are_joined_by_the_environment(monkeypatch):
+    joined = []
+    initialize = lambda *by_hand, **how: joined.append(by_hand)
+    monkeypatch.setattr("jax.distributed.initialize", initialize)
+    monkeypatch.setattr("jax.config.update", lambda *option: None)
+    launch.begin(1)
+    assert not joined
+    launch.begin(1, distributed=True)
+    for name, value in zip(launch.PLACES, ("h:1", "2", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    launch.begin(1, distributed=True)
+    assert joined == [(None, None, None), ("h:1", 2, 1)]
+    monkeypatch.delenv(launch.PLACES[2])
+    with pytest.raises(ValueError, match="go together"):
+        launch.begin(1, distributed=True)
+
+
+PRIVATE = "--privacy ClientPrivacy:epsilon=8,delta=0.01 --directory a"
 
 
 @pytest.mark.filterwarnings("ignore:the noise in the sum")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("train fedavg", "several processes need a shared directory; name it with"),
-        ("compare fedavg --quick --directory a", "can train only one run together"),
-        ("sweep fedavg --lr 0.1,0.2 --directory a", "can train only one run together"),
-        ("train fedavg --epsilon 8 --directory a", "cannot span several processes"),
+        ("train fedavg --distributed", "several processes need a shared directory; na"),
+        ("compare fedavg --directory a", "can train only one run together"),
+        ("sweep fedavg --grid lr=0.1,0.2 --directory a", "can train only one run toge"),
+        (f"train fedavg {PRIVATE}", "cannot span several processes"),
     ],
 )
 def test_several_processes_train_one_run(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "begin", lambda *devices, distributed: None)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(launch, "devices_of", lambda count: ())
-    monkeypatch.setattr(launch, "SECONDS_BETWEEN_LOOKS", 600.0)  # nobody is there
     assert said in refused(capsys, *words.split())
     assert not [*tmp_path.iterdir()]

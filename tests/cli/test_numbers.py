@@ -6,56 +6,51 @@ from command import refused, run
 
 from fedjax_muon.runs import metrics_csv
 
-DATA = "--clients 6 --model mlp:hidden=8 --rounds 4 --evaluate-every 4"
-WORK = f"{DATA} --batch-size 8"
-STEPS = f"{WORK} --local-steps 2"
-ROUNDS = f"{STEPS} --cohort 3"
-PRIVATE = "--delta 0.01 --insecure-fixed-noise --ledger ledger.json"
-LATE = "--clock lognormal:1.0,0.5 --cohort buffered:4,2"
-DROPS = "--cohort sampled:3 --dropout 0.3"
-TIMED = "--cohort timed --size 3 --clock lognormal:1.0 --deadline 3"
-SHARDS = "--divide shards --shards-per-client 2"
+ROUNDS = "--rounds 4 --evaluate-every 4 --batch-size 8"
+STEPS = f"{ROUNDS} --local-steps 2"
+DATA = "--problem digits:clients=6,model=mlp:8"
+DIGITS = DATA.replace("mlp:8", "mlp(8)")  # more arguments follow
+FIXED = "insecure_fixed_noise=true"
+LATE = "--cohort buffered:4,2,lognormal(1.0,0.5)"
+TIMED = "--cohort timed:3,lognormal:1.0,deadline=3"
 # words, and the test loss and the bytes that were sent up
 CASES = {
-    f"fedavg:lr=0.2 {STEPS} {DROPS} --seed 5": (
+    f"fedavg:lr=0.2 {DATA} {STEPS} --cohort sampled:3,dropout=0.3 --seed 5": (
         2.7915325,
         9760,
     ),
-    f"fedmuon {STEPS} {LATE}": (
-        2.171734571456909,
-        53680,
-    ),
+    f"fedmuon {DATA} {STEPS} {LATE}": (2.171734571456909, 53680),
     "dsgd --rounds 10 --evaluate-every 10": (1.6454375, 11840400),
-    "--problem auc --rounds 10 --evaluate-every 10": (0.41039938, 4017280),
-    f"fedavg {STEPS} {PRIVATE} --epsilon 8": (2.0852058, 58560),
-    f"dpmixsgd --rounds 4 {PRIVATE} --delta 1e-5 --epsilon 8": (
-        0.7005805373191833,
-        31200,
-    ),
-    f"fedavg {STEPS} {TIMED}": (1.9378585, 26840),
-    f"scaffold {ROUNDS} --client-tests": (2.2088931, 58560),
-    f"fedavg {ROUNDS} --client-tests --with keep_own:head": (
+    "fed_nsgda_m --rounds 10 --evaluate-every 10": (0.41039938, 4017280),
+    f"fedavg {DATA} {STEPS} --ledger ledger.json "
+    f"--privacy ClientPrivacy:epsilon=8,delta=0.01,{FIXED}": (2.0852058, 58560),
+    "dpmixsgd --rounds 4 --evaluate-every 20 --ledger ledger.json "
+    f"--privacy ExamplePrivacy:epsilon=8,{FIXED}": (0.7005805373191833, 31200),
+    f"fedavg {DATA} {STEPS} {TIMED}": (1.9378585, 26840),
+    f"scaffold {DIGITS},client_tests=true {STEPS} --cohort 3": (2.2088931, 58560),
+    f"keep_own:fedavg,head {DIGITS},client_tests=true {STEPS} --cohort 3": (
         1.9727437496185303,
         24960,
     ),
-    f"fedmuon {ROUNDS} --with compress:top_k:0.05 --feedback 1": (
+    f"compress:fedmuon,top_k:0.05,feedback=1 {DATA} {STEPS} --cohort 3": (
         2.2160799503326416,
         7680,
     ),
-    f"fednova {WORK} --cohort 3 --local-epochs 1,2": (1.2916828, 29328),
-    f"fedmuon:lr=cosine:0.03 {ROUNDS}": (2.0538654, 73200),
-    f"fedavg {ROUNDS} {SHARDS} --dtype bfloat16": (
-        1.9870007038116455,
+    f"fednova {DATA} {ROUNDS} --cohort 3 --local-epochs 1,2": (1.2916828, 29328),
+    f"fedmuon:lr=cosine:0.03 {DATA} {STEPS} --cohort 3": (2.0538654, 73200),
+    "fedavg --problem digits:clients=6,divide=shards(2),model=mlp(8,dtype=bfloat16) "
+    f"{STEPS} --cohort 3": (1.9870007038116455, 29280),
+    f"fedavg {DATA} {STEPS} --cohort 3 --plan vmapped --weighting examples": (
+        1.8972837,
         29280,
     ),
-    f"fedavg {ROUNDS} --plan vmapped --weighting examples": (1.8972837, 29280),
 }
 
 
 # what some of them say, in the last lines
 SAID = {
-    f"fedmuon {STEPS} {LATE}": "after 4 rounds and ",
-    f"fedavg {ROUNDS} --client-tests --with keep_own:head": (
+    f"fedmuon {DATA} {STEPS} {LATE}": "after 4 rounds and ",
+    f"keep_own:fedavg,head {DIGITS},client_tests=true {STEPS} --cohort 3": (
         "mean accuracy of clients with their own parameters 0."
     ),
 }
@@ -69,7 +64,7 @@ def test_the_numbers_of_a_run_stay(words, known, tmp_path, monkeypatch, capsys):
     found = [columns[name][-1] for name in ("test_loss", "bytes_up")]
     assert found == pytest.approx(known, rel=1e-6)
     said = " ".join(capsys.readouterr().out.split())
-    assert SAID.get(words, "metrics and figure in run") in said
+    assert SAID.get(words, "metrics and figures in run") in said
 
 
 def test_owners_of_a_table_are_the_clients(tmp_path, monkeypatch, capsys):
@@ -79,12 +74,13 @@ def test_owners_of_a_table_are_the_clients(tmp_path, monkeypatch, capsys):
     ]
     text = "\n".join(["age,note,bank,risk", *rows])
     (tmp_path / "table.csv").write_text(text)
-    words = "--dataset table.csv --label risk --owner bank --exclude note"
-    run("train", "fedavg", *words.split(), "--rounds", 1, "--directory", "run")
-    first, *_ = capsys.readouterr().out.splitlines()
+    data = "--problem table.csv:label=risk,owner=bank,exclude=note"
+    words = ("train", "fedavg", *data.split(), "--rounds", 1, "--directory", "run")
+    run(*words)
+    first, *_ = capsys.readouterr().err.splitlines()
     expected = (
         "40 examples (32 to train, 8 to test), 1 feature, 2 classes: a, b; 2 clien"
     )
     assert first.startswith(expected)
     (tmp_path / "table.csv").write_text(text.replace("39,", "38,"))
-    assert "its data differ; choose another" in refused(capsys, "resume", "run")
+    assert "its data differ; choose another" in refused(capsys, *words)

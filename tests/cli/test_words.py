@@ -8,16 +8,15 @@ from typing import Literal
 
 import optax
 import pytest
-from command import run
+from command import refused, run
 
 import fedjax_muon as fm
-from fedjax_muon.cli import helping, names
-from fedjax_muon.cli.commands import parsed_compare, parsed_train
+from fedjax_muon.cli import call, names, old
 from fedjax_muon.cli.main import COMMANDS
-from fedjax_muon.cli.names import METHODS, SUPPLIED, TABLES, value_of
+from fedjax_muon.cli.names import TABLES, value_of
 from fedjax_muon.core.recipe import described
 from fedjax_muon.linalg import newton_schulz
-from fedjax_muon.wrappers import aggregators
+from fedjax_muon.wrappers import aggregators, attacks
 
 # texts and their values, by the annotation of an argument
 VALUES = [
@@ -27,162 +26,143 @@ VALUES = [
     (float | None, "none", None),
     (str | None, "None", None),
     (str | None, "ring", "ring"),
+    (str, "1", "1"),
+    (str, "'a, b'", "a, b"),
     (Path, "a/b", Path("a/b")),
     (Literal["ring", "star"], "star", "star"),
     (tuple[int, ...], "1,5", (1, 5)),
     (tuple[int, ...], "(1, 5)", (1, 5)),
-    (tuple[int, ...], "()", ()),
+    (tuple[int, ...], "[]", ()),
     (tuple[float, ...] | float, "0.5", 0.5),
-    (tuple[int, int], "4,6", (4, 6)),
-    (tuple[str, ...], "a,b", ("a", "b")),
+    (tuple[int, int], "[4,6]", (4, 6)),
+    (tuple[str, ...], "[a,b]", ("a", "b")),
     (inspect.Parameter.empty, "0.5", 0.5),
     (inspect.Parameter.empty, "north", "north"),
 ]
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 @pytest.mark.parametrize(("kind", "text", "value"), VALUES)
 def test_what_a_text_may_be_is_what_the_annotation_says(kind, text, value):
-    parameter = inspect.Parameter("x", inspect.Parameter.KEYWORD_ONLY, annotation=kind)
-    found = value_of("x", text, parameter, "--x")
+    found = value_of(text, inspect.Parameter("x", KEYWORD, annotation=kind), "--x")
     assert (found, type(found)) == (value, type(value))
 
 
-NAMED = {  # what a text of a method makes
+ROBUST = fm.robust(fm.fedavg(), aggregators.median())
+METHODS = {  # what a text of a method makes
     "fedavg": fm.fedavg(),
     "fedavg:0.3": fm.fedavg(lr=0.3),
     "fedavg:lr=0.3,server_lr=0.5": fm.fedavg(lr=0.3, server_lr=0.5),
-    "fedavg(lr=0.3,server_lr=0.5)": fm.fedavg(lr=0.3, server_lr=0.5),
+    "fedavg(lr=0.3, server_lr=0.5)": fm.fedavg(lr=0.3, server_lr=0.5),
     "fedavg:rule=trace(0.9)": fm.fedavg(rule=optax.trace(0.9)),
     "fedavg:rule=trace:0.9": fm.fedavg(rule=optax.trace(0.9)),
     "fedmuon:synced=false": fm.fedmuon(synced=False),
+    "fedmuon:lr=cosine:0.03": fm.fedmuon(lr=fm.cosine(0.03)),
     "fedmuon:polar=newton_schulz:steps=3": fm.fedmuon(
         polar=functools.partial(newton_schulz.orthogonalize, steps=3)
+    ),
+    "compress:robust(fedavg,median),top_k:0.1,feedback=1": fm.compress(
+        ROBUST, fm.top_k(0.1), feedback=1.0
+    ),
+    "attack(robust(fedavg, median), sign_flip, clients=[1,2])": fm.attack(
+        ROBUST, attacks.sign_flip(), clients=(1, 2)
+    ),
+    "fedavg(lr=0.1, rule=chain(ema(0.9, debias=False), scale_by_sign))": fm.fedavg(
+        lr=0.1, rule=optax.chain(optax.ema(0.9, debias=False), optax.scale_by_sign())
     ),
 }
 
 
-@pytest.mark.parametrize("text", NAMED)
-def test_a_name_has_arguments_of_its_own(text):
-    (made,) = job(text).methods().values()
-    assert described(made) == described(NAMED[text])
+@pytest.mark.parametrize("text", METHODS)
+def test_a_method_reads_as_in_python(text):
+    found = names.made(names.called(text, "method"))
+    assert described(found) == described(METHODS[text])
 
 
-def job(words, parsed=parsed_train):
-    return parsed(words.split())
-
-
-def test_an_option_is_an_argument_of_what_the_command_names():
-    ours = job(
-        "fedmuon --lr 0.03 --rounds 7 --alpha 0.5 --model mlp --hidden 8,4 "
-        "--cohort timed --clock lognormal:1.0 --deadline 3 --no-client-tests "
-        "--plan chunked:4"
-    )
-    assert ours.given == {"rounds": 7}
-    assert ours.calls[0].keywords == {"lr": 0.03}
-    problem = ours.problem_call.keywords
-    assert (problem["alpha"], problem["client_tests"]) == (0.5, False)
-    assert problem["model"].keywords == {"hidden": (8, 4)}
-    members = ours.how["cohort"].keywords
-    assert members["clock"].keywords == {"sigma": 1.0}
-    assert members["deadline"] == 3.0
-    usual = ours.settings(ours.problem())["cohort"]
-    assert (usual.size, usual.deadline) == (8, 3.0)  # the problem's size
-    # the first that has it takes it, and NAME:key=value gives it to one
-    both = job("fedavg:lr=0.3 fedmuon --lr 0.1,0.2", parsed_compare)
-    assert [each.keywords for each in both.calls] == [{"lr": 0.3}, {}]
-    assert both.grids == {"0": {}, "1": {"lr": (0.1, 0.2)}}
-    twice = job("fedavg:lr=0.1 fedavg:lr=0.3", parsed_compare).methods()
-    assert [*twice] == ["FedAvg, lr=0.1", "FedAvg, lr=0.3"]
-
-
-def test_wrappers_are_composed_in_their_order():
-    words = "fedavg --with robust:median --with compress --compressor top_k:0.1"
-    (made,) = job(words + " --feedback 1").methods().values()
-    robust = fm.robust(fm.fedavg(), aggregators.median())
-    expected = fm.compress(robust, fm.top_k(0.1), feedback=1.0)
-    assert described(made) == described(expected)
-
-
-def test_a_cosine_decays_over_the_rounds_of_the_command():
-    (made,) = job("fedmuon:lr=cosine:0.03 --rounds 7").methods().values()
-    expected = fm.core.schedules.cosine_decay(fm.fedmuon(lr=0.03), lr=0.03, rounds=7)
-    assert described(made) == described(expected)
-
-
-@pytest.mark.parametrize(
-    ("words", "graph", "clients"),
-    [
-        ("dsgd", "classification", "8"),
-        ("dsgd --clients 3", "classification", "3"),
-        ("fsgda", "auc", None),
-        ("dsgda", "auc", "5"),
-        ("fedavg --directory dsgd", "classification", None),
-    ],
-)
-def test_methods_decide_the_usual_problem(words, graph, clients):
-    ours = job(words)
-    assert ours.problem_call.name == graph
-    found = ours.problem_call.keywords.get("clients")
-    assert found == (None if clients is None else int(clients))
-
-
-# ------------------------------------------------------------------------- the help
-JOBS = {  # words that name a function of each table
-    "method": "{}",
-    "problem": "fedavg --problem {}",
-    "model": "fedavg --model {}",
-    "divide": "fedavg --divide {}",
-    "cohort": "fedavg --cohort {}",
-    "arrivals": "fedavg --cohort replayed --arrivals {}",
-    "clock": "fedavg --cohort timed --clock {}",
-    "plan": "fedavg --plan {}",
-    "sampler": "fedavg --sampler {}",
-    "weighting": "fedavg --weighting {}",
-    "mixer": "dsgd --mixer {}",
-    "polar": "fedmuon --polar {}",
-    "with": "fedavg --with {}",
-    "compressor": "fedavg --with compress --compressor {}",
-    "aggregator": "fedavg --with robust --aggregator {}",
-    "attack": "fedavg --with attack --attack {}",
+PROBLEMS = {  # what a text of a problem gives to `classification`
+    "digits:alpha=0.5,clients=32": {"dataset": "digits", "alpha": 0.5, "clients": 32},
+    "tfds:glue/sst2:alpha=1": {"dataset": "tfds:glue/sst2", "alpha": 1.0},
+    "../my.csv:label=risk,owner=bank": {
+        "dataset": "../my.csv",
+        "label": "risk",
+        "owner": "bank",
+    },
+    "classification:my.npz": {"dataset": "my.npz"},
 }
-CASES = [(words, name) for table, words in JOBS.items() for name in TABLES[table]]
 
 
-@pytest.mark.parametrize(("words", "name"), CASES)
-def test_every_option_is_in_the_help_and_takes_its_default(words, name):
-    words = words.format(name).split()
-    text = helping.options_of("train", words)
-    assert max(map(len, text.splitlines())) <= 100
-    shown = set(re.findall(r"^  --([a-z0-9-]+)$", text, re.MULTILINE))
-    for option, parameter in called_by(words).parameters.items():
-        assert option.replace("_", "-") in shown, option
-        told = re.match(r"\(default: (.*)\)$", helping._usual(parameter))
-        if told and option not in helping.SIZES:
-            found = names.made(value_of(option, told[1], parameter, option))
-            assert found == parameter.default, option
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_a_dataset_is_a_problem(text):
+    found = names.called(text, "problem")
+    assert (found.function, found.kwargs) == (
+        fm.problems.classification,
+        PROBLEMS[text],
+    )
 
 
-def called_by(words):
-    """What the last word of a command names."""
-    found = job(" ".join(words))
-    waiting = [*found.calls, *found.wrappers, found.problem_call, *found.how.values()]
-    while waiting:
-        each = waiting.pop(0)
-        if isinstance(each, names.Call):
-            if each.name == words[-1]:
-                return each
-            waiting += each.keywords.values()
-    raise AssertionError(words)
+def test_options_are_arguments_of_one_function():
+    words = "fedmuon:lr=0.03 --rounds 7 --cohort timed:3,lognormal:1.0,deadline=3"
+    found = call.parsed("train", words.split())
+    assert found.keys() == {"method", "rounds", "cohort"}
+    assert found["method"].kwargs == {"lr": 0.03}
+    assert names.made(found["cohort"]).deadline == 3.0
+    found = call.parsed("compare", ["fedavg", "fedmuon", "--grid", "lr=0.1,0.2"])
+    assert [each.name for each in found["methods"]] == ["fedavg", "fedmuon"]
+    assert found["grid"] == {"lr": (0.1, 0.2)}
+    words = "fedavg --grid problem.alpha=0.1,1,cohort=[4,sampled(2)] --no-extend"
+    found = call.parsed("sweep", words.split())
+    assert names.made(found["grid"])["cohort"] == (4, fm.sampled(2))
+    assert found["extend"] is False
+    assert [each.name for each in call.parsed("sweep", ["minimax"])["methods"]] == [
+        *fm.minimax.ALL
+    ]
+
+
+# -------------------------------------------------------------------- every default
+FUNCTIONS = [
+    (table, name, value)
+    for table, known in TABLES.items()
+    for name, value in known.items()
+    if callable(value) and table not in ("methods", "algorithm", "server_rule", "args")
+]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_default_is_the_value_of_its_text(table):
+    wrong = []
+    for name, function in TABLES[table].items():
+        given = names.parameters(function, table) if callable(function) else {}
+        for parameter in given.values():
+            text = names.text_of(parameter.default, parameter.name)
+            if text is not None and parameter.default is not parameter.empty:
+                found = names.made(value_of(text, parameter, name))
+                wrong += [] if found == parameter.default else [(name, parameter, text)]
+    assert wrong == []
 
 
 def test_the_help_says_what_every_option_of_a_method_is():
     silent = {}
-    for name, method in METHODS.items():
-        texts = helping.help_texts(method.function)
-        options = inspect.signature(method.function).parameters.keys() - SUPPLIED
+    for name, method in names.METHODS.items():
+        texts, options = (
+            call.texts_of(method.function),
+            names.parameters(method.function),
+        )
         if missing := [option for option in options if not texts.get(option)]:
             silent[name] = missing
     assert silent == {}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_shows_every_argument_of_a_command(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = call.help_of(command, [])
+    assert max(map(len, text.splitlines())) <= 100
+    shown = re.findall(r"^  (\S+)$", text, re.MULTILINE)
+    function = inspect.signature(call.function_of(command)).parameters
+    known = {**call.places_of(command), **call.options_of(command)}
+    assert len(shown) == len(known)
+    assert function.keys() - {"how", *call.UNSAID} <= known.keys()
+    assert "  -\n" not in text
 
 
 @pytest.mark.parametrize(
@@ -190,23 +170,74 @@ def test_the_help_says_what_every_option_of_a_method_is():
     [
         "--help",
         "--version",
-        *(f"{name} --help" for name in COMMANDS),
         "compare fedavg scaffold --help",
         "sweep all --help",
-        "train dpmixsgd --epsilon 8 --help",
-        "train fedavg --dataset nowhere.csv --help",
+        "train dpmixsgd --privacy ExamplePrivacy:epsilon=8 --help",
+        "train fedavg --problem nowhere.csv --help",
+        "list buffered dirichlet fedmuon digits mlp",
     ],
 )
 def test_help_needs_no_data_and_makes_nothing(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run(*words.split())
-    assert "fedjax-muon" in capsys.readouterr().out
+    assert capsys.readouterr().out
     assert not [*tmp_path.iterdir()]
 
 
-def test_an_option_that_is_given_twice_is_said(capsys):
-    words = ["fedavg", "--lr", "0.1", "--lr=0.3", "--seed", "1", "--seed", "1"]
-    job = parsed_train(words)
-    said = capsys.readouterr().err
-    assert said == "fedjax-muon: warning: --lr is given twice; 0.3 is taken\n"
-    assert (job.calls[0].keywords["lr"], job.given["seed"]) == (0.3, 1)
+# ------------------------------------------------------------------ how it was before
+OLD = {  # words, and how their last option is written now
+    "train feddyn --alpha 0.01": "feddyn:alpha=0.01, or --problem digits:alpha=0.01",
+    "train fedavg --lr 0.1": "fedavg:lr=0.1",
+    "train fedmuon --polar exact": "fedmuon:polar=exact",
+    "compare fedavg fedmuon --lr 0.1": "fedavg:lr=0.1, or fedmuon:lr=0.1",
+    "compare fedavg fedmuon --lr 0.1,0.2": "--grid lr=0.1,0.2",
+    "sweep fedavg --lr 0.1,0.2": "--grid lr=0.1,0.2",
+    "train fedavg --problem auc:clients=3 --model lenet": (
+        "--problem auc:clients=3,model=lenet"
+    ),
+    "train fedavg --dataset mnist": "--problem mnist",
+    "train fedavg --client-tests": "--problem digits:client_tests=true",
+    "train fedavg --label risk": "--problem FILE.csv:label=risk",
+    "train fedavg --hidden 64,32": "--problem digits:model=mlp:hidden=[64,32]",
+    "train muloco --window 64": "--problem text:FILE,window=64",
+    "train fedavg --epsilon 8": "--privacy ClientPrivacy:epsilon=8",
+    "train dpmixsgd --epsilon 8": "--privacy ExamplePrivacy:epsilon=8",
+    "train fedavg --dropout 0.1": "--cohort sampled:8,dropout=0.1",
+    "train fedavg --concurrency 3": "--cohort buffered:10,concurrency=3",
+    "train fedavg --clock constant": "--cohort timed:8,clock=constant",
+    "train fedavg --with compress:top_k:0.1": "compress:fedavg,top_k:0.1",
+    "train fedavg --with ditto": "ditto:fedavg",
+    "train fedavg --compressor top_k:0.1": "compress:fedavg,compressor=top_k:0.1",
+    "train fedavg --tune": "fm.tune in Python, and --plan",
+    "compare fedavg --quick": "--no-search",
+    "train fedavg --num-processes 2": "--distributed, with JAX_NUM_PROCESSES=2",
+    "export a b.safetensors --trust mine": "",
+}
+
+
+@pytest.mark.parametrize("words", OLD)
+def test_an_old_option_is_refused_with_its_new_spelling(
+    words, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    said = refused(capsys, *words.split())
+    assert said.startswith("unknown option --")
+    if OLD[words]:
+        assert said.endswith(f"; write {OLD[words]}")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_command_to_resume_is_refused(capsys):
+    assert "with the same --directory" in refused(capsys, "resume", "runs/a")
+
+
+@pytest.mark.parametrize("option", old.PLACES)
+def test_every_new_spelling_has_an_argument_of_the_old_name(option):
+    new = old.PLACES[option].replace("METHOD", "fedavg")
+    head = [each for each in re.split(r"[^\w]", new) if each]
+    owners = [
+        table[name] for name in head for table in TABLES.values() if name in table
+    ]
+    owners += [fm.problems.classification]
+    known = [inspect.signature(each).parameters for each in owners if callable(each)]
+    assert any(option in each for each in known), new

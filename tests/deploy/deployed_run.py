@@ -9,20 +9,22 @@ import numpy as np
 import psutil
 
 from fedjax_muon import engine, runs
-from fedjax_muon.cli import flower_app
+from fedjax_muon.cli import call, flower_app
 from fedjax_muon.deploy import in_process
 from fedjax_muon.runs.simulate import start_key
 
-SIZES = "--clients 3 --cohort 3 --local-steps 2 --batch-size 8"
-RUN = [*f"fedmuon:lr=0.02 {SIZES} --model mlp:hidden=8".split()]
-RUN += ["--rounds", "4", "--evaluate-every", "1"]
+RUN = ["fedmuon:lr=0.02", "--problem", "digits:clients=3,model=mlp:8", "--rounds", "4"]
+RUN += ["--cohort", "3", "--local-steps", "2", "--batch-size", "8"]
+RUN += ["--evaluate-every", "1"]
 
 
 def job_of(words):
-    """The job of a command, its problem, and what nodes know of that."""
-    job = flower_app.parsed_deploy(["app", *words])
-    problem = job.problem()
-    return job, problem, flower_app.facts_of(job, problem)
+    """What words deploy, its problem, and what nodes know of that."""
+    values = call.parsed("deploy", ["app", *words])
+    del values["directory"]
+    largest = values.pop("largest_client", None)
+    ours, problem = flower_app.prepared(**values)
+    return ours, problem, flower_app.facts_of(ours, problem, largest)
 
 
 def written(place, words=RUN):
@@ -57,10 +59,9 @@ def without(client, nodes, after):
 
 def assert_simulated(words, rows, rounds, **how):
     """The first rows have the numbers of `train`."""
-    job, problem, _ = job_of(words)
-    [method] = job.methods().values()
-    how = {**job.settings(problem), "plan": engine.plans.mapped, **how}
-    simulation = runs.simulate(method, problem, 0, **how)
+    ours, problem, _ = job_of(words)
+    how = {**ours.how, "plan": engine.plans.mapped, **how}
+    simulation = runs.simulate(ours.algorithm(), problem, 0, **how)
     state = simulation.init(start_key(0))
     for round in range(rounds + 1):
         if round:

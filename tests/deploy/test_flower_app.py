@@ -1,6 +1,5 @@
 """The written Flower app without Flower: its files, its nodes and its results."""
 
-import json
 import tomllib
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from fedjax_muon.cli import flower_app
 from fedjax_muon.deploy import in_process
 from fedjax_muon.runs import metrics_csv
 
-SMALL = ("fedavg", "--clients", "3", "--model", "mlp:hidden=8")
+SMALL = ("fedavg", "--problem", "digits:clients=3,model=mlp:8")
 
 
 @pytest.fixture
@@ -45,12 +44,14 @@ def test_the_command_writes_the_template_and_the_run(capsys, tmp_path, monkeypat
         source = (place / f"{module}.py").read_text()
         assert name in compile(source, module, "exec").co_names
     assert all((place / name[1:]).is_file() for name in project["app"]["fab-include"])
-    job, facts = flower_app.read_app(place)
-    assert job.calls[0].name == "fedavg"
-    assert job.problem_call.keywords["model"].keywords == {"hidden": (8,)}
+    text = (place / "experiment.py").read_text()
+    exec(compile(text, "experiment.py", "exec"), made := {})  # is Python, too
+    assert made["method"].recipe.arguments["lr"] == 0.1
+    ours, facts = flower_app.read_app(place)
+    assert ours.method.function is fm.fedavg
+    assert ours.problem.kwargs["model"].kwargs == {"hidden": (8,)}
     assert facts.sizes["max_client_size"] == 4096
     assert "is already used" in refused(capsys, "deploy", place, *SMALL)
-    assert "made by deploy; to resume it, use flwr" in refused(capsys, "resume", place)
     (place / flower_app.FACTS).write_text("{}")
     with pytest.raises(ValueError, match="the same version of fedjax_muon"):
         flower_app.read_app(place)
@@ -91,8 +92,8 @@ def test_arrivals_are_recorded_once_whenever_the_server_is_killed(
     tmp_path, monkeypatch
 ):
     """After it has saved a checkpoint, and before it writes the rows of that round."""
-    words = [w for w in RUN if w not in ("--cohort", "3")] + ["--clients", "3"]
-    words += ["--cohort", "buffered:concurrency=2,buffer=1", "--rounds", "2"]
+    late = {"3": "buffered:concurrency=2,buffer=1", "4": "2"}  # cohort, rounds
+    words = [late.get(word, word) for word in RUN]
     job, problem, facts = job_of(words)
     place = tmp_path / "app"
     configs = written(place, words)
@@ -155,7 +156,7 @@ def test_only_the_server_needs_its_data(tmp_path, monkeypatch):
     rows = [f"{i % 3},{i},{i % 2}" for i in range(30)]
     own, place = tmp_path / "own.csv", tmp_path / "app"
     own.write_text("\n".join(["ward,age,label", *rows]))
-    run("deploy", "app", "fedavg", "--dataset", "own.csv", "--owner", "ward")
+    run("deploy", "app", "fedavg", "--problem", "own.csv:owner=ward")
     np.savez(mine := tmp_path / "mine.npz", x=np.ones((4, 1), "f4"), y=[0, 1, 0, 1])
     node = lambda **has: flower_app.node_of({"partition-id": 2, **has}, server, place)
     server = {"output": str(tmp_path)}
@@ -179,48 +180,63 @@ def gated(dataset):
 def test_a_node_imports_only_the_modules_that_its_user_names(tmp_path, monkeypatch):
     (tmp_path / "own_net.py").write_text(OWN_NET)
     monkeypatch.chdir(tmp_path)
-    run("deploy", place := tmp_path / "app", *SMALL, "--model", "own_net:gated")
+    words = ("fedavg", "--problem", "digits:clients=3,model=own_net:gated")
+    run("deploy", place := tmp_path / "app", *words)
     project = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]
     assert project["app"]["config"]["own-code"] == "own_net"
     np.savez("mine.npz", x=np.zeros((4, 8, 8, 1), "f4"), y=np.zeros(4, "i4"))
     config = {"partition-id": 0, "data": "mine.npz"}
     flower_app.node_of({**config, "own-code": "json,own_net"}, {}, place)
-    node = lambda: flower_app.node_of({**config, "own-code": "own"}, {}, place)
+    node = lambda own: flower_app.node_of({**config, "own-code": own}, {}, place)
     why = (
         'own_net:gated is imported only if this SuperNode has --node-config own-code="'
     )
     with pytest.raises(ValueError, match=f'{why}own_net"'):
-        node()
-    path = place / "command.json"  # whatever the server says of its modules
-    about = json.loads(path.read_text())
-    path.write_text(json.dumps({**about, "argv": ["deploy", "a", "os:abort"]}))
-    with pytest.raises(ValueError, match="the server's os:abort is imported only if"):
-        node()
+        node("own")
+    path = place / "experiment.py"  # whatever the server says of its modules
+    whole = path.read_text()
+    for text, said in HOSTILE.items():
+        path.write_text(text.replace("WHOLE", whole))
+        with pytest.raises(ValueError, match=said):
+            node("own_net")
+
+
+HOSTILE = {  # what a server may write, and what its nodes say
+    "from os import abort\nWHOLE": "server's os:abort is imported only if",
+    "import os\nWHOLE": "line 1 has more than imports, calls, and plain values",
+    "from fedjax_muon.files import write\nWHOLE": "write is no function of the command",
+    "from functools import reduce\nWHOLE": "reduce is no function of the command line",
+    "WHOLE\nmethod = __import__('os')": "has more than imports, calls, and plain",
+    "WHOLE\nmethod = fedavg.__globals__": "has more than imports, calls, and plain",
+    "WHOLE\nmethod = [x for x in '1']": "has more than imports, calls, and plain",
+    "WHOLE\nmethod = 3": "method and problem must be calls",
+    "WHOLE\nrounds = 'many'": "method and problem must be calls, and the others numb",
+    "method = 3": "it must say method, problem, settings",
+    "(": "expected Python, found",
+}
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("fedavg --dropout 0.1", "deploy does not support --dropout, since clients"),
-        ("fedavg --devices 2", "deploy does not support --devices, since clients have"),
-        ("fedavg --split-examples", "deploy does not support --split-examples, since"),
-        ("fedavg --local-epochs 1", "does not support --local-epochs, since nodes"),
-        ("fedavg --clock constant", "not support --clock, since real rounds take"),
-        ("fedavg --client-tests", "--client-tests, since the server tests on its own"),
-        ("fedavg --problem classification:client_tests=true", "support --client-tests"),
-        ("fedavg --epsilon 8", "--epsilon, since no ledger would know of its rounds"),
-        ("fedavg --plan vmapped", "plan mapped; leave out --plan, got vmapped"),
-        ("fedavg --cohort replayed:buffered", "deploy takes messages as they come"),
+        ("fedavg --devices 2", "deploy does not support devices, since clients have"),
+        ("fedavg --split-examples", "deploy does not support split_examples, since"),
+        ("fedavg --local-epochs 1", "does not support local_epochs, since nodes"),
+        ("fedavg --problem digits:client_tests=true", "since the server tests on its"),
+        ("fedavg --privacy x", "privacy, since no ledger would know of its rounds"),
+        ("fedavg --plan vmapped", "support plan, since nodes train one by one"),
+        ("fedavg --cohort replayed:buffered(2,1),a.csv", "takes messages as they come"),
         ("fedavg --cohort buffered:9,2", "concurrency=9 of 3 clients"),
         ("fedavg --cohort sampled:2,dropout=0.1", "without a clock and dropout"),
+        ("fedavg --dropout 0.1", "write --cohort sampled:8,dropout=0.1"),
         ("fedavg --largest-client 0", "largest_client must be at least 1, got 0"),
         ("fedavg --ledger a.json", "unknown option --ledger"),
         ("dsgd", "dsgd has no server"),
-        ("fedavg fedmuon", "deploy takes a new directory and one method"),
+        ("fedavg fedmuon", "deploy takes directory, method, got 'fedmuon' too"),
     ],
 )
 def test_what_a_deployment_can_not_have_is_refused(capsys, tmp_path, words, said):
-    options = () if words.startswith("dsgd") else SMALL[1:]
-    words = ["deploy", tmp_path / "app", *words.split(), *options]
+    words = ["deploy", tmp_path / "app", *words.split()]
+    words += [] if "--problem" in words else ["--problem", "digits:clients=3"]
     assert said in refused(capsys, *words)
     assert not (tmp_path / "app").exists()

@@ -17,7 +17,7 @@ from packages import needs
 
 import fedjax_muon as fm
 from fedjax_muon.algorithms.registry import Source, base_of
-from fedjax_muon.cli.helping import help_texts
+from fedjax_muon.cli.call import texts_of
 
 TABLES = (fm.algorithms.ALL, fm.minimax.ALL, fm.decentralized.ALL)
 TABLES += (fm.decentralized.PRIVATE_METHODS,)
@@ -95,7 +95,7 @@ def test_all_that_is_public_is_annotated_and_documented():
 def untaught(method) -> list[str]:
     """What the docstring of a method lacks of what a reader needs."""
     text = inspect.getdoc(method.function) or ""
-    described = help_texts(method.function)
+    described = texts_of(method.function)
     parameters = inspect.signature(method.function).parameters
     found = [f"no {name} in Args" for name in parameters if name not in described]
     source = " ".join(text.partition("\n\nSource: ")[2].partition("\n\n")[0].split())

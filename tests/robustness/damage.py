@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import outcome
+from .environments import TRAIN
 from .kills import results
 
 
@@ -87,13 +88,13 @@ class Case(NamedTuple):
 
 
 def files_of(directory: Path) -> list[Path]:
-    """The files of a run that a resume may read."""
+    """The files of a run that who goes on with it may read."""
     found = sorted(path for path in directory.rglob("*") if path.is_file())
     return [p for p in found if p.suffix not in (".png", ".md") and p.name[0] != "."]
 
 
 def harm_run(draw: random.Random, finished: Path, place: Path) -> Case:
-    """Damages a file of a copy of a run, resumes it, and compares all numbers."""
+    """Damages a file of a copy of a run, goes on with it, and compares all numbers."""
     copy = place / "copy"
     shutil.copytree(finished, copy)
     path = draw.choice(files_of(copy))
@@ -103,7 +104,7 @@ def harm_run(draw: random.Random, finished: Path, place: Path) -> Case:
     harm.act(draw, path)
     if path.is_file() and path.read_bytes() == before:
         return Case(name, harm.name, "same")
-    result = outcome.run(["resume", copy])
+    result = outcome.run([*TRAIN, "--directory", copy])
     if result.problem:
         return Case(name, harm.name, f"{result.problem}: {result.text[-300:]}")
     if result.status == 2:

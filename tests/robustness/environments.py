@@ -53,8 +53,8 @@ def limited_files(place: Path, sizes: tuple[int, ...] = (1, 2, 5, 50)) -> list[C
         process = spawn([*TRAIN, "--directory", "run"], own, program=limit, env=env)
         status, text = ended(process)
         problem = _refused(status, text, (1, 2))
-        if not problem and (own / "run" / "command.json").exists():
-            status, text = ended(spawn(["resume", "run"], own))
+        if not problem and (own / "run" / "identity.json").exists():
+            status, text = ended(spawn([*TRAIN, "--directory", "run"], own))
             problem = "" if status == 0 else f"not resumed: {text[-200:]}"
         checks.append(Check(f"files of at most {size} kB", problem))
     return checks

@@ -1,30 +1,26 @@
-"""Command lines and their records, made from signatures and mutated at random."""
+"""Command lines, made from signatures and mutated at random."""
 
-import inspect
-import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.algorithms.minimax import ALL as MINIMAX
-from fedjax_muon.cli.helping import PARSERS
-from fedjax_muon.cli.names import SEVERAL, TABLES, kinds_of
+from fedjax_muon.cli import call
+from fedjax_muon.cli.names import SEVERAL, TABLES, kind_of, members
 
 from . import outcome
 from .outcome import Outcome
 
 # What makes a command fast; mutations change some of it.
-SMALL = {"clients": "4", "cohort": "2", "local_steps": "1", "batch_size": "8"}
-SMALL |= {"rounds": "2", "evaluate_every": "1", "model": "mlp:hidden=4"}
+SMALL = {"problem": "digits:clients=4,model=mlp:4", "cohort": "2", "local_steps": "1"}
+SMALL |= {"batch_size": "8", "rounds": "2", "evaluate_every": "1"}
 WITH_SERVER = [*ALL, *MINIMAX]
 CHEAP = ("fedavg", "fedprox", "scaffold", "fedmuon", "local_sgdm", "fedadam")
 COMMANDS = (*["train"] * 20, "sweep", "compare", "compare private", "list")
-COMMANDS += ("partition", "plot", "resume", "prepare")
+COMMANDS += ("partition", "plot", "export", "prepare")
 # what belongs to other machines, or to the beginning of a process
-APART = ("data_dir", "devices", "compile_for", "tune")
-APART += ("distributed", "coordinator", "num_processes", "process_id")
+APART = ("devices", "distributed")
 TRAINING = ("train", "sweep", "compare")
 NUMBERS = ("-1", "0", "1", "2", "3", "1e30", "nan", "inf", "-inf", "0.5", "1e-9")
 NUMBERS += ("99999999999999999999", "2147483648", "x", "", "1_000", "0x10", "²", "1,2")
@@ -39,12 +35,6 @@ class Case(NamedTuple):
     result: Outcome
     started: bool  # whether training was reached
     problem: str
-
-
-def options(command: str, method: str) -> dict[str, inspect.Parameter]:
-    """The options of a command with a method."""
-    sections = PARSERS[command]([method]).sections
-    return {name: p for each in sections for name, p in each.parameters.items()}
 
 
 def value(draw: random.Random, name: str, kinds: list[Any], place: Path) -> str:
@@ -80,19 +70,21 @@ def line(draw: random.Random, place: Path) -> list[str]:
     method = "dpmixsgd" if private else method
     if name not in TRAINING:
         return [name, *(draw.choice(WORDS) for _ in range(draw.randint(0, 2)))]
-    known = options(name, method)
+    known = call.options_of(name)
     chosen = {key: word for key, word in SMALL.items() if key in known}
     chosen["directory"] = str(place / "out")
     if name == "sweep":
-        chosen |= {"lr": "0.1,0.2", "extend": "false"}
+        chosen |= {"grid": "lr=0.1,0.2", "extend": "false"}
     if name != "train":
         chosen["seeds"] = "0"
     if private:
-        chosen |= {"epsilon": "4", "clients": "3", "ledger": str(place / "ledger.json")}
+        chosen |= {"problem": "auc:clients=3", "ledger": str(place / "ledger.json")}
+        chosen |= {"privacy": "ExamplePrivacy:epsilon=4"}
+        del chosen["cohort"], chosen["local_steps"]
     count = min(len(known), draw.choice((0, 0, 1, 1, 2, 3)))
     for key in draw.sample(sorted(known), count):
         if key not in APART:
-            chosen[key] = value(draw, key, kinds_of(known[key]), place)
+            chosen[key] = value(draw, key, members(kind_of(known[key])), place)
     words = [name, method]
     for key, given in chosen.items():
         words += ["--" + key.replace("_", "-"), given]
@@ -114,30 +106,3 @@ def _judged(words: list[str], place: Path, result: Outcome) -> Case:
         problem = f"left {sorted(left)[0]} after a refusal"
     started = bool(left) and result.status in (0, 1) and words[0] in TRAINING
     return Case(words, result, started, problem)
-
-
-def try_record(draw: random.Random, finished: Path, place: Path) -> Case:
-    """Resumes a finished run whose command.json was edited."""
-    copy = place / "copy"
-    shutil.copytree(finished, copy)
-    path = copy / "command.json"
-    about = json.loads(path.read_text())
-    tree: Any = draw.choice([about, about["argv"]])
-    key: Any = draw.choice(sorted(about)) if tree is about else None
-    values = [None, True, -1, 0, 3, 1e300, "x", [], {}, [1, "a"], "fedavg", 2**70]
-    if key is None:
-        key = draw.randrange(len(tree))
-        tree[key] = draw.choice(["x", "3", "0.5", "", "--", "fedavg", "true"])
-    elif draw.randrange(2):
-        del tree[key]
-    else:
-        tree[key] = draw.choice(values)
-    path.write_text(json.dumps(about))
-    before = (copy / "metrics.csv").read_text()
-    result = outcome.run(["resume", copy])
-    problem = result.problem
-    after = (copy / "metrics.csv").read_text()
-    # more rounds than before extend a run
-    if not problem and result.status == 0 and not after.startswith(before):
-        problem = "other numbers under an edited command"
-    return Case(["resume", f"{key}={tree}"], result, False, problem)

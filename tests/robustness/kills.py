@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SIZES = "--clients 6 --cohort 3 --local-steps 2 --batch-size 8 --model mlp:hidden=8"
-SMALL = SIZES.split()
+SIZES = "--cohort 3 --local-steps 2 --batch-size 8"
+SMALL = [*SIZES.split(), "--problem", "digits:clients=6,model=mlp:8"]
 TRAIN = ["train", "fedmuon", "--rounds", "120", "--evaluate-every", "20"]
 
 TURN = 0.05  # seconds that evaluating and saving take at least, to be hit

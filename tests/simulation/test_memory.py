@@ -208,7 +208,7 @@ def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(module, "limit_of", unknown)
     with pytest.warns(UserWarning, match="^memory not checked: no device says"):
         check_memory(federation.federation())
-    short = ["--rounds", "1", "--model", "mlp:hidden=4", "--cohort", "1"]
+    short = ["--rounds", "1", "--problem", "digits:model=mlp:4", "--cohort", "1"]
     out = tmp_path / "out"
     main(["train", "fedavg", *short, "--directory", str(out)])
     said = capsys.readouterr().err.splitlines()
@@ -216,7 +216,7 @@ def test_what_is_unknown_stops_no_run(monkeypatch, capsys, tmp_path):
     assert said.count(line) == 1  # beside what other packages warn of
     assert len((out / "metrics.csv").read_text().splitlines()) == 3
     grid = ["--seeds", "1", "--no-extend", "--directory", str(tmp_path / "grid")]
-    main(["sweep", "fedavg:lr=0.1+0.2", *grid, *short])
+    main(["sweep", "fedavg", "--grid", "lr=0.1,0.2", *grid, *short])
     assert "memory not checked, one cell at a time: " in capsys.readouterr().err
 
 

@@ -1,6 +1,7 @@
 """The command, called in this process or in one of its own."""
 
 import csv
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from fedjax_muon.cli.main import main
 
-SMALL = ["--clients", "6", "--cohort", "3", "--local-steps", "2"]
+SMALL = ["--cohort", "3", "--local-steps", "2"]
 SMALL += ["--batch-size", "8", "--evaluate-every", "2"]
 
 
@@ -39,10 +40,12 @@ def assert_same_but_for_seconds(a: Path, b: Path) -> None:
     assert rows(a) == rows(b)
 
 
-def spawn(*arguments) -> subprocess.Popen:
+def spawn(*arguments, **variables: str) -> subprocess.Popen:
+    """The command in a process, with further variables in its environment."""
     command = [sys.executable, "-m", "fedjax_muon", *map(str, arguments)]
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, text=True, **quiet)
+    environment = {**os.environ, **variables}
+    return subprocess.Popen(command, text=True, env=environment, **quiet)
 
 
 def wait_for(condition, process) -> None:
