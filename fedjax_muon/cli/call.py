@@ -38,7 +38,6 @@ from fedjax_muon.terminal import plain_console
 from fedjax_muon.versions import install_command
 
 HELP = {"-h", "--help"}
-UNSAID = ("begun", "check")  # arguments that no text gives
 SIZES = ("cohort", "local_steps", "batch_size")  # that a problem has
 DISTRIBUTED = inspect.Parameter(
     "distributed", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool
@@ -195,7 +194,7 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
     for each in signature.values():
         if each.kind is each.VAR_KEYWORD:
             found |= {k: p for k, p in settings().items() if k not in found}
-        elif each.name not in places and each.name not in UNSAID:
+        elif each.name not in places:
             found[each.name] = each
     return found | ({"distributed": DISTRIBUTED} if name == "train" else {})
 

@@ -180,9 +180,9 @@ def _end(status: int, message: str) -> typing.NoReturn:
     sys.exit(status)
 
 
-def _warn(message, category, filename, lineno, file=None, line=None) -> None:
+def _warn(message: Warning | str, *place: object, **more: object) -> None:
     """Prints a warning without its place; stands in for `warnings.showwarning`."""
-    del category, filename, lineno, file, line
+    del place, more
     show_line(f"warning: {message}")
 
 

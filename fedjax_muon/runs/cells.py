@@ -25,7 +25,7 @@ CELLS = "cells.csv"
 Values = tuple[dict[str, float], int]  # hyperparameters and seed of a cell
 
 
-class Cells:
+class FinishedCells:
     """The finished cells of a sweep, which grow while it runs."""
 
     def __init__(

@@ -16,7 +16,7 @@ summary.csv      and .tex: the scores after the last round
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
@@ -71,7 +71,6 @@ from fedjax_muon.runs.train import (
     check_one_process,
     data_words,
     followed,
-    ignore,
     job_of,
     resumable,
     run,
@@ -195,7 +194,6 @@ def compare(
     budget: float | None = None,
     log: Sequence[str] = (),
     progress: bool | Progress = True,
-    begun: Callable[[], None] = ignore,
     **how: Unpack[Settings],
 ) -> Comparison:
     """Trains several methods on several seeds.
@@ -224,7 +222,6 @@ def compare(
       budget: Largest total epsilon of all runs in the ledger.
       log: Trackers that get the records: tensorboard, wandb or trackio.
       progress: Whether the rounds are shown on standard error; or what counts them.
-      begun: Called before the first round.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes.
         `privacy` may be a list: every method is then trained with each of them, and all
         runs are charged together before the first one starts.
@@ -258,7 +255,6 @@ def compare(
         check_memory(first)
     told = data_words(next(iter(firsts.values())), problem)
     say(told if searches else "", progress)
-    begun()
     sweeps = _searched(searches, len(rows) * len(seeds), rounds, place, progress)
     for label, swept in sweeps.items():
         rows[label] = rows[label]._replace(method=swept.best_method)

@@ -148,21 +148,23 @@ def finished(method: Made, rounds: int) -> Method:
 
 
 # ------------------------------------------------------------------------- grids
-class Axes(NamedTuple):
+class GridNames(NamedTuple):
     """A grid by what its names are of."""
 
     numbers: dict[str, tuple[Any, ...]]  # of methods, which validation chooses
     shown: dict[str, tuple[Any, ...]]  # of the problem and the run, which tables show
 
 
-def axes_of(grid: Any, methods: Mapping[str, Made], settings: Sequence[str]) -> Axes:
+def axes_of(
+    grid: Any, methods: Mapping[str, Made], settings: Sequence[str]
+) -> GridNames:
     """Divides a grid; raises `ValueError` for what names nothing.
 
     Args:
       settings: Names of the call's other arguments.
     """
     if grid is None or grid == "paper":
-        return Axes({}, {})
+        return GridNames({}, {})
     if not isinstance(grid, Mapping):
         raise TypeError(
             'the grid must be a dictionary, such as {"lr": (0.03, 0.1)}, or "paper", '
@@ -186,7 +188,7 @@ def axes_of(grid: Any, methods: Mapping[str, Made], settings: Sequence[str]) -> 
                 f"the grid names {name!r}, which is no number of {names}, no setting "
                 f"of the run, and not {OF_PROBLEM}NAME of the problem"
             )
-    return Axes(numbers, shown)
+    return GridNames(numbers, shown)
 
 
 def _numbers_in(label: str, method: Made, names: Mapping[str, Any]) -> dict[str, str]:
@@ -204,7 +206,7 @@ def _numbers_in(label: str, method: Made, names: Mapping[str, Any]) -> dict[str,
 
 
 def grid_of(
-    label: str, method: Made, axes: Axes, grid: Any
+    label: str, method: Made, axes: GridNames, grid: Any
 ) -> dict[str, tuple[Any, ...]]:
     """The values that a grid has for the numbers of a method."""
     if grid == "paper":

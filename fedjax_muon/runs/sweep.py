@@ -34,7 +34,7 @@ from fedjax_muon.runs import (
     summary,
     tables,
 )
-from fedjax_muon.runs.cells import Cells
+from fedjax_muon.runs.cells import FinishedCells
 from fedjax_muon.runs.identity import as_begun, claimed, identity, words_of
 from fedjax_muon.runs.methods import Methods
 from fedjax_muon.runs.search import DIVERGED, wider
@@ -53,7 +53,6 @@ from fedjax_muon.runs.summary import Point
 from fedjax_muon.runs.train import (
     check_one_process,
     followed,
-    ignore,
     resumable,
 )
 from fedjax_muon.simulation.simulation import Simulation
@@ -238,7 +237,6 @@ def sweep(
     cells_at_once: int | None = None,
     directory: str | Path | None = None,
     progress: bool | Progress = True,
-    begun: Callable[[], None] = ignore,
     **how: Unpack[Settings],
 ) -> Sweeps:
     """Trains methods at every point of a grid, on every seed.
@@ -268,7 +266,6 @@ def sweep(
       directory: Where finished cells, tables and figures are kept; by default nowhere,
         and by the command in a new directory in `runs/`.
       progress: Whether the rounds are shown on standard error; or what counts them.
-      begun: Called before the first round.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes;
         `devices` divide the cells of every group.
 
@@ -308,7 +305,6 @@ def sweep(
             searches[name] = searched(method, one, values, seeds, folder, **options)
     for each in searches.values():
         each.begin()
-    begun()
     total = sum(each.size for each in searches.values()) * rounds
     found = Sweeps()
     with resumable(place) as stop, followed(progress, total, "sweep") as course:
@@ -390,7 +386,7 @@ class Search:
         """
         start, tuned = self.grid.get("lr", (1.0,))[0], self.prepared.tuned
         made = self.simulation, tuned, self.seeds, self.directory
-        cells = Cells(*made, **self.settings)
+        cells = FinishedCells(*made, **self.settings)
         while True:
             points = cells.run(_points(self.grid), course, stop, pace)
             rates, more = self.grid.get("lr", ()), list[float]()

@@ -10,7 +10,7 @@ import functools
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -319,10 +319,6 @@ def _cleared(directory: Path) -> None:
         (directory / name).unlink(missing_ok=True)
 
 
-def ignore(*_: Any) -> None:
-    """Does nothing: nobody wants to know."""
-
-
 @plain_numbers
 def train(
     method: Made,
@@ -337,7 +333,6 @@ def train(
     budget: float | None = None,
     log: Sequence[str] = (),
     progress: bool | Progress = True,
-    begun: Callable[[], None] = ignore,
     **how: Unpack[Settings],
 ) -> Trained:
     """Trains a method on a problem.
@@ -362,7 +357,6 @@ def train(
       budget: Largest total epsilon of all runs in the ledger.
       log: Trackers that get the records: tensorboard, wandb or trackio.
       progress: Whether the rounds are shown on standard error; or what counts them.
-      begun: Called before the first round, when the directory is this run's.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes,
         such as `batch_size=16` or `privacy=fm.privacy.ClientPrivacy(...)`.
 
@@ -411,7 +405,6 @@ def train(
             say(statement, progress)
         followers = trackers.again(place, log or trackers.NONE).of_run(place)
     say(data_words(simulation, problem), progress)
-    begun()
     with resumable(place) as stop, followed(progress, rounds, job.name) as shown_rounds:
         state, records = run(job, shown_rounds, stop, followers)
     if place is not None:

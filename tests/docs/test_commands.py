@@ -113,7 +113,7 @@ def parse(words: Sequence[str], monkeypatch) -> Any:
     try:
         if program in ("fedjax-muon", "fedjax_muon"):
             return parsed_command(*arguments)
-        elif program == "benchmarks":
+        if program == "benchmarks":
             benchmarks.main(arguments)
         else:
             run_module(program, arguments, monkeypatch)

@@ -13,14 +13,10 @@ AGENTS = ("dsgd", "estimators", "private", "suda", "tracking")
 METHODS += [ROOT / "decentralized" / f"{name}.py" for name in AGENTS]
 # Classes of one name, and how many there are. This list may only shrink.
 DOUBLE = {
-    "Axes": 2,
     "Block": 2,
     "Call": 2,
-    "Cells": 2,
-    "Job": 2,
     "Layout": 2,
     "Network": 2,
-    "Place": 2,
     "Progress": 2,
     "Source": 2,
     "State": 4,

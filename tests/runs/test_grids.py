@@ -232,7 +232,9 @@ ODD = "$5_$10 to $x$"  # matplotlib takes dollars for formulas, and fails at the
         lambda path: plots.curves({ODD: [random_run(0)]}, path, title=ODD),
         lambda path: plots.ranking([summarized(ODD, 0.8, 0.1, 5.0)], path, title=ODD),
         lambda path: plots.label_counts(np.ones((2, 2), int), [ODD, ODD], path),
-        lambda path: plots.utility({ODD: {1.0: [0.5], 8.0: [0.7]}}, path, title=ODD),
+        lambda path: plots.along(
+            {ODD: {1.0: [0.5], 8.0: [0.7]}}, path, axis="e", title=ODD
+        ),
         lambda path: plots.grids({ODD: GRID["aligned"]}, path, title=ODD),
     ],
 )

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from fedjax_muon.runs import (
-    comparison,
     intervals,
     metrics_csv,
     plots,
     style,
+    summary,
     tables,
 )
 
@@ -139,42 +139,42 @@ METHODS = {"fast": FAST, "slow": SLOW}
 
 
 def test_the_target_is_a_share_of_the_best_mean():
-    assert comparison.target_score(METHODS) == pytest.approx(0.9 * 0.75)
-    assert comparison.target_score({"slow": SLOW}) == pytest.approx(0.9 * 0.6)
+    assert summary.target_score(METHODS) == pytest.approx(0.9 * 0.75)
+    assert summary.target_score({"slow": SLOW}) == pytest.approx(0.9 * 0.6)
     # of an AUC it counts from guessing
     ranked = [run | {"test_auc": run["test_accuracy"]} for run in FAST]
-    assert comparison.target_score({"fast": ranked}) == pytest.approx(0.5 + 0.9 * 0.25)
+    assert summary.target_score({"fast": ranked}) == pytest.approx(0.5 + 0.9 * 0.25)
 
 
 def test_curves_and_summaries_by_hand():
-    curve = comparison.mean_curve(FAST, "test_accuracy")
+    curve = summary.mean_curve(FAST, "test_accuracy")
     np.testing.assert_allclose(curve, [0.1, 0.5, 0.75, 0.7])
-    fast, slow = comparison.summarize(METHODS, target=0.5)
+    fast, slow = summary.summarize(METHODS, target=0.5)
     near = lambda *values: [pytest.approx(value, nan_ok=True) for value in values]
     # the score's mean and deviation, which is the root of (0.1^2 + 0.1^2) / (2 - 1);
     # rounds and megabytes to the target; bytes of a round, without prologue; seconds
     expected = near(0.7, np.sqrt(0.02), 5, 1.5, 4.5e6 / 15, 6)
-    assert fast == comparison.Summary("fast", *expected)
+    assert fast == summary.Summary("fast", *expected)
     expected = near(0.6, np.nan, 10, 6300 / 1e6, 6000 / 10, 5)
-    assert slow == comparison.Summary("slow", *expected)
+    assert slow == summary.Summary("slow", *expected)
 
 
 def test_a_target_is_not_reached_or_reached_at_the_start():
-    fast, slow = comparison.summarize(METHODS, target=0.7)
+    fast, slow = summary.summarize(METHODS, target=0.7)
     assert fast.rounds_to_target == 10
     assert np.isnan([slow.rounds_to_target, slow.megabytes_to_target]).all()
-    (fast,) = comparison.summarize({"fast": FAST}, target=0.1)
+    (fast,) = summary.summarize({"fast": FAST}, target=0.1)
     assert (fast.rounds_to_target, fast.megabytes_to_target) == (0, 0)
 
 
 def test_summaries_as_a_file(tmp_path):
-    summaries = comparison.summarize(METHODS, target=0.7)
+    summaries = summary.summarize(METHODS, target=0.7)
     rates = {"fast": "0.1", "slow": "0.3 cosine", "lost": "9"}
     path = tmp_path / "summary.csv"
     lost = {"lost": "diverged (round 5)"}
-    comparison.write(summaries, path, diverged=lost, columns={"lr": rates})
+    summary.write(summaries, path, diverged=lost, columns={"lr": rates})
     header, *lines, last = path.read_text().splitlines()
-    method, *fields = comparison.Summary._fields
+    method, *fields = summary.Summary._fields
     assert header.split(",") == [method, "status", "lr", *fields]
     assert last == "lost,diverged (round 5),9" + "," * len(fields)
     for line, (name, *numbers) in zip(lines, summaries, strict=True):
@@ -185,24 +185,24 @@ def test_summaries_as_a_file(tmp_path):
 
 def test_a_loss_that_ends_above_its_start_is_said():
     losses = lambda *values: {"train_loss": np.array(values)}
-    assert comparison.risen_loss(losses(2.0, 9.0, 1.9)) == ""
+    assert summary.risen_loss(losses(2.0, 9.0, 1.9)) == ""
     words = "the training loss rose from 2 to 9; try a lower learning rate"
-    assert comparison.risen_loss(losses(2.0, 1.0, 9.0)) == words
-    private = comparison.risen_loss({"test_loss": np.array([1, 2])})
+    assert summary.risen_loss(losses(2.0, 1.0, 9.0)) == words
+    private = summary.risen_loss({"test_loss": np.array([1, 2])})
     assert private.startswith("the test loss rose from 1 to 2; the noise may be too la")
     few = {"round": np.array([0, 10]), "answered": np.array([0, 3])}
     words = "only 0.3 clients answered per round; sample more clients"
-    assert comparison.risen_loss(losses(1.0, 2.0) | few).startswith(words)
+    assert summary.risen_loss(losses(1.0, 2.0) | few).startswith(words)
 
 
 def test_runs_of_different_lengths_have_no_mean():
-    comparison.check_rounds(METHODS)
+    summary.check_rounds(METHODS)
     shorter = {name: column[:2] for name, column in FAST[0].items()}
     with pytest.raises(ValueError, match="runs of fast were evaluated at different"):
-        comparison.check_rounds({"slow": SLOW, "fast": [FAST[0], shorter]})
+        summary.check_rounds({"slow": SLOW, "fast": [FAST[0], shorter]})
     begun = {name: column[:0] for name, column in FAST[0].items()}
     with one_line("fast has no rounds yet"):
-        comparison.check_rounds({"slow": SLOW, "fast": [begun]})
+        summary.check_rounds({"slow": SLOW, "fast": [begun]})
 
 
 def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
@@ -245,7 +245,7 @@ def test_curves_of_shares_are_in_percent_and_bands_of_losses_end(tmp_path, monke
 def test_one_seed_has_no_deviation():
     assert tables.percent(0.95, np.nan) == "95.00"
     assert tables.percent(0.95, 0.01) == "95.00 ± 1.00"
-    summaries = comparison.summarize({"slow": SLOW}, 0.5)
+    summaries = summary.summarize({"slow": SLOW}, 0.5)
     words = {"rates": {"slow": "0.1"}, "diverged": {}}
     table = tables.compared(summaries, 0.5, "title", 1, **words)
     assert table.rows[0][2] == "60.00"

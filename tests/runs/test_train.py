@@ -222,9 +222,10 @@ def test_other_code_of_a_users_function_is_another_run(tmp_path, monkeypatch):
         train_one(model.__name__, model)
     monkeypatch.setattr(wide, "__qualname__", "small")
     monkeypatch.setitem(globals(), "WIDTH", 5)
-    for name, model in (("small", wide), ("of_width", of_width)):
-        with pytest.raises(ValueError, match=f"code of test_train.{name} differs;"):
-            train_one(name, model)
+    with pytest.raises(ValueError, match=r"its task is .*\(4\).*, not .*\(5\)"):
+        train_one("small", wide)
+    with pytest.raises(ValueError, match=r"its task is|code of test_train differs;"):
+        train_one("of_width", of_width)
     monkeypatch.setitem(globals(), "WIDTH", 4)
     train_one("of_width", of_width)
 
@@ -274,7 +275,7 @@ def test_a_problem_of_a_users_own_is_one_function(tmp_path):
     with pytest.raises(ValueError, match=r"its problem.ward is 3, not 4; choose"):
         train(fm.fedavg(lr=0.1), hospital(ward=4), **how)
     words = json.loads((tmp_path / "run" / "identity.json").read_text())
-    assert "code of test_train.hospital" in words
+    assert "code of test_train" in words
 
 
 def test_trackers_get_every_record_once(tmp_path, monkeypatch, dies):
@@ -498,9 +499,7 @@ def test_grids_and_seeds_are_any_numbers(tmp_path):
     how = {"rounds": 1, "progress": False, "extend": np.bool_(False), **SIZES}
     grids = [np.array([0.25, 0.5]), (x / 4 for x in (1, 2)), jnp.array([0.25, 0.5])]
     found = [
-        fm.sweep({"a": fm.fedavg}, problem, {"lr": rates}, seeds=seeds, **how)[
-            "a"
-        ].points
+        fm.sweep([fm.fedavg], problem, {"lr": rates}, seeds=seeds, **how)
         for rates, seeds in zip(
             grids, (np.arange(1), range(1), [jnp.int32(0)]), strict=True
         )
@@ -544,7 +543,7 @@ def test_other_versions_are_said_and_noted(swept, tmp_path):
             train(fm.fedavg(lr=0.1), problem, directory=place, **how)
 
     run(1)
-    path = place / "FedAvg" * swept / "versions.json"
+    path = (place / "FedAvg" if swept else place) / "versions.json"
     first = json.loads(path.read_text())
     path.write_text(json.dumps({**first, "jax": "0.4", "python": "3.9"}))
     with pytest.warns(
