@@ -56,21 +56,18 @@ def fedprox(
             d = tree.add_scaled(
                 objective.grad(x, batch, key), core.value_at(mu, round), pull
             )
-            return core.move(objective, x, core.value_at(lr, round), rule, opt, d), ()
+            rate = core.value_at(lr, round)
+            return core.move(objective, x, rate, rule, opt, d), ()
 
-        (x, _), _ = core.local_steps(step, (start, rule.init(start)), batches, round)
+        begun = start, rule.init(start)
+        (x, _), _ = core.local_steps(step, begun, batches, round)
         return State(tree.sub(x, start)), client_state
 
     def server(state, mean, round):
         del round
         return tree.add(state, mean)
 
-    return core.Algorithm(
-        State,
-        core.no_client_state,
-        (
-            core.Exchange(
-                core.broadcast_state, client, server, local_params=core.after_change
-            ),
-        ),
+    exchange = core.Exchange(
+        core.broadcast_state, client, server, local_params=core.after_change
     )
+    return core.Algorithm(State, core.no_client_state, (exchange,))
