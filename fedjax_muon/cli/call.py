@@ -80,6 +80,8 @@ def run(name: str, words: Sequence[str]) -> None:
     if name in ("train", "compare", "sweep"):
         launch.begin(values.get("devices", 1), distributed=joins)
     place, again = None, [*words]
+    if joins:  # the devices of all processes
+        values.setdefault("devices", 1)
     if "directory" in options_of(name):
         if joins and "directory" not in values:
             raise ValueError(

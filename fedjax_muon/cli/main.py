@@ -11,6 +11,7 @@ an error about what was asked for, 1 any other fault, whose traceback is in a fi
 
 import contextlib
 import difflib
+import errno
 import os
 import signal
 import sys
@@ -47,6 +48,7 @@ usage: fedjax-muon COMMAND NAMES... [--option value]
 """
 LOG = "error.log"  # of a fault, in a run directory
 LONGEST = 2000  # characters of a line
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EIO)  # errors of writing, and not of input
 OWN = ("fedjax_muon", "experiments", "__main__")  # packages whose errors are refusals
 
 
@@ -106,6 +108,9 @@ def ending(place: Path | None = None, again: str = "") -> Iterator[None]:
         _end(1, "the output was closed")
     except Exception as error:
         if type(error).__name__.startswith("NonFinite"):
+            _end(1, str(error))
+        if isinstance(error, OSError) and error.errno in FULL and not error.filename:
+            _abandon_output()
             _end(1, str(error))
         if is_refusal(error):
             _end(2, str(error))

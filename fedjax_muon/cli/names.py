@@ -158,10 +158,14 @@ def near(name: str, known: Iterable[str]) -> str:
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> ValueError:
     shown = [*dict.fromkeys(known)]
-    rest = f"choose one of {', '.join(shown)}, or your own as MODULE:FUNCTION"
     if len(shown) > MOST_SHOWN:
-        rest = "`fedjax-muon list` shows all"
-    return ValueError(f"unknown {what} {name!r}; {near(name, shown)}{rest}")
+        return ValueError(
+            f"unknown {what} {name!r}; {near(name, shown)}`fedjax-muon list` shows all"
+        )
+    return ValueError(
+        f"unknown {what} {name!r}; {near(name, shown)}choose one of "
+        f"{', '.join(shown)}, or your own as MODULE:FUNCTION"
+    )
 
 
 # ------------------------------------------------------------------------------- calls

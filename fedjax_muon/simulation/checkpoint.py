@@ -196,11 +196,20 @@ def restore(
 
 
 def without_template(checkpoints: Any) -> Any:
-    """The newest state in dictionaries, for who cannot make a state like it."""
-    return _attempt(
-        lambda: checkpoints.load(checkpoints.latest.step),
-        lambda _: _damaged(checkpoints),
-    )
+    """The newest state in dictionaries, for who cannot make a state like it.
+
+    Several processes may have written it; here it is on one device.
+    """
+    place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    array = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+    like = lambda x: array(x) if hasattr(x, "shape") else x
+
+    def read() -> Any:
+        step = checkpoints.latest.step
+        known = checkpoints.metadata(step).metadata
+        return checkpoints.load(step, jax.tree.map(like, known))
+
+    return _attempt(read, lambda _: _damaged(checkpoints))
 
 
 def notes_of(checkpoints: Any, mark: str) -> dict[str, Any] | None:

@@ -366,7 +366,7 @@ def test_the_first_private_command_learns(tmp_path, monkeypatch, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of hopeless noise, above all
         run_command(f"{command.strip()} --ledger ledger.json")
-    *_, last = capsys.readouterr().out.splitlines()
+    *_, last, _ = capsys.readouterr().out.splitlines()
     (shown,) = re.findall("^test accuracy .*", page, re.M)
     assert numberless(last) == numberless(shown)
     assert float(last.split()[2]) > 0.8
