@@ -45,7 +45,7 @@ class AsynchronousRounds:
         seconds = round(time.monotonic() - self.began, 3)
         silent = [
             Arrival(PROLOGUE, lost.client, PROLOGUE, seconds)
-            for lost in self.rounds.missing
+            for lost in progress.missing
         ]
         return progress._replace(arrived=tuple(silent))
 
@@ -161,7 +161,13 @@ class AsynchronousRounds:
                 self.rounds.miss(number, training.index, job.client, "not finite")
         training = training._replace(server=server, index=training.index + 1)
         state = progress.state._replace(training=training)
-        return Progress(state, accepted, progress.run, tuple(counted))
+        return progress._replace(
+            state=state,
+            accepted=accepted,
+            arrived=tuple(counted),
+            rest=None,
+            missing=self.rounds.taken(),
+        )
 
 
 class _Event(NamedTuple):

@@ -60,6 +60,8 @@ class Progress(NamedTuple):
     # after the prologue, those that did not arrive
     arrived: tuple[Arrival, ...] = ()
     rest: Rest | None = None  # of a round that has begun
+    missing: tuple[Missing, ...] = ()  # answers that the last round left out
+    saved: np.ndarray | None = None  # int32 [N], `accepted` of the newest checkpoint
 
     @property
     def params(self) -> Params:
@@ -71,14 +73,21 @@ class Rounds:
     """Exchanges with clients, and the compiled programs of the server."""
 
     def __init__(
-        self, shared: Federation, send: Send, key: jax.Array, deadline: float | None
+        self,
+        shared: Federation,
+        send: Send,
+        key: jax.Array,
+        deadline: float | None,
+        keep: Callable[[Progress], Progress] = lambda progress: progress,
     ) -> None:
+        """Compiles nothing yet.
+
+        Args:
+          keep: Called with what an exchange has changed, before the next one begins.
+        """
         self.shared, self.send, self.deadline = shared, send, deadline
-        self.about = description(shared)
-        self.missing: list[Missing] = []
-        self.saved: np.ndarray | None = None  # turns of the newest checkpoint
-        # called with what an exchange has changed, before the next one begins
-        self.keep: Callable[[Progress], None] = lambda progress: None
+        self.about, self.keep = description(shared), keep
+        self._missing: list[Missing] = []  # of the round that runs
         setup = shared.setup
         self.initial = init_state(setup, key).params
         self.messages = message_shapes(setup.algorithm, self.initial)
@@ -105,6 +114,11 @@ class Rounds:
         training = progress.state.training._replace(index=index + 1)
         return progress._replace(state=progress.state._replace(training=training))
 
+    def taken(self) -> tuple[Missing, ...]:
+        """The answers that are missing since the last call."""
+        missing, self._missing = tuple(self._missing), []
+        return missing
+
     def _run(
         self, progress: Progress, rest: Rest, end: int, key: jax.Array
     ) -> Progress:
@@ -112,8 +126,8 @@ class Rounds:
         while rest.number < end:
             progress, rest = self._exchange(progress, rest, key)
             if rest.number < end:
-                self.keep(progress._replace(rest=rest))
-        return progress._replace(rest=None)
+                progress = self.keep(progress._replace(rest=rest))
+        return progress._replace(rest=None, missing=self.taken())
 
     def _exchange(
         self, progress: Progress, rest: Rest, key: jax.Array
@@ -171,7 +185,7 @@ class Rounds:
         index, base = progress.state.round, int(progress.accepted[client])
         if base == INITIAL:
             values = {**values, "params": self.initial}
-        oldest = base if self.saved is None else int(self.saved[client])
+        oldest = base if progress.saved is None else int(progress.saved[client])
         about = {
             "run": progress.run,
             "client": client,
@@ -247,7 +261,7 @@ class Rounds:
     def miss(self, number: int, index: Any, client: int, reason: str) -> None:
         """Notes an answer that is left out."""
         at = -1 if number < self.shared.first else int(index)
-        self.missing.append(Missing(at, number, client, plain(reason)))
+        self._missing.append(Missing(at, number, client, plain(reason)))
 
 
 def _fresh_key(shared: Federation, state: State) -> jax.Array:

@@ -1,6 +1,7 @@
 """The server of a deployed federation: the order of its rounds, and its checkpoints."""
 
 import contextlib
+import functools
 import secrets
 import threading
 import time
@@ -16,7 +17,7 @@ import numpy as np
 
 from fedjax_muon import files
 from fedjax_muon.deploy.asynchronous import AsynchronousRounds
-from fedjax_muon.deploy.federation import Federation
+from fedjax_muon.deploy.federation import Federation, description
 from fedjax_muon.deploy.messages import plain
 from fedjax_muon.deploy.node import INITIAL, Node
 from fedjax_muon.deploy.rounds import Missing, Progress, Rest, Rounds, Send
@@ -80,28 +81,27 @@ def serve(
                 "so that no noisy sum is sent twice with different noise; leave out "
                 f"checkpoint_seconds, got {checkpoint_seconds}"
             )
-    server, cohort = Rounds(shared, send, key, deadline), shared.setup.cohort
-    course: Rounds | AsynchronousRounds = server
-    if isinstance(cohort, Buffered):
-        course = AsynchronousRounds(server, cohort, key)
+    cohort, about = shared.setup.cohort, description(shared)
     with _opened(directory, secret=private) as stored:
-        progress = _begun(server, key, stored)
-        if private:  # exchange by exchange
-            server.keep = lambda progress: _save(stored, server, progress)
+        save = functools.partial(_save, stored, shared, about)
+        each = save if private else lambda progress: progress  # exchange
+        server = Rounds(shared, send, key, deadline, each)
+        course: Rounds | AsynchronousRounds = server
+        if isinstance(cohort, Buffered):
+            course = AsynchronousRounds(server, cohort, key)
+        progress = _begun(shared, about, key, stored)
         if progress.rest is not None and progress.rest.number <= shared.first:
-            progress = course.prologue(progress)
-            _save(stored, server, progress)
+            progress = save(course.prologue(progress))
         if progress.rest is None:
-            on_round(progress, server.missing)
+            on_round(progress, [*progress.missing])
         since = time.monotonic()
         while progress.state.round < rounds:
-            server.missing = []
             progress = course.round(progress)
             last = progress.state.round == rounds
             if last or time.monotonic() - since >= checkpoint_seconds:
-                _save(stored, server, progress)
+                progress = save(progress)
                 since = time.monotonic()
-            on_round(progress, server.missing)
+            on_round(progress, [*progress.missing])
     return progress
 
 
@@ -124,9 +124,9 @@ def _opened(directory: Path | None, *, secret: bool) -> Iterator[Any]:
         yield stored
 
 
-def _begun(server: Rounds, key: jax.Array, stored: Any) -> Progress:
+def _begun(shared: Federation, about: Any, key: jax.Array, stored: Any) -> Progress:
     """The newest checkpoint, or the state before the prologue."""
-    shared, state = server.shared, init_state(server.shared.setup, key)
+    state = init_state(shared.setup, key)
     bare = state._replace(training=state.training._replace(client_states=()))
     number = shared.setup.num_clients
     accepted = np.full(number, INITIAL, np.int32)
@@ -134,7 +134,7 @@ def _begun(server: Rounds, key: jax.Array, stored: Any) -> Progress:
     begun = Progress(bare, accepted, secrets.token_hex(8), rest=everyone)
     if not stored:
         return begun
-    restored = checkpoint.restore(stored, _values(begun), _mark(server, begun))
+    restored = checkpoint.restore(stored, _values(begun), _mark(about, begun))
     if shared.guarantee is not None:
         _check_newest(stored)
         if restored is None:  # from now on there is a note
@@ -148,33 +148,36 @@ def _begun(server: Rounds, key: jax.Array, stored: Any) -> Progress:
             number, cohort, present = rest
             rest = Rest(number, np.asarray(cohort, np.int32), np.asarray(present, bool))
             begun = begun._replace(rest=rest)
-    server.saved = accepted
-    return begun
+    return begun._replace(saved=accepted)
 
 
 def _values(progress: Progress) -> dict[str, Any]:
     return {"state": progress.state, "accepted": jnp.asarray(progress.accepted)}
 
 
-def _mark(server: Rounds, progress: Progress) -> str:
-    return checkpoint.fingerprint(server.about, progress.state)
+def _mark(about: Any, progress: Progress) -> str:
+    return checkpoint.fingerprint(about, progress.state)
 
 
-def _save(stored: Any, server: Rounds, progress: Progress) -> None:
-    """Writes a checkpoint, numbered by the exchanges that are complete."""
+def _save(stored: Any, shared: Federation, about: Any, progress: Progress) -> Progress:
+    """Writes a checkpoint, numbered by the exchanges that are complete.
+
+    Returns:
+      The progress, which knows what is saved.
+    """
     if not stored:
-        return
-    shared, rest = server.shared, progress.rest
+        return progress
+    rest = progress.rest
     number = shared.first if rest is None else rest.number
     step = shared.turn(progress.state.round, number)
     notes: dict[str, Any] = {"run": progress.run, "arrived": progress.arrived}
     if rest is not None:
         notes["rest"] = [number, rest.cohort.tolist(), rest.present.tolist()]
-    mark = _mark(server, progress)
+    mark = _mark(about, progress)
     checkpoint.save(stored, step, _values(progress), mark, notes)
     if shared.guarantee is not None:
         _note(stored, step)
-    server.saved = progress.accepted
+    return progress._replace(saved=progress.accepted)
 
 
 def _check_newest(stored: Any) -> None:
