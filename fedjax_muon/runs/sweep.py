@@ -390,15 +390,13 @@ class Search:
         while True:
             points = cells.run(_points(self.grid), course, stop, pace)
             rates, more = self.grid.get("lr", ()), list[float]()
-            if extend and rates:
+            if extend and rates and min(rates) > 0:
                 scores = {rate: _score_at(rate, points) for rate in rates}
                 more = wider(start, scores, MOST, finer=self.finer)
             if not more:
                 break
-            old, self.grid = (
-                self.size,
-                {**self.grid, "lr": tuple(sorted((*rates, *more)))},
-            )
+            old, wide = self.size, tuple(sorted((*rates, *more)))
+            self.grid = {**self.grid, "lr": wide}
             course.total += (self.size - old) * self.settings["rounds"]
         whole, _, how = self.prepared
         title = f"{title_of(self.method, whole, how)}, {self.settings['rounds']} rounds"

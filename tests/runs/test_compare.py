@@ -327,6 +327,8 @@ def test_what_diverges_is_called_so_and_the_others_go_on():
     result = sweep([fm.fedavg], PROBLEM, grid, **EVERY, **SIZES)["FedAvg"]
     assert result.best is None
     assert "diverged" in result.doubts
+    still = sweep([fm.fedavg], PROBLEM, {"lr": (0.0, 0.1)}, **EVERY, **SIZES)["FedAvg"]
+    assert len(still.points) == 2  # there is no factor of 3 from 0
 
 
 PRIVACIES = [
