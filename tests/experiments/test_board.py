@@ -225,17 +225,6 @@ def test_stragglers_train_for_the_same_time():
 
 
 @pytest.fixture
-def short(monkeypatch):
-    """Digits and attackers for 5 rounds, with few rows, trials and seeds."""
-    few = {name: ROWS[name] for name in ("fedavg", "fedavg_mean", "dsgd")}
-    for module in (command, page.standings):
-        monkeypatch.setattr(module, "ROWS", few)
-    for name in ("digits", "attackers"):
-        few = TRACKS[name]._replace(rounds=5, trials=4, seeds=2, fits=None)
-        monkeypatch.setitem(TRACKS, name, few._replace(evaluations=2))
-
-
-@pytest.fixture
 def small_ring(monkeypatch):
     """The ring on examples of a linear rule, for 20 rounds."""
     rng = np.random.default_rng(0)

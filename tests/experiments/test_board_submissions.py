@@ -8,24 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments.board import __main__ as command, lines as kept, page
+from experiments.board import __main__ as command, lines as kept
 from experiments.board.rows import ROWS
 from experiments.board.standings import tables
 from experiments.board.submissions import SUBMITTED, accept, check, load
 from experiments.board.tracks import TRACKS
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def short(monkeypatch):
-    """Digits and attackers for 5 rounds, with few rows, trials and seeds."""
-    few = {name: ROWS[name] for name in ("fedavg", "fedavg_mean", "dsgd")}
-    for module in (command, page.standings):
-        monkeypatch.setattr(module, "ROWS", few)
-    for name in ("digits", "attackers"):
-        few = TRACKS[name]._replace(rounds=5, trials=4, seeds=2, fits=None)
-        monkeypatch.setitem(TRACKS, name, few._replace(evaluations=2))
 
 
 NORMUON = """\
