@@ -300,7 +300,7 @@ def test_published_grids_pass_the_checks_of_a_sweep(
     def end(*_, **__):
         raise End
 
-    monkeypatch.setattr("fedjax_muon.runs.cells.Cells.run", end)
+    monkeypatch.setattr("fedjax_muon.runs.cells.FinishedCells.run", end)
     with pytest.raises(End):
         run("sweep", *words.split(), "--grid", "paper", "--directory", tmp_path / "a")
 
