@@ -63,7 +63,7 @@ from fedjax_muon.runs.simulate import (
     title_of,
 )
 from fedjax_muon.runs.summary import History
-from fedjax_muon.runs.sweep import Search, Swept, prepared_for, searched
+from fedjax_muon.runs.sweep import Prepared, Search, Swept, prepared_for, searched
 from fedjax_muon.runs.train import (
     Job,
     begin,
@@ -381,7 +381,8 @@ def _searches(
     With more rounds than it had, a comparison keeps what it has chosen.
     """
     others = max(seeds) + 1, max(seeds) + 2
-    found = {}
+    found: dict[str, Search] = {}
+    prepared: dict[tuple[int, int], Prepared] = {}  # rows share copies of the examples
     for label, row in rows.items():
         grid = dict(row.grid)
         if row.start is not None:
@@ -396,7 +397,10 @@ def _searches(
         plain = {
             k: v for k, v in row.how.items() if k not in ("devices", "split_examples")
         }
-        one = prepared_for(row.problem, plain, others, SHARE)
+        same = id(row.problem), id(row.how)
+        if same not in prepared:
+            prepared[same] = prepared_for(row.problem, plain, others, SHARE)
+        one = prepared[same]
         finer = row.start is not None
         how |= {"validation": SHARE, "finer": finer}
         found[label] = searched(row.method, one, grid, others, folder, **how)

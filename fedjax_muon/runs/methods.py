@@ -205,6 +205,20 @@ def _numbers_in(label: str, method: Made, names: Mapping[str, Any]) -> dict[str,
     return found
 
 
+def published(methods: Mapping[str, Made]) -> tuple[dict[str, Made], list[str]]:
+    """The methods that have a published grid, and the labels of the others."""
+    names = {label: function_of(each) for label, each in methods.items()}
+    has = lambda name: name in METHODS and METHODS[name].grid
+    kept = {label: methods[label] for label, name in names.items() if has(name)}
+    others = [label for label in methods if label not in kept]
+    if not kept:
+        raise ValueError(
+            f"{', '.join(others)}: no published grid is known; give values, such as "
+            '{"lr": (0.03, 0.1)}'
+        )
+    return kept, others
+
+
 def grid_of(
     label: str, method: Made, axes: GridNames, grid: Any
 ) -> dict[str, tuple[Any, ...]]:

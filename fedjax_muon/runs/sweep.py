@@ -54,6 +54,7 @@ from fedjax_muon.runs.train import (
     check_one_process,
     followed,
     resumable,
+    say,
 )
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.terminal import Progress
@@ -280,6 +281,10 @@ def sweep(
     made = methods_.labeled(methods)
     if not made:
         raise ValueError("name the methods of the sweep, such as [fm.fedavg], got none")
+    if grid == "paper":
+        made, others = methods_.published(made)
+        if others:
+            say(f"left out, without a published grid: {', '.join(others)}", progress)
     problem, seeds = methods_.usual(made, problem), several(seeds)
     axes = methods_.axes_of(grid, made, [*Settings.__annotations__])
     options: dict[str, Any] = {"rounds": rounds, "evaluate_every": evaluate_every}

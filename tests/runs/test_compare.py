@@ -317,6 +317,18 @@ def test_methods_that_need_all_clients_have_them_and_say_so():
         compare(methods, problem, cohort=3, **how)
 
 
+def test_published_grids_are_swept_and_others_left_out_aloud(capsys):
+    how = {**EVERY, **SIZES, "extend": False, "progress": True}
+    swept = sweep([fm.fedexp, fm.fedavg_adam], PROBLEM, "paper", **how)
+    assert [*swept] == ["FedAvg(Adam)"]
+    assert [point.hyper["lr"] for point in swept["FedAvg(Adam)"].points] == [
+        *fm.algorithms.ALL["fedavg_adam"].grid["lr"]
+    ]
+    assert "left out, without a published grid: FedExP" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="FedExP: no published grid is known"):
+        sweep([fm.fedexp], PROBLEM, "paper", **how)
+
+
 def test_what_diverges_is_called_so_and_the_others_go_on():
     methods = {"bad": fm.fedavg(lr=1e38), "good": METHODS["fedmuon"]}
     result = compare(methods, PROBLEM, **EVERY, **SIZES, seeds=(0,))
