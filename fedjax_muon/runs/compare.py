@@ -268,9 +268,7 @@ def compare(
     records, diverged = _run(jobs, place, log, progress)
     ended = {k: v for k, v in records.items() if k not in diverged}
     result = Comparison(
-        title_of(
-            next(iter(rows.values())).method, problem, next(iter(rows.values())).how
-        ),
+        _title(rows),
         {label: [_columns(run) for run in runs] for label, runs in ended.items()},
         diverged,
         {label: _told(row, sweeps.get(label)) for label, row in rows.items()},

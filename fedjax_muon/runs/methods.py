@@ -21,6 +21,8 @@ from fedjax_muon.data import partition
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs.rates import RATES
 from fedjax_muon.runs.simulate import Method, check_problem, made_by, name_of
+from fedjax_muon.simulation.arrivals import Buffered
+from fedjax_muon.simulation.cohorts import Sampled
 
 METHODS: Mapping[str, registry.Method] = {
     **algorithms.ALL,
@@ -296,25 +298,43 @@ def settings_along(
     shown: Mapping[str, Sequence[Any]], problem: Problem, how: Mapping[str, Any]
 ) -> list[Setting]:
     """The problem and the settings at every point of some axes."""
-    found = []
-    for values in itertools.product(*shown.values()):
-        point = dict(zip(shown, values, strict=True))
+    found, names = [], {axis: _names_of(values) for axis, values in shown.items()}
+    places = itertools.product(*(range(len(values)) for values in shown.values()))
+    for at in places:
+        where = dict(zip(shown, at, strict=True))
+        point = {axis: shown[axis][place] for axis, place in where.items()}
         changes = {
             name.removeprefix(OF_PROBLEM): value
             for name, value in point.items()
             if name.startswith(OF_PROBLEM)
         }
         given = {k: v for k, v in point.items() if not k.startswith(OF_PROBLEM)}
-        short = {name.removeprefix(OF_PROBLEM): v for name, v in point.items()}
-        words = ", ".join(f"{name}={_short(value)}" for name, value in short.items())
+        short = {a.removeprefix(OF_PROBLEM): names[a][i] for a, i in where.items()}
+        words = ", ".join(f"{name}={value}" for name, value in short.items())
         made = problem.varied(**changes) if changes else problem
         found.append(Setting(words, short, made, {**how, **given}))
     return found
 
 
-def _short(value: Any) -> str:
-    """A value in the labels of tables."""
-    return f"{value:g}" if isinstance(value, float) else in_words(value)
+def _names_of(values: Sequence[Any]) -> list[Any]:
+    """Values as labels and axes have them: numbers, or a few words that differ."""
+    short = [_short(value) for value in values]
+    if len({*short}) == len(values):
+        return short
+    plain = [re.sub(r"\b(?:\w+\.)+(?=[A-Za-z_])", "", in_words(v)) for v in values]
+    if len({*plain}) < len(values):
+        raise ValueError(f"a grid has each value once, got {', '.join(plain)}")
+    return plain
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, int | str):
+        return value
+    if isinstance(value, Sampled | Buffered):
+        return value.summary
+    return problems.function_name(value) if callable(value) else in_words(value)
 
 
 def folder_of(label: str) -> str:

@@ -22,7 +22,7 @@ from fedjax_muon.decentralized import dsgd
 from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.runs.cells import read_points
 from fedjax_muon.runs.compare import compare, rate_of
-from fedjax_muon.runs.methods import rated
+from fedjax_muon.runs.methods import rated, settings_along
 from fedjax_muon.runs.search import wider
 from fedjax_muon.runs.simulate import OF_PROBLEM, promised
 from fedjax_muon.runs.sweep import sweep, table_of
@@ -238,6 +238,7 @@ def test_a_grid_names_other_arguments_of_the_call_too(tmp_path):
     result = compare([fm.fedavg(lr=0.1)], PROBLEM, grid=grid, directory=place, **how)
     labels = [f"FedAvg, alpha={a}, local_steps={n}" for a in ("0.5", 2) for n in (1, 2)]
     assert [*result.runs] == labels
+    assert result.title.endswith("; others in alpha, local_steps")
     assert {path.name for path in place.glob("*.png")} == {
         *("comparison.png", "alpha.png", "local_steps.png")
     }
@@ -255,6 +256,19 @@ def test_a_grid_names_other_arguments_of_the_call_too(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=said):
             compare([fm.fedavg(lr=0.1)], PROBLEM, grid=wrong, **how)
+
+
+def test_values_of_an_axis_have_short_names_that_differ():
+    named = lambda *values: [
+        each.words for each in settings_along({"cohort": values}, PROBLEM, {})
+    ]
+    clocked = fm.buffered(6, 3, staleness=fm.staleness.polynomial(0.5))
+    assert named(4, clocked) == ["cohort=4", "cohort=3 per step of 6 at work"]
+    several = named(fm.sampled(4), fm.sampled(4, dropout=0.25))
+    assert several[0].startswith("cohort=Sampled(size=4, draw=fixed_cohort, dropout=0")
+    assert several[0] != several[1]
+    with pytest.raises(ValueError, match="a grid has each value once"):
+        named(4, 4)
 
 
 def test_functions_have_tuned_rates_at_home_and_search_elsewhere(capsys):
