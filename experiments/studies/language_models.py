@@ -288,7 +288,7 @@ def draw(rows: list[dict], path: Path) -> None:
             runs = runs_of(rows, Setting(method, TUNED_AT, LOCAL_STEPS[-1]))
             for run in runs[:1]:  # all seeds send as much
                 moved = np.add(run["bytes_up"], run["bytes_down"])[1:] / 1e6
-                bits = np.mean([r["test_bits_per_byte"] for r in of], 0)[1:]
+                bits = np.mean([r["test_bits_per_byte"] for r in runs], 0)[1:]
                 sent.plot(moved, bits, marker="o", ms=3, lw=1.2, **lines[method])
         sent.set_xlabel("MB sent and received")
         sent.set_title(f"{TUNED_AT} workers, {LOCAL_STEPS[-1]} local steps")

@@ -68,7 +68,7 @@ def _json_of(value: Any) -> Any:
         return value.tolist()
     try:
         return np.dtype(value).name
-    except TypeError:
+    except (TypeError, ValueError):  # of a class that is no type of numbers
         return getattr(value, "__qualname__", str(value))
 
 

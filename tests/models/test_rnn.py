@@ -191,12 +191,12 @@ def test_cells_on_the_command_line(tmp_path, capsys):
     ids = rng.integers(1, 9, size=(40, 6)).astype(np.int32)
     np.savez(tmp_path / "a.npz", x=ids, y=ids[:, -1] % 2, owner=[0, 1, 1, 2] * 10)
     assert data.from_npz(tmp_path / "a.npz").tokens == 9
-    given = ("--dataset", tmp_path / "a.npz", "--divide", "by_owner", *SMALL)
-    given = (*given, "--model", "gru:embedding=3,hidden=5", "--rounds", "1")
+    problem = f"{tmp_path}/a.npz:divide=by_owner,model=gru(embedding=3,hidden=5)"
+    given = ("--problem", problem, *SMALL, "--rounds", "1")
     run("train", "fedavg", *given, "--directory", tmp_path / "run")
     rows = metrics_csv.read(tmp_path / "run" / "metrics.csv")
     assert np.isfinite(rows["train_loss"]).all()
     capsys.readouterr()
     for model in ("lstm", "gru"):
-        said = refused(capsys, "train", "--model", model)
+        said = refused(capsys, "train", "fedavg", "--problem", f"digits:model={model}")
         assert "rnn takes token ids of texts, and this dataset has numbers" in said

@@ -483,10 +483,15 @@ def test_traces_are_checked(tmp_path, text, message):
 
 @pytest.mark.slow
 def test_all_methods_are_asynchronous_but_these():
-    refused = {}
+    refused, model = {}, fm.models.MLP(3, (4,))
+    frozen = model.init(KEY, federation.DATA.x_train[:1])["params"]
+    how = {"rank": 2, "layers": ("Dense_0",), "head": "head", "folded": True}
+    adapted = fm.tasks.lora.lora_classification(model, frozen, (5,), **how)
     for name, method in fm.algorithms.ALL.items():
+        task = adapted if name in fm.algorithms.ADAPTERS else federation.TASK
+        cohort = fm.buffered(4, 2)
         try:
-            federation.federation(method.function(), cohort=fm.buffered(4, 2))
+            federation.federation(method.function(), task=task, cohort=cohort)
         except ValueError as error:
             refused[name] = str(error)
     of_all_messages = {"fedex_lora", "flora", "flexlora"}

@@ -1,13 +1,11 @@
-"""The fastest plan: measured, and the same when a run is resumed."""
+"""The fastest plan is measured."""
 
-import json
 import math
 
 import chex
 import federation
 import jax
 import pytest
-from command import SMALL, run
 
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg
@@ -93,17 +91,3 @@ def test_plans_that_do_not_fit_are_left_out(monkeypatch):
     monkeypatch.setattr(tuning, "memory_of", lambda _: None)
     with pytest.raises(ValueError, match="no plan fits in memory; use fewer clients"):
         tune(federation.federation(**SIX))
-
-
-@pytest.mark.slow
-def test_a_run_keeps_its_plan(monkeypatch, tmp_path, capsys):
-    timer(monkeypatch, 2, 1, math.inf)  # and no more when it is resumed
-    place = tmp_path / "run"
-    words = ("--rounds", "2", "--tune", *SMALL, "--cohort", "6")
-    run("train", "fedavg", *words, "--directory", place)
-    said = capsys.readouterr().out.replace("\n", " ")
-    assert "fastest plan: chunked with chunk_size 3 (a round by plan: vmapped" in said
-    argv = json.loads((place / "command.json").read_text())["argv"]
-    assert argv[-1] == "--plan=chunked:3"
-    assert not [word for word in argv if word.startswith("--tune")]
-    run("resume", place)

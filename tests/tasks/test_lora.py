@@ -136,7 +136,7 @@ def test_sweeps_and_agents_are_given_the_frozen_weights(wide):
     federated = prepared(wide)
     cells = [(KEY, federated.at({"lr": lr})) for lr in (0.1, 0.2)]
     data, most = federated.data, federated.clients.max_size
-    runs, states, _ = groups.stack(cells, federated, most, 1)
+    runs, states, _ = groups.stack(cells, most, 1)
     swept = groups.make_programs(federated.program, groups.sequential)
     sizes = {"weights": np.full((2, 2), 0.5), "batch_size": 3}
     agents = decentralized_simulation.decentralize(
