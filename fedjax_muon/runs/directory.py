@@ -1,6 +1,7 @@
 """Directories of runs: who works there, on which data, and with which versions.
 
 identity.json    what a run computes, in words; see `identity`
+about.json       the model, its inputs and classes, for who uses the parameters
 versions.json    of everything that computes, and the git revision
 metrics.csv      one row an evaluation
 clients.csv      one row a client, if they have test examples: their last scores

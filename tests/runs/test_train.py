@@ -157,7 +157,7 @@ def test_what_is_killed_twice_and_resumed_has_the_same_numbers(whole, tmp_path, 
     result = fedavg(place, rounds=6)
     assert_same_but_for_seconds(place / "metrics.csv", whole / "metrics.csv")
     assert result.records == metrics_csv.parsed((place / "metrics.csv").read_text())
-    names = "identity.json versions.json metrics.csv checkpoints"
+    names = "identity.json about.json versions.json metrics.csv checkpoints"
     assert {path.name for path in place.iterdir()} == set(names.split())
 
 
