@@ -258,9 +258,12 @@ def test_without_flower_the_pip_command_is_named(monkeypatch):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("late", [(), ("--cohort", "buffered:3,2")])
-def test_the_written_app_trains(tmp_path, monkeypatch, late):
-    place, words = tmp_path / "app", [*RUN, "--rounds", "2", *late]
+@pytest.mark.parametrize("cohort", ["3", "buffered:3,2"])
+def test_the_written_app_trains(tmp_path, monkeypatch, cohort):
+    given = {"--rounds": "2", "--cohort": cohort}
+    place, words = tmp_path / "app", [*RUN]
+    for option, value in given.items():
+        words[words.index(option) + 1] = value
     configs = dict(enumerate(written(place, words), 100))
     monkeypatch.syspath_prepend(place)
     for module in (names := ("client_app", "server_app")):
@@ -271,7 +274,7 @@ def test_the_written_app_trains(tmp_path, monkeypatch, late):
     options = project["tool"]["flwr"]["app"]["config"]
     server_app.app(grid, Context(RUN_ID, 1, {}, RecordDict(), options))
     again = {}
-    if late:
+    if cohort != "3":
         record = place / flower_app.ARRIVALS
         again = {"cohort": fm.replayed(fm.buffered(3, 2), record)}
     found = metrics_csv.read(place / "metrics.csv")
@@ -296,7 +299,7 @@ def flower_home(tmp_path, monkeypatch):
 
 
 def test_flwr_run_has_the_bits_of_train_though_it_is_killed(tmp_path, flower_home):
-    options = "fedmuon_correct --clients 3 --cohort 3 --model mlp:hidden=8 "
+    options = "fedmuon_correct --problem digits:clients=3,model=mlp:8 --cohort 3 "
     options += "--batch-size 8 --local-steps 2 --rounds 8 --evaluate-every 1"
     place, trained = tmp_path / "app", tmp_path / "trained"
 
