@@ -30,7 +30,7 @@ from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.files import named, write
 from fedjax_muon.problems import Problem
-from fedjax_muon.runs import fairness, plots, summary, tables, trackers
+from fedjax_muon.runs import fairness, plots, summary, tables
 from fedjax_muon.runs.identity import words_of
 from fedjax_muon.runs.methods import (
     METHODS,
@@ -64,6 +64,7 @@ from fedjax_muon.runs.simulate import (
 )
 from fedjax_muon.runs.summary import History
 from fedjax_muon.runs.sweep import Prepared, Search, Swept, prepared_for, searched
+from fedjax_muon.runs.trackers import NOT_FOLLOWED, Followed
 from fedjax_muon.runs.train import (
     Job,
     begin,
@@ -220,7 +221,7 @@ def compare(
       ledger: File that records what private runs on the data cost together. By default,
         one file for all datasets in your user data directory.
       budget: Largest total epsilon of all runs in the ledger.
-      log: Trackers that get the records: tensorboard, wandb or trackio.
+      log: Trackers that get the records: tensorboard, wandb or mlflow.
       progress: Whether the rounds are shown on standard error; or what counts them.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes.
         `privacy` may be a list: every method is then trained with each of them, and all
@@ -487,15 +488,14 @@ def _run(
     diverged: dict[str, str] = {}
     total = sum(job.rounds for job in jobs)
     with resumable(place) as stop, followed(progress, total, "all") as course:
-        names = log or trackers.NONE
-        told = trackers.NO_LOG if place is None else trackers.again(place, names)
         for job in jobs:
             course.title = f"{job.name}, seed {job.seed}"
-            followers = []
+            logs = NOT_FOLLOWED
             if place is not None and job.directory is not None:
-                followers = told.of_cell(place, job.directory)
+                run_name = "-".join(job.directory.relative_to(place).parts)
+                logs = Followed(log, job.directory, run_name, place.name)
             try:
-                _, rows = run(job, course, stop, followers)
+                _, rows = run(job, course, stop, logs)
             except NonFiniteError as error:
                 say(f"{job.name}, seed {job.seed}: {error}", progress)
                 diverged.setdefault(job.name, f"round {error.round}")

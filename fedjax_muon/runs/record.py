@@ -11,7 +11,7 @@ import functools
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +23,12 @@ from fedjax_muon.privacy.ledger import AGAIN
 from fedjax_muon.runs import metrics_csv
 from fedjax_muon.runs.directory import CHECKPOINTS, CLIENTS, METRICS, held
 from fedjax_muon.runs.private import Secret, published
+from fedjax_muon.runs.trackers import NOT_FOLLOWED, Followed, follow
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.scores import client_scores
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Step, steps
 from fedjax_muon.terminal import Progress
-from fedjax_muon.tracking import Tracker, follow
 
 SECONDS_BETWEEN_CHECKPOINTS = 5.0
 
@@ -56,7 +56,7 @@ def record(
     directory: Path,
     progress: Progress,
     stop: Callable[[], bool] = lambda: False,
-    trackers: Sequence[Tracker] = (),
+    logs: Followed = NOT_FOLLOWED,
 ) -> None:
     """Trains a run in its directory, from its newest checkpoint if there is one.
 
@@ -68,7 +68,8 @@ def record(
       progress: Counts the rounds, at once those that were run before.
       stop: Asked between calls of about a tenth of a second; if it returns True, a
         checkpoint is saved.
-      trackers: Get all records of the run, those from before its checkpoint first.
+      logs: Names trackers, which get all records of the run, those from before its
+        checkpoint first.
 
     Raises:
       KeyboardInterrupt: After `stop`.
@@ -90,11 +91,11 @@ def record(
     with (
         held(secret.folder) if secret else contextlib.nullcontext(),  # copies share it
         checkpoint.open_checkpoints(saved, secret=secret is not None) as checkpoints,
-        follow(trackers if is_first() else (), course.about) as log,
+        follow(logs if is_first() else NOT_FOLLOWED, course.about) as log,
     ):
         state = recorder.begin(checkpoints)
         progress.skip(state.round)
-        for row in recorder.so_far() if trackers else ():
+        for row in recorder.so_far() if logs.names else ():
             log(row)
         for step in steps(
             simulation,

@@ -1,91 +1,68 @@
-"""Trackers of runs on disk: which ones a run has, and where they write.
+"""Trackers of runs on disk, by the names that `log` takes.
 
-They are no part of identity.json: a run has the same bits with them and without them.
-tracking.json has their names, and the id by which services find the run again.
+What a tracker fails to write stops no training: a warning says so once.
 """
 
-import json
+import contextlib
 import os
-import secrets
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedjax_muon import tracking
-from fedjax_muon.engine.processes import is_first
-from fedjax_muon.files import read_text, reading, write
-from fedjax_muon.tracking import Tracker
-from fedjax_muon.versions import check_installed, optional
+from fedjax_muon.files import reason
+from fedjax_muon.tracking import Log, Record
+from fedjax_muon.versions import check_installed
 
-FILE = "tracking.json"
-NONE = ("none",)
 PROJECT = "fedjax-muon"
+Tracker = contextlib.AbstractContextManager[Log]
 
 
-class Place(NamedTuple):
+class Followed(NamedTuple):
     """One run, as its trackers name it."""
 
-    directory: Path
-    name: str
-    group: str | None  # the comparison that it belongs to
-    run_id: str
+    names: Sequence[str] = ()  # of trackers
+    directory: Path = Path()
+    name: str = ""
+    group: str | None = None  # the comparison that it belongs to
 
 
-def _wandb(run: Place) -> Tracker:
+NOT_FOLLOWED = Followed()
+
+
+def _tensorboard(run: Followed, about: Mapping[str, Any]) -> Tracker:
+    return tracking.tensorboard(run.directory / "tensorboard", config=about)
+
+
+def _wandb(run: Followed, about: Mapping[str, Any]) -> Tracker:
     return tracking.wandb(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=run.name,
         group=run.group,
-        id=run.run_id,
         dir=str(run.directory),
+        resume="auto",  # of a run in this directory that was interrupted
+        config=dict(about),
         settings={"silent": True, "console": "off"},
     )
 
 
-def _trackio(run: Place) -> Tracker:
-    trackio = optional("trackio", "the tracker trackio")
-    name = f"{run.name}-{run.run_id}"
-    quiet = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
-    return tracking.wandb(trackio, project=PROJECT, name=name, group=run.group, **quiet)
+def _mlflow(run: Followed, about: Mapping[str, Any]) -> Tracker:
+    tags = None if run.group is None else {"group": run.group}
+    return tracking.mlflow(config=about, run_name=run.name, tags=tags)
 
 
-# by the names of --log: the package that is needed, and what makes the tracker
-TRACKERS: dict[str, tuple[str, Callable[[Place], Tracker]]] = {
-    "tensorboard": (
-        "tensorboardX",
-        lambda run: tracking.tensorboard(run.directory / "tensorboard", resume=True),
-    ),
+# by name: the package that is needed, and what makes the tracker of a run
+TRACKERS: dict[str, tuple[str, Callable[[Followed, Mapping[str, Any]], Tracker]]] = {
+    "tensorboard": ("tensorboardX", _tensorboard),
     "wandb": ("wandb", _wandb),
-    "trackio": ("trackio", _trackio),
+    "mlflow": ("mlflow", _mlflow),
 }
-
-
-class Log(NamedTuple):
-    """The trackers of what runs in a directory."""
-
-    names: tuple[str, ...] = ()
-    run_id: str = ""
-
-    def of_run(self, directory: Path) -> list[Tracker]:
-        """The trackers of a single run in its directory."""
-        return self._of(Place(directory, directory.name, None, self.run_id))
-
-    def of_cell(self, directory: Path, cell: Path) -> list[Tracker]:
-        """The trackers of one run of a comparison, which has a directory of its own."""
-        name = "-".join(cell.relative_to(directory).parts)
-        run_id = f"{self.run_id}-{name}"
-        return self._of(Place(cell, name, directory.name, run_id))
-
-    def _of(self, run: Place) -> list[Tracker]:
-        return [TRACKERS[name][1](run) for name in self.names]
-
-
-NO_LOG = Log()
 
 
 def check(names: Sequence[str]) -> None:
     """Raises `ValueError` for trackers that are unknown or not installed."""
-    for name in names if tuple(names) != NONE else ():
+    for name in names:
         if name not in TRACKERS:
             raise ValueError(
                 f"unknown tracker {name!r}; log takes {', '.join(TRACKERS)}"
@@ -95,31 +72,44 @@ def check(names: Sequence[str]) -> None:
         check_installed(TRACKERS[name][0], f"the tracker {name}")
 
 
-def begin(run_dir: Path, names: Sequence[str]) -> Log:
-    """The trackers of a new run, which its directory remembers."""
-    if not names:
-        return NO_LOG
-    log = Log(tuple(names), secrets.token_hex(4))
-    text = json.dumps({"log": log.names, "run_id": log.run_id}, indent=2) + "\n"
-    if is_first():  # the only process that logs
-        write(run_dir / FILE, text)
-    return log
+@contextlib.contextmanager
+def follow(
+    run: Followed, about: Mapping[str, Any]
+) -> Iterator[Callable[[Record], None]]:
+    """Starts the trackers of a run; yields a function that gives a record to all.
 
+    One that raises an error gets no further records, and a warning says so.
+    """
+    working = {name: TRACKERS[name][1](run, about) for name in run.names}
+    logs: dict[str, Log] = {}
 
-def again(run_dir: Path, names: Sequence[str]) -> Log:
-    """The trackers of a run that may be resumed, whose services know it by its id."""
-    log = _read(run_dir / FILE)
-    names = () if tuple(names) == NONE else tuple(names)
-    check(names)
-    return log._replace(names=names) if log.run_id else begin(run_dir, names)
+    def each(call: Callable[[str, Tracker], Any]) -> None:
+        for name, tracker in [*working.items()]:
+            try:
+                call(name, tracker)
+            except Exception as error:  # trackers name no common type
+                del working[name]
+                warnings.warn(
+                    f"the tracker {name} failed and gets no further records of this "
+                    f"run ({reason(error)}); training continues",
+                    stacklevel=2,
+                )
 
+    def start(name: str, tracker: Tracker) -> None:
+        logs[name] = tracker.__enter__()
 
-def _read(path: Path) -> Log:
-    if not path.exists():
-        return NO_LOG
-    with reading(path, "names of trackers", "delete it to log anew"):
-        values = json.loads(read_text(path))
-        names, run_id = tuple(values["log"]), values["run_id"]
-        if not all(isinstance(word, str) for word in (*names, run_id)):
-            raise ValueError("these are not names")
-    return Log(names, run_id)
+    def log(record: Record) -> None:
+        each(lambda name, _: logs[name](None, dict(record)))
+
+    def end(error: BaseException | None) -> None:
+        kind = None if error is None else type(error)
+        each(lambda _, tracker: tracker.__exit__(kind, error, None))
+
+    each(start)
+
+    try:
+        yield log
+    except BaseException as error:
+        end(error)
+        raise
+    end(None)

@@ -55,11 +55,11 @@ from fedjax_muon.runs.simulate import (
     start_key,
 )
 from fedjax_muon.runs.summary import History
+from fedjax_muon.runs.trackers import NOT_FOLLOWED, Followed
 from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record, steps
 from fedjax_muon.terminal import Progress, plain_console, shown
-from fedjax_muon.tracking import Tracker
 
 
 class Trained(NamedTuple):
@@ -273,7 +273,7 @@ def followed(progress: bool | Progress, total: int, title: str) -> Iterator[Prog
 
 
 def run(
-    job: Job, progress: Progress, stop: Any, followers: Sequence[Tracker] = ()
+    job: Job, progress: Progress, stop: Any, logs: Followed = NOT_FOLLOWED
 ) -> tuple[Any, list[Record]]:
     """Trains a job from its newest checkpoint, or from the start: state and records."""
     course, directory = job.course, job.directory
@@ -285,7 +285,7 @@ def run(
             progress.skip(job.rounds)
         else:
             with _given_back(job, directory):
-                record(job.simulation, course, directory, progress, stop, followers)
+                record(job.simulation, course, directory, progress, stop, logs)
         return None, metrics_csv.rows_of(directory / METRICS)
     drop, rows = job.drop_nonfinite, []
     state = job.simulation.init(course.key, drop_nonfinite=drop)
@@ -355,7 +355,7 @@ def train(
       ledger: File that records what private runs on the data cost together. By default,
         one file for all datasets in your user data directory.
       budget: Largest total epsilon of all runs in the ledger.
-      log: Trackers that get the records: tensorboard, wandb or trackio.
+      log: Trackers that get the records: tensorboard, wandb or mlflow.
       progress: Whether the rounds are shown on standard error; or what counts them.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes,
         such as `batch_size=16` or `privacy=fm.privacy.ClientPrivacy(...)`.
@@ -398,15 +398,15 @@ def train(
         evaluate_every=evaluate_every,
         drop_nonfinite=drop_nonfinite,
     )
-    followers: list[Tracker] = []
+    logs = NOT_FOLLOWED
     if place is not None:
         book = None if ledger is None else Path(ledger).expanduser().resolve()
         for statement in begin([job], problem.dataset, place, book, budget):
             say(statement, progress)
-        followers = trackers.again(place, log or trackers.NONE).of_run(place)
+        logs = Followed(log, place, place.name)
     say(data_words(simulation, problem), progress)
     with resumable(place) as stop, followed(progress, rounds, job.name) as shown_rounds:
-        state, records = run(job, shown_rounds, stop, followers)
+        state, records = run(job, shown_rounds, stop, logs)
     if place is not None:
         state = last_state(simulation, job.course, place)
     return Trained(state, records, simulation)

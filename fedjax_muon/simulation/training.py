@@ -11,12 +11,11 @@ import numpy as np
 from fedjax_muon.core import check_count
 from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.core.recipe import recipe_of
-from fedjax_muon.engine.processes import broadcast_from_first, is_first
+from fedjax_muon.engine.processes import broadcast_from_first
 from fedjax_muon.simulation.meter import Record, end_of_messages, end_of_row
 from fedjax_muon.simulation.rounds import Metrics
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.terminal import Progress, plain_console, shown
-from fedjax_muon.tracking import Tracker, follow
 
 Callback = Callable[[Any, Record], bool | None]
 
@@ -140,7 +139,7 @@ def run(
     rounds: int,
     evaluate_every: int = 10,
     drop_nonfinite: bool = False,
-    callbacks: Sequence[Callback | Tracker] = (),
+    callbacks: Sequence[Callback] = (),
     progress: bool = True,
 ) -> tuple[Any, list[Record]]:
     """Trains `rounds` more rounds, with evaluations in between.
@@ -151,10 +150,9 @@ def run(
       rounds: Number of new rounds.
       drop_nonfinite: Whether messages that are not finite are left out of the mean, and
         counted, instead of raising an error.
-      callbacks: Functions and trackers. A function is called as
-        `callback(state, record)` after every evaluation. The state must be copied to be
-        kept. Training ends early if one returns True. A `tracking.Tracker` writes the
-        records somewhere; with several processes, only in the first one.
+      callbacks: Called as `callback(state, record)` after every evaluation, such as
+        those of `fm.tracking`. The state must be copied to be kept. Training ends early
+        if one returns True.
       progress: Whether the rounds are shown on standard error: by a bar on a terminal
         and in notebooks that have ipywidgets, elsewhere by a line for every tenth of
         the rounds or every 30 seconds.
@@ -180,48 +178,20 @@ def run(
         evaluate_every=evaluate_every,
         drop_nonfinite=drop_nonfinite,
     )
-    trackers = [each for each in callbacks if isinstance(each, Tracker)]
-    functions = [each for each in callbacks if not isinstance(each, Tracker)]
-    options = {"rounds": rounds, "evaluate_every": evaluate_every}
-    config = _config(simulation, **options) if trackers else {}
     made = recipe_of(simulation.settings.algorithm)
     course_so_far = Progress(rounds, made.function.__name__ if made else "train")
     console = plain_console(stderr=True, quiet=not progress)
-    with (
-        follow(trackers if is_first() else [], config) as log,
-        shown(console, course_so_far),
-    ):
+    with shown(console, course_so_far):
         for step in course:
             state, record = step.state, step.record
             course_so_far.advance(step.rounds, record)
             if record is None:
                 continue
             records.append(record)
-            log(record)
-            answers = [callback(state, record) for callback in functions]
+            answers = [callback(state, record) for callback in callbacks]
             if True in answers:
                 break
     return state, records
-
-
-def _config(simulation: Simulation, **options: int) -> dict[str, Any]:
-    """What trackers are told of a simulation: the numbers that it was made with."""
-    recipe = recipe_of(simulation.settings.algorithm)
-    settings = simulation.settings._asdict().items()
-    cohort = getattr(simulation.settings, "cohort", None)
-    return {
-        "algorithm": recipe.function.__name__ if recipe else None,
-        "hyper": {k: _shortest(x) for k, x in simulation.run.numbers.items()},
-        **{k: x for k, x in settings if isinstance(x, bool | int | float)},
-        **({} if cohort is None else {"cohort": cohort.size}),
-        **options,
-    }
-
-
-def _shortest(number: Any) -> Any:
-    """A number with the digits of its type: 0.1 for the float32 next to it."""
-    array = np.asarray(number)
-    return [_shortest(x) for x in array] if array.ndim else float(str(array))
 
 
 def early_stopping(

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -17,7 +18,7 @@ import pytest
 from error_lines import refused
 
 import fedjax_muon as fm
-from fedjax_muon import data, files, problems, tasks, tracking
+from fedjax_muon import data, files, problems, tasks
 from fedjax_muon.algorithms import fedavg, fedmuon
 from fedjax_muon.data.dataset import digest
 from fedjax_muon.decentralized import private_storm, topology
@@ -27,7 +28,7 @@ from fedjax_muon.engine.plans import mapped
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.privacy.ledger import Ledger
-from fedjax_muon.runs import metrics_csv, private, record
+from fedjax_muon.runs import metrics_csv, private, record, trackers
 from fedjax_muon.runs.directory import METRICS
 from fedjax_muon.runs.train import begin, job_of, run
 from fedjax_muon.simulation import checkpoint
@@ -242,10 +243,12 @@ class Job:
 
     def start(self):
         self.begin()
-        ignore = lambda _: None
-        watching = tracking.Tracker("watching", ignore, self.see, ignore)
+        see = lambda state, row: self.see(row)
+        watching = "json", lambda run, about: contextlib.nullcontext(see)
         try:
-            run(self.job, Progress(2), lambda: False, [watching])
+            with mock.patch.dict(trackers.TRACKERS, watching=watching):
+                followed = trackers.Followed(("watching",))
+                run(self.job, Progress(2), lambda: False, followed)
         finally:
             self.look()
 

@@ -1,5 +1,6 @@
 """Training of a method on a problem, in a directory or without one."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -17,7 +18,7 @@ from cases import slow_but
 from command import assert_same_but_for_seconds, wait_for
 
 import fedjax_muon as fm
-from fedjax_muon import clocks, data, partition, problems, tracking
+from fedjax_muon import clocks, data, partition, problems
 from fedjax_muon.decentralized import dsgd
 from fedjax_muon.decentralized.private_methods import ExamplePrivacy
 from fedjax_muon.models import MLP
@@ -280,8 +281,14 @@ def test_a_problem_of_a_users_own_is_one_function(tmp_path):
 
 def test_trackers_get_every_record_once(tmp_path, monkeypatch, dies):
     told = []
-    tracker = tracking.Tracker("list", told.append, told.append, told.append)
-    monkeypatch.setitem(trackers.TRACKERS, "list", ("json", lambda place: tracker))
+
+    @contextlib.contextmanager
+    def tracker(run, about):
+        told.append(about)
+        yield lambda state, record: told.append(record)
+        told.append("finished")
+
+    monkeypatch.setitem(trackers.TRACKERS, "list", ("json", tracker))
     dies(4)
     with pytest.raises(KilledError):
         fedavg(tmp_path / "run", log=("list",))
@@ -292,7 +299,6 @@ def test_trackers_get_every_record_once(tmp_path, monkeypatch, dies):
     assert config["method.lr"] == "0.1"
     assert [row["round"] for row in rows] == [0, 2, 4]
     assert status == "finished"
-    assert (tmp_path / "run" / "tracking.json").exists()
 
 
 def test_used_directories_are_left_alone(tmp_path):

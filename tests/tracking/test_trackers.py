@@ -11,13 +11,14 @@ from collections import defaultdict
 
 import federation
 import jax
-import numpy as np
 import pytest
 from packages import needs
 
 from fedjax_muon import tracking
+from fedjax_muon.runs import trackers
+from fedjax_muon.runs.trackers import Followed, follow
 from fedjax_muon.simulation import training
-from fedjax_muon.tracking import Tracker, flat, follow, metrics_of
+from fedjax_muon.tracking import flat, metrics_of
 
 ROWS = [{"round": r, "train_loss": 1 / (1 + r), "seconds": r / 8} for r in (0, 5, 10)]
 LATER = {"round": 15, "train_loss": 0.25, "seconds": 2.0}
@@ -25,63 +26,68 @@ ALL = [*ROWS, LATER]
 CONFIG = {"lr": 0.1, "config": {"dataset": "digits"}}
 
 
-def spy(seen: list, **changes) -> Tracker:
-    """A tracker that remembers what it is told."""
-    told = Tracker(
-        "spy",
-        on_start=lambda config: seen.append(("start", config)),
-        on_record=lambda record: seen.append(("record", record)),
-        on_end=lambda status: seen.append(("end", status)),
-    )
-    return told._replace(**changes)
+def spy(seen: list):
+    """A tracker that remembers how it is started, what it gets, and how it ends."""
+
+    @contextlib.contextmanager
+    def tracker(run, about):
+        seen.append(("start", run.name, about))
+        try:
+            yield lambda state, record: seen.append(record)
+        except BaseException as error:
+            seen.append(type(error))
+            raise
+        seen.append("finished")
+
+    return "json", tracker
 
 
-def fails(*_):
-    raise OSError(28, "No space left on device")
+def broken(at: str):
+    """A tracker that fails at the start, at a record, or at the end."""
+
+    def fails(now: str):
+        if now == at:
+            raise OSError(28, "No space left on device")
+
+    @contextlib.contextmanager
+    def tracker(run, about):
+        fails("start")
+        yield lambda state, record: fails("record")
+        fails("end")
+
+    return "json", tracker
 
 
-def logged(tracker, rows, error=None):
-    ends = pytest.raises(error) if error else contextlib.nullcontext()
-    with ends, follow([tracker], CONFIG) as log:
-        for row in rows:
-            log(row)
-        if error:
-            raise error
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (None, "finished"),
-        (KeyboardInterrupt, "interrupted"),
-        (ArithmeticError, "failed"),
-        (SystemExit, "failed"),
-    ],
-)
-def test_a_tracker_is_told_how_the_run_ended(error, status):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ArithmeticError, SystemExit])
+def test_a_tracker_sees_how_the_run_ended(monkeypatch, error):
     seen: list = []
-    logged(spy(seen), ROWS[:1], error)
-    assert seen == [("start", CONFIG), ("record", ROWS[0]), ("end", status)]
+    monkeypatch.setitem(trackers.TRACKERS, "spy", spy(seen))
+    start = ("start", "a", CONFIG)
+    with follow(Followed(("spy",), name="a"), CONFIG) as log:
+        log(ROWS[0])
+    assert seen == [start, ROWS[0], "finished"]
+    with pytest.raises(error), follow(Followed(("spy",), name="a"), CONFIG):
+        raise error
+    assert seen[3:] == [start, error]
 
 
-@pytest.mark.parametrize("broken", ["on_start", "on_record", "on_end"])
-def test_a_failure_is_said_once_and_stops_nothing_else(broken):
+@pytest.mark.parametrize("at", ["start", "record", "end"])
+def test_a_failure_is_said_once_and_stops_nothing_else(monkeypatch, at):
     seen: list = []
-    bad = spy([], name="bad", **{broken: fails})
-    changing = spy([], on_record=lambda record: record.clear())  # its own copy
+    monkeypatch.setitem(trackers.TRACKERS, "bad", broken(at))
+    monkeypatch.setitem(trackers.TRACKERS, "spy", spy(seen))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with follow([bad, changing, spy(seen)], {}) as log:
+        with follow(Followed(("bad", "spy")), {}) as log:
             for row in ROWS:
                 log(row)
-    told = [("record", row) for row in ROWS]
-    assert seen == [("start", {}), *told, ("end", "finished")]
+    assert seen == [("start", "", {}), *ROWS, "finished"]
     (warning,) = caught
-    assert str(warning.message).startswith("bad failed and gets no further records")
+    assert str(warning.message).startswith("the tracker bad failed and gets no further")
     assert "No space left on device" in str(warning.message)
 
 
-def test_training_tells_trackers_and_functions_may_still_end_it():
+def test_callbacks_get_every_record_and_may_end_training():
     prepared, seen, asked = federation.federation(), [], []
 
     def enough(state, record):
@@ -89,28 +95,26 @@ def test_training_tells_trackers_and_functions_may_still_end_it():
         return record["round"] >= 4
 
     start = prepared.init(jax.random.key(8))
-    both = [spy(seen), enough]
+    both = [lambda state, record: seen.append(record), enough]
     _, records = training.run(
         prepared, start, rounds=50, evaluate_every=2, callbacks=both
     )
     assert asked == [0, 2, 4]
-    (_, config), *told = seen
-    assert told == [*(("record", each) for each in records), ("end", "finished")]
-    assert config["algorithm"] == "fedavg"
-    assert config["hyper"]["lr"] == prepared.settings.algorithm.recipe.arguments["lr"]
-    assert config["cohort"] == prepared.settings.cohort.size
-    assert config["rounds"] == 50
-    assert training._shortest(np.float32([0.1, 0.01])) == [0.1, 0.01]  # two rates
+    assert seen == records
 
 
 @pytest.mark.parametrize(
     ("make", "package"),
-    [(lambda: tracking.tensorboard("a"), "tensorboardX"), (tracking.wandb, "wandb")],
+    [
+        (lambda: tracking.tensorboard("a"), "tensorboardX"),
+        (tracking.wandb, "wandb"),
+        (tracking.mlflow, "mlflow"),
+    ],
 )
 def test_a_missing_package_is_refused_with_the_pip_command(monkeypatch, make, package):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=rf'run: pip install "{package}'):
-        make()
+    with pytest.raises(ImportError, match=rf'run: pip install "{package}'), make():
+        pass
 
 
 def test_names_of_nested_values_are_joined_and_metrics_are_finite():
@@ -121,18 +125,25 @@ def test_names_of_nested_values_are_joined_and_metrics_are_finite():
     assert metrics_of(record) == {"loss": 0.5}
 
 
+def logged(tracker, rows, error=None):
+    ends = pytest.raises(error) if error else contextlib.nullcontext()
+    with ends, tracker as log:
+        for row in rows:
+            log(None, row)
+        if error:
+            raise error
+
+
 # ------------------------------------------------------------------- TensorBoard
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 2])  # with all records, or the new ones alone
 def test_tensorboard_shows_every_round_of_a_resumed_run_once(tmp_path, first):
     """Its event files have a length, a checksum, an event, and its checksum."""
     protocol = needs("tensorboardX.proto.event_pb2")
-    tracker = tracking.tensorboard(tmp_path)
-    logged(tracker, ROWS[:2])
-    logged(tracker, ROWS[1:])  # `train` evaluates the state that it is given
-    with pytest.raises(ValueError, match=r"event files of another run.*resume=True"):
-        tracking.tensorboard(tmp_path)
-    logged(tracking.tensorboard(tmp_path, resume=True), ALL[first:])
+    make = lambda: tracking.tensorboard(tmp_path, config=CONFIG)
+    logged(make(), ROWS[:2])
+    logged(make(), ROWS[1:])  # `train` evaluates the state that it is given
+    logged(make(), ALL[first:])
     points, texts = [], []
     for path in sorted(tmp_path.iterdir()):
         data = path.read_bytes()
@@ -154,14 +165,14 @@ def test_tensorboard_shows_every_round_of_a_resumed_run_once(tmp_path, first):
 @pytest.mark.slow
 def test_a_directory_that_cannot_be_made_is_said_at_the_start(tmp_path):
     needs("tensorboardX")
-    (tmp_path / "file").write_text("")
-    with pytest.warns(UserWarning, match="TensorBoard in .* failed"):
-        logged(tracking.tensorboard(tmp_path / "file" / "logs"), ROWS)
+    (tmp_path / "tensorboard").write_text("")
+    run = Followed(("tensorboard",), tmp_path)
+    with pytest.warns(UserWarning, match="tracker tensorboard failed"), follow(run, {}):
+        pass
 
 
 # ------------------------------------------------------------ the interface of wandb
-@pytest.mark.parametrize("first", ["starting_step", "_next_step"])
-def test_a_run_of_a_server_is_continued_after_its_last_step(first):
+def test_a_run_of_a_server_is_continued_after_its_last_step():
     points, started, ended = defaultdict(dict), [], []
 
     def init(**given):
@@ -173,17 +184,17 @@ def test_a_run_of_a_server_is_continued_after_its_last_step(first):
             assert step >= following, "the server drops it"
             steps[step] = metrics
 
-        return types.SimpleNamespace(log=log, **{first: following})
+        return types.SimpleNamespace(log=log, starting_step=following)
 
     server = types.ModuleType("a server")
     server.init = init
     server.finish = lambda exit_code=None: ended.append(exit_code)
-    make = lambda: tracking.wandb(server, project="p", id="x")
+    given = {"project": "p", "id": "x", "resume": "allow", "config": CONFIG}
+    make = lambda: tracking.wandb(server, **given)
     logged(make(), ROWS, KeyboardInterrupt)
     logged(make(), ALL)
     assert [{"round": step, **row} for step, row in points["x"].items()] == ALL
     assert ended == [1, 0]
-    given = {"project": "p", "id": "x", "resume": "allow", "config": CONFIG}
     assert started == [given, given]
 
 
@@ -204,11 +215,32 @@ def test_files_of_wandb_have_every_record(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_database_of_trackio_has_every_record_once(tmp_path, monkeypatch):
+def test_a_database_of_trackio_has_every_record(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))  # read by the first import
     trackio = pytest.importorskip("trackio")
     storage = needs("trackio.sqlite_storage").SQLiteStorage
-    for rows in (ROWS, ALL):
-        logged(tracking.wandb(trackio, project="p", name="x", embed=False), rows)
+    logged(tracking.wandb(trackio, project="p", name="x", embed=False), ALL)
     steps = [row["step"] for row in storage.get_logs("p", "x")]
     assert steps == [row["round"] for row in ALL]
+
+
+def test_a_run_of_mlflow_has_every_record_and_its_end(monkeypatch):
+    steps, ended = [], []
+
+    @contextlib.contextmanager
+    def start_run(**options):
+        assert options == {"run_name": "a"}
+        try:
+            yield
+        except BaseException as error:
+            ended.append(type(error))
+            raise
+
+    server = types.ModuleType("mlflow")
+    server.start_run = start_run
+    server.log_params = steps.append
+    server.log_metrics = lambda metrics, step: steps.append({"round": step, **metrics})
+    monkeypatch.setattr(tracking, "optional", lambda *names: server)
+    logged(tracking.mlflow(config=CONFIG, run_name="a"), ALL, KeyboardInterrupt)
+    assert steps == [{"lr": 0.1, "config.dataset": "digits"}, *ALL]
+    assert ended == [KeyboardInterrupt]
