@@ -8,23 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_but
-from error_lines import refused
-from federation import assert_same_bits
-from oracles.adaptive_clip import Draw, Settings, adaptive_fedavg
-from oracles.problem import draw_params, toy_grad
-from private_rounds import (
-    ECHO,
-    KEY,
-    SIZES,
-    TRACE,
-    WHO,
-    N,
-    assert_standard_normal,
-    rounds_of,
-    rounds_of_trace,
-)
-from traces import TOY, by_code, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, fedavg, fedmuon, scaffold
@@ -41,6 +24,23 @@ from fedjax_muon.engine import plans
 from fedjax_muon.privacy import AdaptiveClip
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.wrappers.compression import Compressor, compress
+from tests.oracles.adaptive_clip import Draw, Settings, adaptive_fedavg
+from tests.oracles.problem import draw_params, toy_grad
+from tests.privacy.private_rounds import (
+    ECHO,
+    KEY,
+    SIZES,
+    TRACE,
+    WHO,
+    N,
+    assert_standard_normal,
+    rounds_of,
+    rounds_of_trace,
+)
+from tests.support.cases import slow_but
+from tests.support.error_lines import refused
+from tests.support.federation import assert_same_bits
+from tests.support.traces import TOY, by_code, stack
 
 EXPECTED = SIZES["cohort"]
 

@@ -10,9 +10,6 @@ from typing import NamedTuple
 import dp_accounting
 import numpy as np
 import pytest
-from cases import slow_but
-from error_lines import refused
-from oracles.accountant import Interval, Steps, epsilon_interval
 
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.privacy import accounting, guarantees, ledger
@@ -23,6 +20,9 @@ from fedjax_muon.privacy.guarantees import PrivacySpec, report
 from fedjax_muon.privacy.ledger import Cost, composed_epsilon, cost_of
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
+from tests.oracles.accountant import Interval, Steps, epsilon_interval
+from tests.support.cases import slow_but
+from tests.support.error_lines import refused
 
 DELTA = 1e-5
 # a clip of one's own that bounds nothing

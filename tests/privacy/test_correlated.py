@@ -5,13 +5,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import private_worlds
 import pytest
-from canaries import canary_data, canary_task
-from cases import slow_but
-from error_lines import refused
 from jax_privacy import matrix_factorization as matrices
-from private_worlds import BUFFERED, Case
 
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.core import Objective
@@ -37,6 +32,11 @@ from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.batching import cyclic_poisson
 from fedjax_muon.simulation.federated import federate
+from tests.privacy import private_worlds
+from tests.privacy.canaries import canary_data, canary_task
+from tests.privacy.private_worlds import BUFFERED, Case
+from tests.support.cases import slow_but
+from tests.support.error_lines import refused
 
 BANDED = Banded((0.8, 0.5, 0.1))
 STRATEGIES = [Banded((1.0,)), BANDED, BUFFERED]

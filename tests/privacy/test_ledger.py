@@ -12,7 +12,6 @@ import filelock
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from error_lines import refused
 
 from fedjax_muon.data import Dataset
 from fedjax_muon.privacy import Poisson, gaussian_epsilon, ledger as module
@@ -23,6 +22,7 @@ from fedjax_muon.privacy.ledger import (
     composed_epsilon,
     fingerprint,
 )
+from tests.support.error_lines import refused
 
 DELTA = 1e-5
 DATA, OTHER = "a" * 64, "b" * 64

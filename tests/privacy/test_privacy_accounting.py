@@ -5,8 +5,6 @@ import math
 import sys
 
 import pytest
-from cases import slow_but
-from error_lines import refused
 from scipy import integrate, stats
 
 from fedjax_muon.privacy.accounting import (
@@ -19,6 +17,8 @@ from fedjax_muon.privacy.accounting import (
     joint_multiplier,
 )
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
+from tests.support.cases import slow_but
+from tests.support.error_lines import refused
 
 DELTA = 1e-5
 A9A = Poisson(6512, 20)  # a9a, one of five agents

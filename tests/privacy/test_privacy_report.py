@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from error_lines import refused
 
 from fedjax_muon.privacy.accounting import (
     REPLACE_ONE,
@@ -20,6 +19,7 @@ from fedjax_muon.privacy.clipping import Each, Split
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
 from fedjax_muon.privacy.releases import Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
+from tests.support.error_lines import refused
 
 DELTA = 1e-5
 # a clip of one's own that bounds nothing

@@ -6,11 +6,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from error_lines import refused
 
 from fedjax_muon.privacy.clipping import Difference, Each, Split
 from fedjax_muon.privacy.releases import transcript_norm
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
+from tests.support.error_lines import refused
 
 BOUNDED = [Each(1.0), Difference(0.3), Split(1.0, 0.1), Split(1.0, 0.001)]
 BETAS = (0.01, 0.1, 0.3, 0.5)
