@@ -8,10 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import traces
-from oracles.cases import ALONE, PARTIAL, SIZES, X
-from oracles.lora import adapters, fedsubmuon, turned
-from oracles.problem import draw_params, draw_trace
 
 import fedjax_muon as fm
 from fedjax_muon import engine, transforms
@@ -22,6 +18,10 @@ from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation.asynchronous import check_suits
 from fedjax_muon.tasks.lora import draw_a
+from tests.oracles.cases import ALONE, PARTIAL, SIZES, X
+from tests.oracles.lora import adapters, fedsubmuon, turned
+from tests.oracles.problem import draw_params, draw_trace
+from tests.support import traces
 
 SCALE = 1.5
 RANKS = (1, 2, 3, 0, 3)

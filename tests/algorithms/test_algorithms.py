@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles.cases import PARTIAL, X
-from traces import TOY, by_code, compilations, stack
 
 from fedjax_muon import data, engine, models, partition
 from fedjax_muon.algorithms import ADAPTERS, ALL
@@ -21,6 +19,8 @@ from fedjax_muon.engine import plans
 from fedjax_muon.engine.sharding import REPLICATED, SHARDED, across, placed, sharded
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.tasks import classification
+from tests.oracles.cases import PARTIAL, X
+from tests.support.traces import TOY, by_code, compilations, stack
 
 N, S = 5, 3
 KEY = jax.random.key(7)

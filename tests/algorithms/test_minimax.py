@@ -7,11 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import assert_same_bits
-from oracles.saddle_cases import PARTIAL, START
-from saddle import OBJECTIVE
 from sklearn.metrics import roc_auc_score
-from traces import stack
 
 from fedjax_muon import algorithms, data, engine, models
 from fedjax_muon.algorithms.minimax import ALL, fedmuon_da
@@ -25,6 +21,10 @@ from fedjax_muon.simulation.sweeps import Cell, run_cells
 from fedjax_muon.simulation.training import Record, run
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.heavy_tails import alpha_stable, noisy
+from tests.oracles.saddle_cases import PARTIAL, START
+from tests.support.federation import assert_same_bits
+from tests.support.saddle import OBJECTIVE
+from tests.support.traces import stack
 
 POINT = Pair(START["x"], START["y"])
 

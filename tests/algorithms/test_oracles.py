@@ -14,18 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow_but
-from oracles import fedavg as avg, guided, outer
-from oracles.cases import FULL, PARTIAL, SIZES, X
-from oracles.compression import (
+
+from fedjax_muon.algorithms import ADAPTERS, ALL
+from fedjax_muon.algorithms.diloco import LookAhead
+from fedjax_muon.core import ParamsMessage, Round, numbers_of
+from fedjax_muon.linalg import newton_schulz as kernel
+from fedjax_muon.transforms import by_rank, moonlight, muon, orthogonalize
+from tests.oracles import fedavg as avg, guided, outer
+from tests.oracles.cases import FULL, PARTIAL, SIZES, X
+from tests.oracles.compression import (
     by_memory,
     by_rank as by_rank_share,
     fedmuon_svd,
     largest,
     sparseloco,
 )
-from oracles.fedlada import fedlada
-from oracles.fedmuon import (
+from tests.oracles.fedlada import fedlada
+from tests.oracles.fedmuon import (
     fedmuon,
     fedmuon_align,
     fedmuon_correct,
@@ -35,18 +40,13 @@ from oracles.fedmuon import (
     local_sgd_align,
     local_soap,
 )
-from oracles.outer import diloco, ef21_muon, heloco, muloco, streaming_diloco
-from oracles.problem import Trace, draw_trace, normalise, polar
-from oracles.proximal import fednova, fedprox
-from oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
-from oracles.two_sided import fafed, stem
-from traces import farthest, path
-
-from fedjax_muon.algorithms import ADAPTERS, ALL
-from fedjax_muon.algorithms.diloco import LookAhead
-from fedjax_muon.core import ParamsMessage, Round, numbers_of
-from fedjax_muon.linalg import newton_schulz as kernel
-from fedjax_muon.transforms import by_rank, moonlight, muon, orthogonalize
+from tests.oracles.outer import diloco, ef21_muon, heloco, muloco, streaming_diloco
+from tests.oracles.problem import Trace, draw_trace, normalise, polar
+from tests.oracles.proximal import fednova, fedprox
+from tests.oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
+from tests.oracles.two_sided import fafed, stem
+from tests.support.cases import slow_but
+from tests.support.traces import farthest, path
 
 pytestmark = pytest.mark.portable
 

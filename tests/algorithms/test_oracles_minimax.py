@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from oracles.saddle_cases import FULL, FULL_ONLY, ORACLES, PARTIAL, START, flat
-from saddle import OBJECTIVE
-from traces import path
 
 from fedjax_muon.algorithms import fedmuon
 from fedjax_muon.algorithms.minimax import ALL
 from fedjax_muon.core import after_first, tree
 from fedjax_muon.core.pair import Pair, on_y
 from fedjax_muon.linalg import newton_schulz as kernel
+from tests.oracles.saddle_cases import FULL, FULL_ONLY, ORACLES, PARTIAL, START, flat
+from tests.support.saddle import OBJECTIVE
+from tests.support.traces import path
 
 # what the oracles' settings are called here, as pairs; momentum is 1 - b or 1 - a
 NAMES = {"lr_x": "lr", "server_lr_x": "server_lr", "rho": "pull", "beta": "follow"}

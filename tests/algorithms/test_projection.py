@@ -13,8 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow_but
-from traces import by_code
 
 from fedjax_muon import algorithms, compression, engine, minimax
 from fedjax_muon.algorithms import fedavg
@@ -24,6 +22,8 @@ from fedjax_muon.core.pair import Pair
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.wrappers.compression import compress
+from tests.support.cases import slow_but
+from tests.support.traces import by_code
 
 N, STEPS, RADIUS, ROUNDS = 3, 3, 0.01, 3
 KEY = jax.random.key(5)

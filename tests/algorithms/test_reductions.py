@@ -8,26 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from oracles import fedavg as avg
-from oracles.cases import (
-    ALONE,
-    COSINE,
-    FULL,
-    ONE_STEP,
-    ONE_STEP_PARTIAL,
-    PARTIAL,
-    SIZES,
-    X,
-)
-from oracles.compression import largest
-from oracles.fedlada import fedlada
-from oracles.fedmuon import fedmuon_align as aligned, fedpac_soap
-from oracles.guided import fedavg_m, fedavg_vr, padamfed_vr, scaffold_m, scaffold_vr
-from oracles.outer import ef21_muon, heloco, streaming_diloco
-from oracles.problem import Trace, add, draw_trace, mean, polar, sub, times
-from oracles.scaffold import scaffold_momentum
-from oracles.two_sided import fafed, stem
-from traces import TOY, farthest, grad_fn, path, run, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import (
@@ -45,6 +25,32 @@ from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms import muon, scale_by_soap
 from fedjax_muon.wrappers.compression import no_compression, top_k
+from tests.oracles import fedavg as avg
+from tests.oracles.cases import (
+    ALONE,
+    COSINE,
+    FULL,
+    ONE_STEP,
+    ONE_STEP_PARTIAL,
+    PARTIAL,
+    SIZES,
+    X,
+)
+from tests.oracles.compression import largest
+from tests.oracles.fedlada import fedlada
+from tests.oracles.fedmuon import fedmuon_align as aligned, fedpac_soap
+from tests.oracles.guided import (
+    fedavg_m,
+    fedavg_vr,
+    padamfed_vr,
+    scaffold_m,
+    scaffold_vr,
+)
+from tests.oracles.outer import ef21_muon, heloco, streaming_diloco
+from tests.oracles.problem import Trace, add, draw_trace, mean, polar, sub, times
+from tests.oracles.scaffold import scaffold_momentum
+from tests.oracles.two_sided import fafed, stem
+from tests.support.traces import TOY, farthest, grad_fn, path, run, stack
 
 pytestmark = pytest.mark.slow
 

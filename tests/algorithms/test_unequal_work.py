@@ -5,18 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import traces
-from cases import slow_but
-from oracles import fedavg as avg
-from oracles.cases import PARTIAL, SIZES, X
-from oracles.fedmuon import fedmuon_align
-from oracles.proximal import fednova, fedprox
-from oracles.scaffold import scaffold
 
 import fedjax_muon as fm
 from fedjax_muon import engine
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
+from tests.oracles import fedavg as avg
+from tests.oracles.cases import PARTIAL, SIZES, X
+from tests.oracles.fedmuon import fedmuon_align
+from tests.oracles.proximal import fednova, fedprox
+from tests.oracles.scaffold import scaffold
+from tests.support import traces
+from tests.support.cases import slow_but
 
 SLOW = pytest.mark.slow
 N, K = PARTIAL.num_clients, 4

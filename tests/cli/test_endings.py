@@ -8,13 +8,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from command import refused
 
 from fedjax_muon.cli import main as shell
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import check
 from fedjax_muon.engine import launch
 from fedjax_muon.simulation.meter import NonFiniteError
+from tests.support.command import refused
 
 
 def of_package():

@@ -8,11 +8,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from command import SMALL, refused, run
-from packages import needs
 
 import fedjax_muon as fm
 from fedjax_muon.runs import metrics_csv
+from tests.support.command import SMALL, refused, run
+from tests.support.packages import needs
 
 safetensors = needs("safetensors.numpy")
 OPTIONS = (*SMALL, "--rounds", "6")

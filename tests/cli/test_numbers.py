@@ -1,10 +1,10 @@
 """The last row of small runs, frozen: no word of a command is lost on the way."""
 
 import pytest
-from cases import slow_but
-from command import refused, run
 
 from fedjax_muon.runs import metrics_csv
+from tests.support.cases import slow_but
+from tests.support.command import refused, run
 
 ROUNDS = "--rounds 4 --evaluate-every 4 --batch-size 8"
 STEPS = f"{ROUNDS} --local-steps 2"

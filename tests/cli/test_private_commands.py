@@ -7,10 +7,10 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from command import refused, run
 
 import fedjax_muon as fm
 from fedjax_muon.runs import private, record
+from tests.support.command import refused, run
 
 AGENTS = "dpmixsgd --rounds 2 --batch-size 20 --evaluate-every 1"
 AGENTS += " --problem auc:clients=5,positives=none,model=linear,graph=ring"

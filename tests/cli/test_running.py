@@ -9,12 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import assert_same_but_for_seconds, refused, run, spawn, wait_for
-from packages import needs
 
 from fedjax_muon import problems, runs
 from fedjax_muon.cli import names
 from fedjax_muon.runs import metrics_csv
+from tests.support.command import (
+    assert_same_but_for_seconds,
+    refused,
+    run,
+    spawn,
+    wait_for,
+)
+from tests.support.packages import needs
 
 DATA = "--problem digits:clients=4,model=mlp:8"
 SMALL = "--cohort 2 --local-steps 1 --batch-size 8 --evaluate-every 2"

@@ -8,7 +8,6 @@ from typing import Literal
 
 import optax
 import pytest
-from command import refused, run
 
 import fedjax_muon as fm
 from fedjax_muon.cli import call, names, old
@@ -17,6 +16,7 @@ from fedjax_muon.cli.names import TABLES, value_of
 from fedjax_muon.core.recipe import described
 from fedjax_muon.linalg import newton_schulz
 from fedjax_muon.wrappers import aggregators, attacks
+from tests.support.command import refused, run
 
 # texts and their values, by the annotation of an argument
 VALUES = [

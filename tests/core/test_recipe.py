@@ -8,10 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from oracles.cases import PARTIAL, X
-from oracles.saddle_cases import PARTIAL as SADDLE, START
-from saddle import OBJECTIVE
-from traces import TOY, compilations, farthest, path, stack
 
 from fedjax_muon import (
     algorithms,
@@ -38,6 +34,10 @@ from fedjax_muon.core.recipe import Recipe, as_arrays, in_words, recipe_of, shor
 from fedjax_muon.engine import plans
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.wrappers.compression import compress
+from tests.oracles.cases import PARTIAL, X
+from tests.oracles.saddle_cases import PARTIAL as SADDLE, START
+from tests.support.saddle import OBJECTIVE
+from tests.support.traces import TOY, compilations, farthest, path, stack
 
 METHODS = {**algorithms.ALL, **minimax.ALL, **decentralized.ALL}
 

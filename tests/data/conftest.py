@@ -1,10 +1,10 @@
 """Folders in which tests write files of datasets."""
 
 import pytest
-from published import allow_small
 
 from fedjax_muon import data
 from fedjax_muon.data import loading
+from tests.support.published import allow_small
 
 
 @pytest.fixture

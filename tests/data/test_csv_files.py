@@ -5,10 +5,10 @@ import gzip
 
 import numpy as np
 import pytest
-from error_lines import one_line
 
 from fedjax_muon import data, models, tasks
 from fedjax_muon.data import cleaning
+from tests.support.error_lines import one_line
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(40, 10, size=(60, 2)).round(2)

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from error_lines import one_line
-from published import PUBLISHED, allow_small
 
 from fedjax_muon import data
 from fedjax_muon.data import catalog, text
@@ -26,6 +24,8 @@ from fedjax_muon.files import reading
 from tests.robustness import hostile
 from tests.robustness.data_files import attempt, cases
 from tests.robustness.tiny_files import KINDS
+from tests.support.error_lines import one_line
+from tests.support.published import PUBLISHED, allow_small
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_data_directory")]
 

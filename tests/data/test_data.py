@@ -6,16 +6,23 @@ import lzma
 
 import numpy as np
 import pytest
-from error_lines import one_line
 from sklearn import model_selection
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.preprocessing import StandardScaler
-from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
 from fedjax_muon.data import Dataset, loading
 from fedjax_muon.data.dataset import digest, stratified, summary
 from fedjax_muon.data.source import File, Layout, Source, located, verify
+from tests.support.error_lines import one_line
+from tests.support.tiny_images import (
+    IMAGES,
+    LABELS,
+    TEST,
+    TRAIN,
+    assert_standardized,
+    write_npz,
+)
 
 pytestmark = pytest.mark.usefixtures("no_data_directory")
 

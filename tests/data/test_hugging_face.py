@@ -6,11 +6,11 @@ import warnings
 
 import numpy as np
 import pytest
-from error_lines import one_line
-from packages import needs
 from PIL import Image
 
 from fedjax_muon import data
+from tests.support.error_lines import one_line
+from tests.support.packages import needs
 
 datasets = needs("datasets")
 pytestmark = pytest.mark.slow

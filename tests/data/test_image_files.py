@@ -6,13 +6,20 @@ import struct
 
 import numpy as np
 import pytest
-from error_lines import one_line
 from PIL import Image
-from published import PUBLISHED
-from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized, write_npz
 
 from fedjax_muon import data
 from fedjax_muon.data import images, loading
+from tests.support.error_lines import one_line
+from tests.support.published import PUBLISHED
+from tests.support.tiny_images import (
+    IMAGES,
+    LABELS,
+    TEST,
+    TRAIN,
+    assert_standardized,
+    write_npz,
+)
 
 pytestmark = pytest.mark.usefixtures("small_files")
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from packages import needs
 
 from fedjax_muon import data
 from fedjax_muon.data import natural
+from tests.support.packages import needs
 
 RNG = np.random.default_rng(0)
 pytestmark = pytest.mark.usefixtures("no_data_directory")

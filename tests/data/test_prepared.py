@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from error_lines import one_line
 from PIL import Image
-from tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized
 
 from fedjax_muon import data
 from fedjax_muon.data import loading, text
+from tests.support.error_lines import one_line
+from tests.support.tiny_images import IMAGES, LABELS, TEST, TRAIN, assert_standardized
 
 pytestmark = pytest.mark.usefixtures("no_data_directory")
 

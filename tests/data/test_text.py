@@ -6,12 +6,12 @@ import re
 
 import numpy as np
 import pytest
-from error_lines import one_line
-from published import PUBLISHED
 
 from fedjax_muon import data
 from fedjax_muon.data import text
 from fedjax_muon.data.catalog import SENTENCES
+from tests.support.error_lines import one_line
+from tests.support.published import PUBLISHED
 
 pytestmark = pytest.mark.usefixtures("small_files")
 

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from packages import needs
 
 import fedjax_muon as fm
 from fedjax_muon.data import from_text
 from fedjax_muon.data.tokenizers import from_file
+from tests.support.packages import needs
 
 library = needs("tokenizers", "dev")
 decoders, models, normalizers, pre_tokenizers, processors, trainers = (

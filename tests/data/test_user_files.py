@@ -4,10 +4,10 @@ import csv
 
 import numpy as np
 import pytest
-from error_lines import one_line
 from PIL import Image
 
 from fedjax_muon import data, partition
+from tests.support.error_lines import one_line
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3, 2, size=(60, 4))

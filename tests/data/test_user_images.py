@@ -6,11 +6,11 @@ import zlib
 
 import numpy as np
 import pytest
-from error_lines import one_line
 from PIL import Image
 
 from fedjax_muon import data
 from fedjax_muon.data.images import decoded
+from tests.support.error_lines import one_line
 
 RNG = np.random.default_rng(0)
 GRAY = RNG.integers(0, 256, size=(40, 6, 5), dtype=np.uint8)

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import DATA, NAMES, TASK, as_float64, assert_same_bits, cut, gradient
 
 from fedjax_muon.decentralized import ALL, dsgd, gradient_tracking, topology
 from fedjax_muon.decentralized.mixing import dense, shifted, sparse
@@ -17,6 +16,15 @@ from fedjax_muon.decentralized.simulation import (
 )
 from fedjax_muon.simulation import NonFiniteError, training
 from fedjax_muon.simulation.evaluation import evaluate
+from tests.support.federation import (
+    DATA,
+    NAMES,
+    TASK,
+    as_float64,
+    assert_same_bits,
+    cut,
+    gradient,
+)
 
 SLOW = pytest.mark.slow
 PARTS = cut([20, 9, 12, 25, 6])

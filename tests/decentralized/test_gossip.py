@@ -8,22 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from federation import assert_same_bits
-from gossip_cases import (
-    BOUND,
-    INSIDE,
-    LR,
-    MINIMAX,
-    TRACE,
-    WEIGHTS,
-    M,
-    T,
-    run,
-    states_of,
-)
-from oracles import gossip as oracle
-from oracles.cases import X
-from traces import grad_fn as plain_grad
 
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
@@ -39,6 +23,22 @@ from fedjax_muon.decentralized.mixing import dense
 from fedjax_muon.decentralized.suda import suda
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.privacy.gaussian import box_muller, standard_normal
+from tests.oracles import gossip as oracle
+from tests.oracles.cases import X
+from tests.support.federation import assert_same_bits
+from tests.support.gossip_cases import (
+    BOUND,
+    INSIDE,
+    LR,
+    MINIMAX,
+    TRACE,
+    WEIGHTS,
+    M,
+    T,
+    run,
+    states_of,
+)
+from tests.support.traces import grad_fn as plain_grad
 
 # a module in the way of its function
 suda_forms = importlib.import_module("fedjax_muon.decentralized.suda")

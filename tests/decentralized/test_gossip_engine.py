@@ -7,15 +7,25 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
-from gossip_cases import FREE, LR, SIGMA, START, TRACE, WEIGHTS, M, pair, run
-from oracles.gossip import draw_weights
-from traces import compilations
 
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.decentralized import ALL, topology
 from fedjax_muon.decentralized.engine import make, traffic
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import dense, shifted, sparse
+from tests.oracles.gossip import draw_weights
+from tests.support.gossip_cases import (
+    FREE,
+    LR,
+    SIGMA,
+    START,
+    TRACE,
+    WEIGHTS,
+    M,
+    pair,
+    run,
+)
+from tests.support.traces import compilations
 
 KEY = jax.random.key(1)
 TORUS = nx.convert_node_labels_to_integers(nx.grid_2d_graph(3, 4, periodic=True))

@@ -6,8 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import assert_same_bits
-from gossip_cases import (
+
+from fedjax_muon.core import Objective
+from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized import ALL
+from fedjax_muon.decentralized.estimators import fresh, noisy
+from fedjax_muon.decentralized.gossip import Iteration
+from fedjax_muon.decentralized.mixing import dense
+from fedjax_muon.decentralized.private import private_gradient, private_storm
+from fedjax_muon.decentralized.tracking import gradient_tracking
+from fedjax_muon.privacy.clipping import Difference, Each, Split, clipped
+from fedjax_muon.tasks.task import Batch, per_example
+from tests.oracles import gossip as oracle
+from tests.oracles.saddle import draw_saddle, saddle_grad
+from tests.support.federation import assert_same_bits
+from tests.support.gossip_cases import (
     BEGIN,
     INSIDE,
     LR,
@@ -20,20 +33,7 @@ from gossip_cases import (
     pair,
     run,
 )
-from oracles import gossip as oracle
-from oracles.saddle import draw_saddle, saddle_grad
-from saddle import loss
-
-from fedjax_muon.core import Objective
-from fedjax_muon.core.pair import Pair
-from fedjax_muon.decentralized import ALL
-from fedjax_muon.decentralized.estimators import fresh, noisy
-from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.mixing import dense
-from fedjax_muon.decentralized.private import private_gradient, private_storm
-from fedjax_muon.decentralized.tracking import gradient_tracking
-from fedjax_muon.privacy.clipping import Difference, Each, Split, clipped
-from fedjax_muon.tasks.task import Batch, per_example
+from tests.support.saddle import loss
 
 T = 5
 LIMIT, CHANGE = Pair(0.8, 0.5), Pair(0.05, 0.03)

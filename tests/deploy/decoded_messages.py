@@ -4,12 +4,17 @@ Prints the largest difference of the server's states after three rounds of priva
 clients, whose messages the server clips.
 """
 
-from small_federation import KEY, described, largest_difference, served, simulation_of
-
 from fedjax_muon import compression
 from fedjax_muon.algorithms import fedavg
 from fedjax_muon.privacy import AdaptiveClip, ClientPrivacy, banded
 from fedjax_muon.wrappers.compression import compress
+from tests.deploy.small_federation import (
+    KEY,
+    described,
+    largest_difference,
+    served,
+    simulation_of,
+)
 
 ROUNDS = 3
 PRIVACY = {

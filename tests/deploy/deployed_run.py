@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 
-import command
 import numpy as np
 import psutil
 
@@ -12,6 +11,7 @@ from fedjax_muon import engine, runs
 from fedjax_muon.cli import call, flower_app
 from fedjax_muon.deploy import in_process
 from fedjax_muon.runs.simulate import start_key
+from tests.support import command
 
 RUN = ["fedmuon:lr=0.02", "--problem", "digits:clients=3,model=mlp:8", "--rounds", "4"]
 RUN += ["--cohort", "3", "--local-steps", "2", "--batch-size", "8"]

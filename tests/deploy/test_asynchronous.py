@@ -6,12 +6,12 @@ import threading
 import jax
 import numpy as np
 import pytest
-import small_federation as small
-from cases import slow_but
 
 import fedjax_muon as fm
 from fedjax_muon.deploy import in_process, messages
 from fedjax_muon.runs import metrics_csv
+from tests.deploy import small_federation as small
+from tests.support.cases import slow_but
 
 SECONDS = (1.0, 1.3, 2.1, 7.7)  # of clients
 ARRIVALS = fm.buffered(3, 2)

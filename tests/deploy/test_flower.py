@@ -12,9 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deployed_run import RUN, assert_simulated, kill_processes, written
-from packages import needs
-from small_federation import (
+
+import fedjax_muon as fm
+from fedjax_muon.algorithms import ALL, fedmuon_correct
+from fedjax_muon.cli import flower_app
+from fedjax_muon.deploy import Node
+from fedjax_muon.deploy.messages import MessageError
+from fedjax_muon.runs import metrics_csv
+from tests.deploy.deployed_run import RUN, assert_simulated, kill_processes, written
+from tests.deploy.small_federation import (
     CLIENTS,
     PARTS,
     X,
@@ -26,23 +32,17 @@ from small_federation import (
     served,
     simulated,
 )
-
-import fedjax_muon as fm
-from fedjax_muon.algorithms import ALL, fedmuon_correct
-from fedjax_muon.cli import flower_app
-from fedjax_muon.deploy import Node
-from fedjax_muon.deploy.messages import MessageError
-from fedjax_muon.runs import metrics_csv
+from tests.support.packages import needs
 
 needs("flwr.serverapp", "flower")
 
-from fake_grid import RUN as RUN_ID, Echo, FakeGrid, echoes, failure
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedjax_muon.deploy import flower
+from tests.deploy.fake_grid import RUN as RUN_ID, Echo, FakeGrid, echoes, failure
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import refused, run
-from deployed_run import (
+
+import fedjax_muon as fm
+from fedjax_muon.cli import flower_app
+from fedjax_muon.deploy import in_process
+from fedjax_muon.runs import metrics_csv
+from tests.deploy.deployed_run import (
     RUN,
     assert_simulated,
     job_of,
@@ -14,11 +18,7 @@ from deployed_run import (
     without,
     written,
 )
-
-import fedjax_muon as fm
-from fedjax_muon.cli import flower_app
-from fedjax_muon.deploy import in_process
-from fedjax_muon.runs import metrics_csv
+from tests.support.command import refused, run
 
 SMALL = ("fedavg", "--problem", "digits:clients=3,model=mlp:8")
 

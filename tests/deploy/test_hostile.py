@@ -1,11 +1,11 @@
 """Nodes and servers withstand whatever the other side sends."""
 
 import numpy as np
-from small_federation import described, nodes_of, served
 
 from fedjax_muon.algorithms import fedmuon_correct
 from fedjax_muon.deploy import in_process, messages
 from fedjax_muon.deploy.messages import LONGEST, Message
+from tests.deploy.small_federation import described, nodes_of, served
 
 TEXT = "\x1b[31mred\r\n\x00" + 5000 * "x"
 NUMBERS = [-1, -2, 0, 1, 3, 2**31 - 1, 2**31, -(2**40), 2**63, 0.5, float("nan"), 1e300]

@@ -6,8 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_but
-from small_federation import (
+
+from fedjax_muon import aggregators, attacks, compression, engine
+from fedjax_muon.algorithms import ALL, fedavg, fedmuon_correct
+from fedjax_muon.core import map_exchanges, streams, tree
+from fedjax_muon.deploy import Node, in_process, messages, serve
+from fedjax_muon.deploy.messages import Message
+from fedjax_muon.deploy.node import States
+from fedjax_muon.simulation.participation import by_examples
+from fedjax_muon.simulation.rounds import objective_and_sampler, traced
+from fedjax_muon.wrappers.aggregators import robust
+from fedjax_muon.wrappers.attacks import attack
+from fedjax_muon.wrappers.compression import compress
+from tests.deploy.small_federation import (
     CLIENTS,
     KEY,
     PARTS,
@@ -21,18 +32,7 @@ from small_federation import (
     simulated,
     simulation_of,
 )
-
-from fedjax_muon import aggregators, attacks, compression, engine
-from fedjax_muon.algorithms import ALL, fedavg, fedmuon_correct
-from fedjax_muon.core import map_exchanges, streams, tree
-from fedjax_muon.deploy import Node, in_process, messages, serve
-from fedjax_muon.deploy.messages import Message
-from fedjax_muon.deploy.node import States
-from fedjax_muon.simulation.participation import by_examples
-from fedjax_muon.simulation.rounds import objective_and_sampler, traced
-from fedjax_muon.wrappers.aggregators import robust
-from fedjax_muon.wrappers.attacks import attack
-from fedjax_muon.wrappers.compression import compress
+from tests.support.cases import slow_but
 
 # One of each form.
 FORMS = (

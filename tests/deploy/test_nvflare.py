@@ -17,12 +17,12 @@ from unittest.mock import Mock
 import jax
 import numpy as np
 import pytest
-from deployed_run import kill_processes
-from packages import needs
-from small_federation import assert_saved, refusal
 
 from fedjax_muon import data
 from fedjax_muon.deploy import in_process, serve
+from tests.deploy.deployed_run import kill_processes
+from tests.deploy.small_federation import assert_saved, refusal
+from tests.support.packages import needs
 
 needs("nvflare", "nvflare")
 

@@ -14,14 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow_but
-from small_federation import (
-    CLIENTS,
-    KEY,
-    TASK,
-    described,
-    nodes_of,
-)
 
 import fedjax_muon as fm
 from fedjax_muon.algorithms import fedavg, fedmuon
@@ -30,6 +22,14 @@ from fedjax_muon.deploy import in_process, messages, rounds, serve, server
 from fedjax_muon.deploy.messages import Message
 from fedjax_muon.deploy.node import request_shapes
 from fedjax_muon.privacy import ClientPrivacy
+from tests.deploy.small_federation import (
+    CLIENTS,
+    KEY,
+    TASK,
+    described,
+    nodes_of,
+)
+from tests.support.cases import slow_but
 
 PRIVACY = ClientPrivacy(
     clip_norm=0.5,
@@ -56,8 +56,9 @@ def test_private_and_quantized_messages_have_the_bits_of_the_simulation():
     rounds a decoding differently where it is compiled together with local training.
     """
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    command = [sys.executable, str(Path(__file__).with_name("decoded_messages.py"))]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True)
+    how = {"cwd": Path(__file__).parents[2], "env": environment}
+    command = [sys.executable, "-m", "tests.deploy.decoded_messages"]
+    said = subprocess.run(command, **how, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     cases = dict(line.split(maxsplit=1) for line in said.stdout.splitlines())
     # difference, missing answers

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from printed import ROOT, all_commands, blocks
 
 from benchmarks import __main__ as benchmarks
 from fedjax_muon.cli import call, flower_app, main as shell
+from tests.support.printed import ROOT, all_commands, blocks
 
 pytestmark = pytest.mark.slow
 

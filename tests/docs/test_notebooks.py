@@ -11,9 +11,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from packages import needs
 
 from fedjax_muon.terminal import Progress
+from tests.support.packages import needs
 
 pytestmark = pytest.mark.slow
 jupytext, nbformat = needs("jupytext"), needs("nbformat")

@@ -19,10 +19,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import method_tables
 import pytest
 import yaml
-from printed import ROOT, blocks, code_lines
 
 import fedjax_muon
 from benchmarks import table
@@ -33,6 +31,8 @@ from fedjax_muon.cli.main import main
 from fedjax_muon.core import tree
 from fedjax_muon.decentralized import gossip
 from fedjax_muon.decentralized.private_methods import ALL as PRIVATE
+from tests.support import method_tables
+from tests.support.printed import ROOT, blocks, code_lines
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,10 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import chromium
 import pytest
-from packages import needs
+
+from tests.support import chromium
+from tests.support.packages import needs
 
 pytestmark = pytest.mark.slow
 

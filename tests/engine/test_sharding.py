@@ -4,14 +4,10 @@ import re
 import socket
 import time
 
-import federation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command import run, spawn, wait_for
-from federation import assert_close, assert_same_bits, trained
-from jaxprs import equations
 
 import fedjax_muon as fm
 from fedjax_muon import simulation
@@ -22,6 +18,10 @@ from fedjax_muon.runs import metrics_csv
 from fedjax_muon.runs.loading import load_run
 from fedjax_muon.simulation import batching, sweeps
 from fedjax_muon.simulation.batching import with_replacement
+from tests.support import federation
+from tests.support.command import run, spawn, wait_for
+from tests.support.federation import assert_close, assert_same_bits, trained
+from tests.support.jaxprs import equations
 
 EIGHT = jax.devices()[:8]
 SCAFFOLD = ALL["scaffold"].function(lr=0.3)  # private states, and a prologue: none

@@ -8,7 +8,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from published import allow_small
 
 from experiments.arguments import call
 from experiments.papers import dpmixsgd_002, dpmixsgd_jobs, frame, minimax_000
@@ -20,6 +19,7 @@ from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.runs import metrics_csv
 from fedjax_muon.simulation import training
 from fedjax_muon.tasks import robust
+from tests.support.published import allow_small
 
 pytestmark = pytest.mark.slow
 

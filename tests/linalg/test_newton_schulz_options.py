@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jaxprs import products
 
 from fedjax_muon import decentralized, engine, minimax
 from fedjax_muon.algorithms import ADAPTERS, ALL
@@ -23,6 +22,7 @@ from fedjax_muon.transforms import (
     muon,
     orthogonalize as orthogonalized,
 )
+from tests.support.jaxprs import products
 
 PARAMS = {"kernel": jnp.eye(6) + 0.1, "bias": jnp.ones(6)}
 PLAIN = {name: m for name, m in ALL.items() if name not in ADAPTERS}

@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import jaxprs
 import numpy as np
 import optax.contrib._muon as optax_muon
 import pytest
@@ -28,6 +27,7 @@ from fedjax_muon.linalg.newton_schulz import (
     schatten8,
 )
 from fedjax_muon.linalg.products import multiplies_bfloat16
+from tests.support import jaxprs
 
 
 def gaussian(shape, seed=0):

@@ -5,7 +5,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import jaxprs
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec as P
@@ -21,6 +20,7 @@ from fedjax_muon.linalg.newton_schulz import (
     rows,
     schatten8,
 )
+from tests.support import jaxprs
 
 FORMS = [plain, gram]
 

@@ -12,9 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jaxprs import equations
-from packages import needs
-from parity import by_path, drawn, dropouts
 
 from fedjax_muon.models import (
     GPT,
@@ -26,6 +23,9 @@ from fedjax_muon.models import (
 from fedjax_muon.models.gpt import Rotary
 from fedjax_muon.models.vit import Attention
 from fedjax_muon.transforms import hidden_matrices
+from tests.support.jaxprs import equations
+from tests.support.packages import needs
+from tests.support.parity import by_path, drawn, dropouts
 
 safetensors = needs("safetensors.numpy", "export")
 FOLDER = Path(__file__).parent / "gpt_fixtures"

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxprs import products
-from parity import by_path
-from test_gpt import KEY, SMALL, TOKENS, loss, shapes
 
 from fedjax_muon.models.gpt import Rotary
+from tests.models.test_gpt import KEY, SMALL, TOKENS, loss, shapes
+from tests.support.jaxprs import products
+from tests.support.parity import by_path
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxprs import equations, products
-from parity import by_path, drawn, dropouts, shapes
 
 from fedjax_muon import models
 from fedjax_muon.models.convolution import max_pool_2x2
 from fedjax_muon.tasks.classification import logits_of
+from tests.support.jaxprs import equations, products
+from tests.support.parity import by_path, drawn, dropouts, shapes
 
 IMAGES = ["mlp", "lenet", "emnist_cnn"]  # the others have their own tests
 

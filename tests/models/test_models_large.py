@@ -5,19 +5,24 @@ from functools import partial
 
 import jax
 import pytest
-from packages import needs
-from parity import (
+
+from fedjax_muon import models
+from fedjax_muon.transforms import muon_dimension_numbers
+from fedjax_muon.transforms.layout import fans
+from tests.support.packages import needs
+from tests.support.parity import (
     by_path,
     check_against_torch,
     check_initial_scales,
     check_inside_shard_map,
     shapes,
 )
-from torch_layers import torch_attention, torch_dense, torch_norm, torch_patches
-
-from fedjax_muon import models
-from fedjax_muon.transforms import muon_dimension_numbers
-from fedjax_muon.transforms.layout import fans
+from tests.support.torch_layers import (
+    torch_attention,
+    torch_dense,
+    torch_norm,
+    torch_patches,
+)
 
 pytestmark = pytest.mark.slow
 

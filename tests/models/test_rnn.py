@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command import refused, run
-from parity import differentiated
 
 from fedjax_muon import data, models
 from fedjax_muon.data import text
 from fedjax_muon.runs import metrics_csv
+from tests.support.command import refused, run
+from tests.support.parity import differentiated
 
 KEY = jax.random.key(0)
 V, E, H = 11, 5, 7

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from packages import needs
 
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.models import MLP, load_metadata, load_params, save_params
+from tests.support.packages import needs
 
 safetensors = needs("safetensors.numpy")
 MODEL = MLP(3, (5, 4))

@@ -11,7 +11,6 @@ import functools
 import math
 
 import numpy as np
-from canaries import Record, Releases, participation
 from jax_privacy.auditing import CanaryScoreAuditor, Split
 from scipy import special, stats
 
@@ -25,6 +24,7 @@ from fedjax_muon.privacy.ledger import (
     pld_accountant,
 )
 from fedjax_muon.privacy.sampling import Poisson
+from tests.privacy.canaries import Record, Releases, participation
 
 LEVEL = 1e-3
 DELTAS = (0.003, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8)

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracles.problem import draw_trace
 from scipy import stats
-from traces import TOY, stack
 
 from fedjax_muon import engine
 from fedjax_muon.core import Objective, tree
 from fedjax_muon.engine import plans
+from tests.oracles.problem import draw_trace
+from tests.support.traces import TOY, stack
 
 N, KEY = 5, jax.random.key(3)
 SIZES = {"clients": N, "cohort": 2}

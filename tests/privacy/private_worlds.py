@@ -3,9 +3,6 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from audits import audited, audited_together
-from canaries import Worlds, canary_data, canary_task
-from released import agent_worlds, client_worlds
 
 import fedjax_muon as fm
 from fedjax_muon.algorithms import ALL as ALGORITHMS, fedavg
@@ -21,6 +18,9 @@ from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.correlated import Banded, BufferedToeplitz
 from fedjax_muon.problems import Problem
 from fedjax_muon.simulation.federated import federate
+from tests.privacy.audits import audited, audited_together
+from tests.privacy.canaries import Worlds, canary_data, canary_task
+from tests.privacy.released import agent_worlds, client_worlds
 
 AGENTS, CLIP, DELTA, LR = 3, 1.0, 1e-3, 0.1
 BANDED = Banded((0.6, 0.58, 0.55))

@@ -18,7 +18,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from canaries import (
+from numpy.typing import ArrayLike
+from scipy import signal
+
+from fedjax_muon.privacy.client_mechanism import AdaptiveClip
+from fedjax_muon.privacy.correlated import Strategy
+from fedjax_muon.privacy.guarantees import PrivacySpec
+from fedjax_muon.privacy.releases import Correlated, Inside, Output
+from fedjax_muon.privacy.sampling import Cyclic, Poisson
+from fedjax_muon.simulation.simulation import Simulation
+from tests.privacy.canaries import (
     CANARY,
     FREE,
     OTHERS,
@@ -29,15 +38,6 @@ from canaries import (
     flat,
     world_program,
 )
-from numpy.typing import ArrayLike
-from scipy import signal
-
-from fedjax_muon.privacy.client_mechanism import AdaptiveClip
-from fedjax_muon.privacy.correlated import Strategy
-from fedjax_muon.privacy.guarantees import PrivacySpec
-from fedjax_muon.privacy.releases import Correlated, Inside, Output
-from fedjax_muon.privacy.sampling import Cyclic, Poisson
-from fedjax_muon.simulation.simulation import Simulation
 
 
 def agent_worlds(

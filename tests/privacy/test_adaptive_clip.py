@@ -11,22 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cases import slow_but
-from error_lines import refused
-from federation import assert_same_bits, federation
-from oracles.adaptive_clip import Draw, Settings, adaptive_fedavg
-from oracles.problem import draw_params
-from private_rounds import (
-    ECHO,
-    KEY,
-    SIZES,
-    TRACE,
-    WHO,
-    N,
-    assert_standard_normal,
-    rounds_of,
-    rounds_of_trace,
-)
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import fedavg, fedmuon, local_sgdm, scaffold
@@ -47,6 +31,22 @@ from fedjax_muon.privacy.client_mechanism import (
     private_clients,
 )
 from fedjax_muon.privacy.client_privacy import client_spec
+from tests.oracles.adaptive_clip import Draw, Settings, adaptive_fedavg
+from tests.oracles.problem import draw_params
+from tests.privacy.private_rounds import (
+    ECHO,
+    KEY,
+    SIZES,
+    TRACE,
+    WHO,
+    N,
+    assert_standard_normal,
+    rounds_of,
+    rounds_of_trace,
+)
+from tests.support.cases import slow_but
+from tests.support.error_lines import refused
+from tests.support.federation import assert_same_bits, federation
 
 private = partial(private_clients, **SIZES)
 alone = partial(private_clients, noise_multiplier=0.0, **SIZES)  # without noise

@@ -4,29 +4,26 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import dp_accounting
 import numpy as np
 import pytest
-from cases import slow_but
-from error_lines import refused
-from oracles.accountant import Interval, Steps, epsilon_interval
 
 from fedjax_muon.decentralized.private import PRIVATE, Mechanism
 from fedjax_muon.privacy import accounting, guarantees, ledger
-from fedjax_muon.privacy.accounting import REPLACE_ONE, Adjacency, Pld, gaussian_epsilon
+from fedjax_muon.privacy.accounting import REPLACE_ONE, Pld, gaussian_epsilon
 from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.correlated import Banded
 from fedjax_muon.privacy.guarantees import PrivacySpec, report
 from fedjax_muon.privacy.ledger import Cost, composed_epsilon, cost_of
 from fedjax_muon.privacy.releases import Correlated, Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
+from tests.oracles.accountant import Interval, Steps, epsilon_interval
+from tests.support.cases import slow_but
 
 DELTA = 1e-5
 # a clip of one's own that bounds nothing
-UNBOUNDED = SimpleNamespace(sensitivity=lambda beta, batch: math.inf)
 UNIT = "one example of one agent"
 SMALL = Poisson(91, 16)  # of breast_cancer, one of five agents
 CUT = Poisson(91, 16, max_batch=24)
@@ -222,45 +219,6 @@ def test_a_run_without_noise_costs_everything():
     for costs in ([silent], [silent, steps(4.0)], [gaussian(4.0), silent]):
         assert composed_epsilon(costs, DELTA) == math.inf
     assert Cost.from_record(silent.to_record()) == silent
-
-
-def test_what_does_not_compose_is_refused():
-    other = gaussian(4.0, unit="one client with all its examples")
-    for costs in ([gaussian(4.0), other], [steps(4.0), other]):
-        refused("the same unit", composed_epsilon, costs, DELTA)
-    costs = [gaussian(4.0), gaussian(4.0, "REPLACE_ONE")]
-    refused("adjacency", composed_epsilon, costs, DELTA)
-    for delta in (0.0, 1.0):
-        refused("delta", composed_epsilon, [], delta)
-    several = Adjacency("k records", 3.0, "K")
-    for match, run in {
-        "is not clipped": spec(Inside(1.0), SMALL, UNBOUNDED),
-        "got Adjacency": spec(Output(1.0), Cyclic(91, 16), adjacency=several),
-        "use Cyclic": spec(Output(1.0), SMALL),
-    }.items():
-        refused(match, cost_of, run)
-
-
-def test_costs_that_make_no_sense_are_refused():
-    cost, plain = steps(4.0), gaussian(4.0)
-    for match, change in (
-        ("multiplier", {"multiplier": -0.1}),
-        ("multiplier", {"multiplier": math.nan}),
-        ("first_multiplier", {"first_multiplier": -1.0}),
-        ("delta", {"delta": 0.0}),
-        ("steps", {"steps": 0}),
-        ("adjacency", {"adjacency": "K"}),
-        ("max_batch", {"adjacency": "REPLACE_ONE", "sampling": CUT}),
-        ("use Gaussian", {"sampling": Cyclic(91, 16)}),
-    ):
-        refused(match, replace, cost, **change)
-    refused("no steps", replace, plain, steps=2)
-    refused("unit", replace, plain, unit=3, error=TypeError)
-    refused("multiplier", replace, plain, multiplier="4", error=TypeError)
-    record = plain.to_record()
-    refused("x", Cost.from_record, record | {"x": 1}, error=TypeError)
-    del record["multiplier"]
-    refused("multiplier", Cost.from_record, record, error=TypeError)
 
 
 # ------------------------------------------------- against an independent accountant

@@ -5,26 +5,20 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import private_worlds
 import pytest
-from canaries import canary_data, canary_task
-from cases import slow_but
-from error_lines import refused
 from jax_privacy import matrix_factorization as matrices
-from private_worlds import BUFFERED, Case
 
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized.estimators import split_noise_key
 from fedjax_muon.decentralized.gossip import Iteration
-from fedjax_muon.decentralized.private import PRIVATE, Mechanism, correlated_gradient
+from fedjax_muon.decentralized.private import correlated_gradient
 from fedjax_muon.privacy.accounting import Pld, gaussian_epsilon
 from fedjax_muon.privacy.client_mechanism import AdaptiveClip
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.correlated import (
     Banded,
-    BufferedToeplitz,
     banded,
     best_banded,
     buffered_toeplitz,
@@ -37,6 +31,11 @@ from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
 from fedjax_muon.simulation import training
 from fedjax_muon.simulation.batching import cyclic_poisson
 from fedjax_muon.simulation.federated import federate
+from tests.privacy import private_worlds
+from tests.privacy.canaries import canary_data, canary_task
+from tests.privacy.private_worlds import BUFFERED, Case
+from tests.support.cases import slow_but
+from tests.support.error_lines import refused
 
 BANDED = Banded((0.8, 0.5, 0.1))
 STRATEGIES = [Banded((1.0,)), BANDED, BUFFERED]
@@ -149,26 +148,6 @@ def test_groups_amplify_like_a_small_data_set():
     assert one == plain
 
 
-def test_what_does_not_fit_is_rejected():
-    refused("at least one number", Banded, ())
-    refused("c_0", Banded, (0.0, 1.0))
-    refused("coefficients", Banded, (1.0, -0.1))
-    refused("a decay and a scale", BufferedToeplitz, (0.5,), ())
-    refused("decay", BufferedToeplitz, (1.5,), (0.1,))
-    refused("bands must be at most 4, the number of steps, got 5", banded, 4, 5)
-    refused("steps", buffered_toeplitz, 0, 5)
-    refused("larger than a group of 3", Poisson, 10, 4, cycle=3)
-    refused("begins with the first", Poisson, 10, 2, first_batch=10, cycle=2)
-    one = Correlated(1.0, Banded((1.0,)))
-    refused("without memory", Release, Each(1.0), one, beta=0.5)
-    told = lambda *given: report(spec_of(*given))
-    two, cycle = Correlated(1.0, Banded((1.0, 0.5))), Poisson(40, 2, cycle=2)
-    refused("use Poisson sampling with cycle=2", told, two, Poisson(40, 2))
-    long = Correlated(1.0, BUFFERED)
-    refused("use Cyclic sampling", told, long, Poisson(40, 2))
-    refused("the same noise in every step", told, Inside(1.0, 2.0), cycle)
-
-
 # ------------------------------------------------------------------------ what is drawn
 def assert_turns(draw, size, group, rate):
     """Every member of a group joins with the same probability, and no other."""
@@ -235,10 +214,6 @@ def test_a_simulation_says_what_it_does():
 
 @pytest.mark.filterwarnings("ignore:messages have params")
 def test_a_simulation_that_does_not_fit_is_rejected():
-    bare = Mechanism(1.0, 0.2, beta=0.1, batch_size=2)
-    refused("strategy of its mechanism", PRIVATE["dp_ftrl"].release, bare, 1.0)
-    refused("use Cyclic sampling", simulation_of, "dp_ftrl", BUFFERED)
-    refused("larger than a group", simulation_of, "dp_ftrl", Banded((1.0,) * 7))
     refused("use Cyclic sampling, or a banded strategy", clients_with, BUFFERED)
     refused("larger than a group of 1", clients_with, Banded((1.0,) * 5))
     said = "at most the 3 clients that a round is drawn from, got 4"
@@ -272,7 +247,6 @@ def test_the_number_of_bands_has_least_noise():
         noise[bands] = release.noise.multiplier * np.sqrt(np.mean(errors**2))
     assert noise[found.bands] <= 1.02 * min(noise.values())
     assert noise[found.bands] < 0.8 * noise[1]
-    refused("batch", best_banded, 5, 6, steps, **given)
 
 
 # ------------------------------------------------------------------ clients' sums

@@ -12,7 +12,6 @@ import filelock
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from error_lines import refused
 
 from fedjax_muon.data import Dataset
 from fedjax_muon.privacy import Poisson, gaussian_epsilon, ledger as module
@@ -23,16 +22,22 @@ from fedjax_muon.privacy.ledger import (
     composed_epsilon,
     fingerprint,
 )
+from tests.support.error_lines import refused
 
 DELTA = 1e-5
 DATA, OTHER = "a" * 64, "b" * 64
 COST = Cost(8.0, "one example of one agent", "ADD_OR_REMOVE_ONE", DELTA)
 SAMPLED = dataclasses.replace(COST, sampling=Poisson(91, 16), steps=5)
+CLIENTS = dataclasses.replace(COST, unit="one client with all its examples")
 ONE = gaussian_epsilon(8.0, DELTA)
 
 
 def entry(run, cost=COST, label="DPMixSGD"):
     return Entry.now(run, label, cost)
+
+
+def of_clients(run, clients):
+    return Entry.now(run, "FedAvg", CLIENTS, clients=clients)
 
 
 def four_times(run):
@@ -81,9 +86,8 @@ def test_what_does_not_fit_is_not_written(ledger):
     ledger.charge([entry("a")], DELTA)
     before = ledger.path.read_bytes()
     other = dataclasses.replace(COST, multiplier=9.0)
-    client = dataclasses.replace(COST, unit="one client with all its examples")
     replaced = dataclasses.replace(COST, adjacency="REPLACE_ONE")
-    client_run = Entry.now("b", "", client, clients="these")
+    client_run = of_clients("b", "these")
     for said, *entries in (
         ("with another cost", entry("a", other)),
         ("with another cost", entry("b"), entry("b", other)),
@@ -92,21 +96,10 @@ def test_what_does_not_fit_is_not_written(ledger):
     ):
         refused(said, ledger.charge, entries, DELTA)
     assert ledger.path.read_bytes() == before
-    refused("run", Entry.now, 3, "", COST, error=TypeError)
-    refused("time", Entry, "a", "", COST, 3.0, error=TypeError)
-    refused("clients must be a digest", entry, "b", client)
-    refused("clients must be a digest", Entry.now, "b", "", COST, clients="these")
     ledger = Ledger(ledger.path.with_name("other.json"), DATA)
     ledger.charge([client_run], DELTA)
     again = dataclasses.replace(client_run, clients="others")
     refused("has the run 'b' with other clients", ledger.charge, [again], DELTA)
-
-
-CLIENTS = dataclasses.replace(COST, unit="one client with all its examples")
-
-
-def of_clients(run, clients):
-    return Entry.now(run, "FedAvg", CLIENTS, clients=clients)
 
 
 def test_runs_of_other_clients_protect_none_together(ledger):
@@ -145,8 +138,7 @@ def test_the_budget(ledger):
     assert allowed == pytest.approx(more)
     assert ledger.path.read_bytes() == before  # `check` adds nothing
     assert ledger.charge(four_times("b")[1:], DELTA, more * (1 + 1e-9)) == allowed
-    for budget in (0.0, -1.0, float("inf")):
-        refused("epsilon", ledger.charge, [], DELTA, budget)
+    refused("epsilon must lie in", ledger.charge, [], DELTA, 0.0)
 
 
 def test_the_file_belongs_to_its_owner(ledger):

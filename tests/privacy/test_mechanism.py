@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from error_lines import refused
 from scipy import stats
 
 from fedjax_muon import data, models, partition
@@ -33,6 +32,7 @@ from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.sweeps import Cell, run_cells
 from fedjax_muon.simulation.training import run
 from fedjax_muon.tasks import auc, classification
+from tests.support.error_lines import refused
 
 KEY = jax.random.key(0)
 CANCER = data.load("breast_cancer")

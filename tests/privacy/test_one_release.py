@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import flax.linen as nn
@@ -15,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from error_lines import refused
 
 import fedjax_muon as fm
 from fedjax_muon import data, files, problems, tasks
@@ -34,6 +34,7 @@ from fedjax_muon.runs.train import begin, job_of, run
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.terminal import Progress
+from tests.support.error_lines import refused
 
 KEY = jax.random.key(0)
 DRAWS = np.random.default_rng(0)
@@ -170,7 +171,7 @@ def test_a_private_simulation_trains_only_from_its_last_state(kind, monkeypatch)
 FORKED = """
 import os
 os.getpid = lambda: 1  # as of the first process in a container, and of its child
-from test_one_release import KEY, clients
+from tests.privacy.test_one_release import KEY, clients
 
 one = clients()
 state, _ = one.train_round(one.init(KEY))
@@ -189,7 +190,8 @@ one._last_state.take(state)  # the parent still has it
 
 
 def test_a_child_with_the_same_process_number_is_refused():
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"}
+    root = str(Path(__file__).parents[2])
+    paths = {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-W", "ignore", "-c", FORKED]
     ran = subprocess.run(
         command, env=os.environ | paths, capture_output=True, text=True, timeout=120

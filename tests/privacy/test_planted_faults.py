@@ -2,21 +2,20 @@
 
 import secrets
 
-import audits
 import jax
 import numpy as np
-import private_worlds
 import pytest
-from canaries import chunks, run_keys as run_keys_of
-from cases import slow_but
-from planted_faults import FAULTS
-from private_worlds import CASES
 
 from fedjax_muon.decentralized.private import PRIVATE
 from fedjax_muon.privacy.clipping import Each
 from fedjax_muon.privacy.guarantees import PrivacySpec
 from fedjax_muon.privacy.releases import Inside, Release
 from fedjax_muon.privacy.sampling import Poisson
+from tests.privacy import audits, private_worlds
+from tests.privacy.canaries import chunks, run_keys as run_keys_of
+from tests.privacy.planted_faults import FAULTS
+from tests.privacy.private_worlds import CASES
+from tests.support.cases import slow_but
 
 SEEDS, WORLDS = 10, 200  # one chunk of worlds
 QUICK = ("no clip", "one release less", "clip after the mean")  # of the faults

@@ -1,12 +1,9 @@
-"""Epsilons against closed forms and published vectors, and refusals."""
+"""Epsilons against closed forms and published vectors."""
 
-import itertools
 import math
 import sys
 
 import pytest
-from cases import slow_but
-from error_lines import refused
 from scipy import integrate, stats
 
 from fedjax_muon.privacy.accounting import (
@@ -18,7 +15,9 @@ from fedjax_muon.privacy.accounting import (
     gaussian_epsilon,
     joint_multiplier,
 )
-from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
+from fedjax_muon.privacy.sampling import Poisson
+from tests.support.cases import slow_but
+from tests.support.error_lines import refused
 
 DELTA = 1e-5
 A9A = Poisson(6512, 20)  # a9a, one of five agents
@@ -210,33 +209,6 @@ def test_a_rough_epsilon_saves_evaluations(target):
     for useless in (lambda z: 7.0, lambda z: 9 / z, lambda z: math.inf):
         level = calibrate_noise(exact, target, rough=useless)
         assert exact(level) <= target < exact(level * (1 - 1e-5))
-
-
-def test_what_accountants_refuse():
-    epsilon, cut = Pld().epsilon, Poisson(6512, 20, max_batch=64)
-    refused("use Pld", Gaussian().check, A9A, ADD_OR_REMOVE)
-    refused("at most 64", epsilon, cut, 1, 9, DELTA, REPLACE_ONE)
-    # only fresh batches pass for sampled ones
-    for sampling in (Cyclic(6512, 20), FullBatch(6512)):
-        said = rf"does not cover {type(sampling).__name__}.*must not be treated as"
-        refused(said, epsilon, sampling, 0.8, 9, DELTA)
-    refused("multiplier must lie in", epsilon, A9A, -1.0, 9, DELTA)
-    refused("steps must be at least 1", epsilon, A9A, 1.0, 0, DELTA)
-    refused(r"delta must lie in \(0, 1\)", epsilon, A9A, 1.0, 9, 1.0)
-
-
-def test_other_numbers_that_are_refused():
-    refused("multiplier", gaussian_epsilon, -1.0, DELTA)
-    for epsilon in (0.0, 1e-5, 1e8, math.nan):
-        refused("epsilon must lie in", calibrate_noise, lambda z: 1 / z, epsilon)
-    count = itertools.count()
-    broken = lambda z: 1 / z if next(count) < 9 else 0.0
-    refused("was not found", calibrate_noise, broken, 0.7)
-    refused("delta must be at least 3e-11", Pld().epsilon, A9A, 1.0, 1000, 1e-12)
-    refused("no noise level reaches", calibrate_noise, lambda z: 7.0, 1.0)
-    refused("no noise level reaches", calibrate_noise, lambda z: math.inf, 1.0)
-    refused("at least one", joint_multiplier)
-    refused("interval", Pld, 0.0)
 
 
 def test_without_the_library_one_is_told_what_to_install(monkeypatch):

@@ -6,11 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from error_lines import refused
 
 from fedjax_muon.privacy.accounting import (
     REPLACE_ONE,
-    Gaussian,
     Pld,
     gaussian_epsilon,
     joint_multiplier,
@@ -20,6 +18,7 @@ from fedjax_muon.privacy.clipping import Each, Split
 from fedjax_muon.privacy.guarantees import PrivacySpec, calibrated, report
 from fedjax_muon.privacy.releases import Inside, Output, Release
 from fedjax_muon.privacy.sampling import Cyclic, FullBatch, Poisson
+from tests.support.error_lines import refused
 
 DELTA = 1e-5
 # a clip of one's own that bounds nothing
@@ -170,22 +169,6 @@ def test_the_statement_says_it_all():
     assert "replaced by another" in report(replaced).statement()
 
 
-@pytest.mark.parametrize(
-    ("noise", "sampling", "accountant", "said"),
-    [
-        (Output(1.0), A9A, None, "noise on the output repeats"),
-        (Output(1.0), A9A, Pld(), "use Cyclic sampling, or noise Inside"),
-        (Output(1.0), A9A, Gaussian(), "use Pld"),
-        (Inside(1.0), CYCLE, Pld(), "must not be treated as"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(noise, sampling, accountant, said):
-    for clip in (Each(1.0), UNBOUNDED):
-        run = spec(noise, sampling, clip=clip, accountant=accountant)
-        refused(said, report, run)
-        refused(said, calibrated, run, 1.0)
-
-
 def test_where_a_records_parts_must_cancel_it_is_said():
     """The bounds telescope: sharply, if g(x_t) is the same at t and at t + 1 only."""
     say = lambda *what, **more: "no dropout" in report(spec(*what, **more)).statement()
@@ -194,18 +177,6 @@ def test_where_a_records_parts_must_cancel_it_is_said():
     assert not say(Output(9.0), CYCLE)  # never in consecutive batches
     assert not say(Output(9.0), sampling, beta=1.0)  # without a memory
     assert not say(Inside(9.0), sampling)  # nothing is repeated
-
-
-def test_numbers_that_are_refused():
-    release = {"x": Release(Each(1.0), Output(1.0), 0.1)}
-    said = r"delta must lie in \(0, 0.00015"
-    refused(said, PrivacySpec, release, CYCLE, 9, 1 / 6512)
-    refused("steps must be at least 1", PrivacySpec, release, CYCLE, 0, DELTA)
-    refused("at least one stream", PrivacySpec, {}, CYCLE, 9, DELTA)
-    refused("beta", Release, Each(1.0), Output(1.0), 0.0)
-    refused("sigma", Output, -1.0)
-    refused("first_multiplier", Inside, 1.0, first_multiplier=math.inf)
-    refused("epsilon must lie in", calibrated, spec(Output(1.0), CYCLE), math.nan)
 
 
 def test_an_infinite_epsilon_is_a_run_without_noise_and_says_so():
@@ -266,21 +237,3 @@ def test_the_statement_of_clients():
     assert loud.statement().startswith("NO differential privacy")
     sampled = report(client_spec(Poisson(100, 5), **RUN)).statement()
     assert "every client joins a cohort independently" in sampled
-
-
-def test_what_cannot_be_accounted_for_is_refused():
-    account = lambda sampling, **changes: client_spec(sampling, **RUN | changes)
-    refused(r"Poisson\(N, S\) or FullBatch\(N\), got C", account, Cyclic(100, 5))
-    refused("use fm.poisson, or full participation", account, Cyclic(100, 5))
-    refused("use prologue=True", account, Poisson(100, 5, first_batch=100))
-    # where cohorts are cut short clients must forget
-    cut, roomy = Poisson(100, 5, max_batch=20), Poisson(100, 5, max_batch=100)
-    said = "clients that keep states need room for all"
-    refused(said, account, cut, private_states=True)
-    for sampling, states in ((cut, False), (roomy, True)):
-        assert account(sampling, private_states=states).sampling == sampling
-    cohorts = Poisson(100, 5)
-    refused("a prologue, got 1", account, cohorts, prologue_noise_multiplier=1.0)
-    refused("delta must lie in", account, cohorts, delta=0.01)
-    refused("rounds must be at least 1", account, cohorts, rounds=0)
-    refused("multiplier must lie in", account, cohorts, noise_multiplier=-1.0)

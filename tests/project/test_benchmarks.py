@@ -10,11 +10,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from packages import needs
 
 from benchmarks import convolutions, figure, library, table, turns, workloads
 from benchmarks.peers import handwritten
 from benchmarks.workloads import WORKLOADS
+from tests.support.packages import needs
 
 pytestmark = pytest.mark.slow
 torch = needs("torch")

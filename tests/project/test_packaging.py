@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from packages import needs
+
+from tests.support.packages import needs
 
 pytestmark = pytest.mark.slow
 hatch_build = needs("hatch_build")

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from packages import needs
 
 import fedjax_muon as fm
 from fedjax_muon.algorithms.registry import Source, base_of
 from fedjax_muon.cli.call import texts_of
+from tests.support.packages import needs
 
 TABLES = (fm.algorithms.ALL, fm.minimax.ALL, fm.decentralized.ALL)
 TABLES += (fm.decentralized.PRIVATE_METHODS,)

@@ -6,10 +6,10 @@ import sys
 
 import jax
 import pytest
-from packages import needs
 
 import fedjax_muon as fm
 from fedjax_muon import startup
+from tests.support.packages import needs
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-import federation
 import jax
 import pytest
 from rich.console import Console
@@ -16,6 +15,7 @@ from fedjax_muon import terminal
 from fedjax_muon.runs import tables
 from fedjax_muon.simulation import training
 from fedjax_muon.terminal import Progress, plain_console, shown
+from tests.support import federation
 
 ROOT = Path(__file__).parents[2] / "fedjax_muon"
 HOSTILE = "[/d] [red]:smile:"  # tags and an emoji of rich's markup

@@ -7,10 +7,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from cases import slow_but
 
 import fedjax_muon
 from fedjax_muon import versions
+from tests.support.cases import slow_but
 
 pytestmark = pytest.mark.portable
 

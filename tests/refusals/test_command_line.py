@@ -5,8 +5,9 @@ import sys
 
 import numpy as np
 import pytest
-from cases import slow_but
-from command import refused
+
+from tests.support.cases import slow_but
+from tests.support.command import refused
 
 SMALL = "clients=4,divide=dirichlet(alpha=1,min_size=1),train_share=0.2,model=mlp:8"
 TINY = f"--problem digits:{SMALL} --rounds 2 --batch-size 16"

@@ -2,13 +2,11 @@
 
 from functools import partial
 
-import federation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federation import DATA, PARTS, TASK, Linear
 
 import fedjax_muon as fm
 from fedjax_muon import aggregators as bad, clocks, simulation
@@ -16,6 +14,8 @@ from fedjax_muon.algorithms import fedmuon_correct
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation.arguments import check_parts
 from fedjax_muon.simulation.batching import clients_of
+from tests.support import federation
+from tests.support.federation import DATA, PARTS, TASK, Linear
 
 
 def start(prepared):

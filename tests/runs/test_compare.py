@@ -12,7 +12,6 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from command import assert_same_but_for_seconds
 
 import fedjax_muon as fm
 from fedjax_muon import partition, problems
@@ -27,6 +26,7 @@ from fedjax_muon.runs.search import wider
 from fedjax_muon.runs.simulate import OF_PROBLEM, promised
 from fedjax_muon.runs.sweep import sweep, table_of
 from fedjax_muon.runs.train import train
+from tests.support.command import assert_same_but_for_seconds
 
 SWEEP = import_module("fedjax_muon.runs.sweep")
 SIZES = {"cohort": 3, "local_steps": 2, "batch_size": 8}

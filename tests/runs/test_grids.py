@@ -4,7 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from grids import BY_HAND, assert_reported, by_hand, table, values
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy import stats
@@ -12,6 +11,7 @@ from scipy import stats
 from fedjax_muon.runs import plots, style, summary, tables
 from fedjax_muon.runs.summary import Point, Summary
 from fedjax_muon.runs.tables import Cells, latex
+from tests.support.grids import BY_HAND, assert_reported, by_hand, table, values
 
 
 def point(lr, *runs, diverged=0):

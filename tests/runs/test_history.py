@@ -5,7 +5,6 @@ import os
 
 import numpy as np
 import pytest
-from error_lines import one_line
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
@@ -18,6 +17,7 @@ from fedjax_muon.runs import (
     summary,
     tables,
 )
+from tests.support.error_lines import one_line
 
 ROW = {"round": 0, "bytes_down": 2**40, "bytes_up": 7, "dropped": 0, "loss": 0.1}
 

@@ -14,8 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import slow_but
-from command import assert_same_but_for_seconds, wait_for
 
 import fedjax_muon as fm
 from fedjax_muon import clocks, data, partition, problems
@@ -25,6 +23,8 @@ from fedjax_muon.models import MLP
 from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.runs import metrics_csv, record, trackers
 from fedjax_muon.runs.train import train
+from tests.support.cases import slow_but
+from tests.support.command import assert_same_but_for_seconds, wait_for
 
 SIZES = {"cohort": 3, "local_steps": 2, "batch_size": 8}
 TINY = {"clients": 6, "model": partial(problems.mlp, hidden=(4,))}

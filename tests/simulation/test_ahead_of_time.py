@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from packages import needs
 
 from fedjax_muon import ahead_of_time, data, models, partition
 from fedjax_muon.ahead_of_time import compile_for
@@ -18,6 +17,7 @@ from fedjax_muon.decentralized import dsgd, topology
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.tasks import classification
+from tests.support.packages import needs
 
 DIGITS = data.load("digits")
 PARTS = partition.iid(DIGITS.y_train, 8, key=jax.random.key(0))

@@ -7,13 +7,11 @@ client when it arrives.
 import itertools
 import math
 
-import federation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from oracles.outer import heloco_corrected
 
 import fedjax_muon as fm
 from fedjax_muon import clocks, engine, staleness
@@ -23,6 +21,8 @@ from fedjax_muon.linalg import newton_schulz
 from fedjax_muon.simulation import cohorts
 from fedjax_muon.simulation.arrivals import queue
 from fedjax_muon.simulation.meter import TIMINGS
+from tests.oracles.outer import heloco_corrected
+from tests.support import federation
 
 N, K, LR = 12, 3, 0.1
 KEY = jax.random.key(0)

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import literal_batches as oracle
 import numpy as np
 import pytest
-from federation import DATA, TASK as BLOBS_TASK, cut
 
 import fedjax_muon as fm
 from fedjax_muon import simulation
@@ -25,6 +23,8 @@ from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.batching import cyclic, cyclic_poisson
 from fedjax_muon.simulation.cohorts import as_cohort, fixed_cohort, sampled
 from fedjax_muon.tasks.task import Task
+from tests.support import literal_batches as oracle
+from tests.support.federation import DATA, TASK as BLOBS_TASK, cut
 
 SIZES = [3, 20, 8, 6, 25, 12, 1]  # less than, as many as and more than STEPS * BATCH
 STEPS, BATCH = 2, 4

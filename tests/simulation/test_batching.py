@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import PARTS, federation
 from scipy import stats
 
 from fedjax_muon import data
@@ -23,6 +22,7 @@ from fedjax_muon.core import (
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation import batching
 from fedjax_muon.simulation.cohorts import PoissonDraw, poisson
+from tests.support.federation import PARTS, federation
 
 # One test in a million would fail for another key, if all is as it should be.
 RARE = 1e-6

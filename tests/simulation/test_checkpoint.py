@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import federation
 import jax
 import jax.numpy as jnp
 import pytest
-from federation import assert_same_bits
 
 from fedjax_muon.simulation import checkpoint
+from tests.support import federation
+from tests.support.federation import assert_same_bits
 
 
 class Inner(NamedTuple):

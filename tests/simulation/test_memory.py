@@ -6,13 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import chex
-import federation
 import jax
 import jax.extend
 import numpy as np
 import psutil
 import pytest
-from command import refused
 
 from fedjax_muon import models, problems, simulation, tasks
 from fedjax_muon.algorithms import ALL
@@ -34,6 +32,8 @@ from fedjax_muon.simulation.memory import (
     memory_bytes,
     memory_of,
 )
+from tests.support import federation
+from tests.support.command import refused
 
 pytestmark = pytest.mark.portable
 

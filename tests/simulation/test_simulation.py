@@ -4,14 +4,11 @@ import dataclasses
 import re
 from typing import Any, NamedTuple
 
-import federation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federation import DATA, PARTS, TASK, assert_same_bits, cut, trained
-from literal_batches import answers
 
 import fedjax_muon as fm
 from fedjax_muon import simulation
@@ -20,6 +17,9 @@ from fedjax_muon.core import Algorithm, Exchange, mean_gradient, no_client_state
 from fedjax_muon.simulation import cohort_loss, training
 from fedjax_muon.simulation.rounds import init_state
 from fedjax_muon.simulation.training import early_stopping
+from tests.support import federation
+from tests.support.federation import DATA, PARTS, TASK, assert_same_bits, cut, trained
+from tests.support.literal_batches import answers
 
 UNEQUAL = fm.clocks.lognormal(1.0, key=jax.random.key(0))
 CORRECT = fedmuon_correct(lr=0.2, rule=optax.identity())  # has client states

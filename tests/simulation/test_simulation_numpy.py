@@ -2,12 +2,10 @@
 
 from functools import partial
 
-import federation
 import jax
 import numpy as np
 import optax
 import pytest
-from federation import DATA, TASK, Linear, as_float64, cut
 from sklearn.metrics import accuracy_score, log_loss
 
 import fedjax_muon as fm
@@ -19,6 +17,8 @@ from fedjax_muon.simulation import client_accuracies
 from fedjax_muon.simulation.batching import full_batch
 from fedjax_muon.transforms import by_rank, orthogonalize as matrices
 from fedjax_muon.wrappers.personalization import ditto, keep_own, params_of_clients
+from tests.support import federation
+from tests.support.federation import DATA, TASK, Linear, as_float64, cut
 
 EXACT = by_rank(matrices(orthogonalize.polar), optax.scale(10.0))
 

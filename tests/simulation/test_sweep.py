@@ -8,12 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import federation
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import DATA, PARTS, assert_same_bits, cell, cut
 
 import fedjax_muon as fm
 from fedjax_muon import clocks, simulation
@@ -25,6 +23,8 @@ from fedjax_muon.simulation import groups, sweeps, training
 from fedjax_muon.simulation.groups import sequential, vectorized
 from fedjax_muon.simulation.memory import UnknownMemoryError, held_by, memory_of
 from fedjax_muon.simulation.sweeps import Cell
+from tests.support import federation
+from tests.support.federation import DATA, PARTS, assert_same_bits, cell, cut
 
 ROUNDS, KEY = 7, jax.random.key(0)
 HOW = {"rounds": ROUNDS, "evaluate_every": 3}
@@ -120,8 +120,9 @@ def test_agents_have_their_own_graphs(over, scored):
 
 
 SCORES = """
-import federation, fedjax_muon as fm, jax
-from test_sweep import Cell, outcomes
+import fedjax_muon as fm, jax
+from tests.simulation.test_sweep import Cell, outcomes
+from tests.support import federation
 parts = federation.cut([10] * 6, 3)
 how = {"weights": fm.topology.metropolis(fm.topology.ring(6)), "batch_size": 4}
 given = fm.decentralized.dsgd(), federation.TASK, federation.DATA, parts
@@ -136,9 +137,8 @@ for size in 1, 2:
 @pytest.mark.slow
 def test_a_cell_has_the_same_scores_alone_in_its_group():
     """In all bits, also where XLA generates code as it does by default."""
-    files = __file__, federation.__file__
-    places = ":".join(str(Path(file).parent) for file in files)
-    environment = os.environ | {"PYTHONPATH": places, "XLA_FLAGS": ""}
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root, "XLA_FLAGS": ""}
     how = {"env": environment, "capture_output": True, "text": True, "check": True}
     run = subprocess.run([sys.executable, "-c", SCORES], **how)
     alone, together = run.stdout.splitlines()

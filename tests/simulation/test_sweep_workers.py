@@ -11,14 +11,14 @@ from concurrent.futures import (
 )
 from pathlib import Path
 
-import federation
 import pytest
-from federation import cell
-from packages import needs
 
 from fedjax_muon.algorithms import ALL, fedavg
 from fedjax_muon.simulation import sweeps
 from fedjax_muon.versions import of_computing
+from tests.support import federation
+from tests.support.federation import cell
+from tests.support.packages import needs
 
 
 def make(name: str = "fedavg", batch_size: int = 4):
@@ -44,9 +44,7 @@ def alone():
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
     """Workers can import this file."""
-    tests = Path(__file__).parents[1]
-    places = (tests / "simulation", tests / "support")
-    monkeypatch.setenv("PYTHONPATH", ":".join(map(str, places)))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
 def on(executor, **how) -> list:

@@ -3,7 +3,6 @@
 import math
 
 import chex
-import federation
 import jax
 import pytest
 
@@ -14,6 +13,7 @@ from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.simulation import tuning
 from fedjax_muon.simulation.memory import Memory
 from fedjax_muon.simulation.tuning import tune
+from tests.support import federation
 
 PLANS = ("vmapped", "chunked with chunk_size 3", "mapped")
 SIX = {"cohort": 6}

@@ -1,6 +1,5 @@
 """Every wrapper with every kind of task, and whether the constraints hold."""
 
-import federation
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +9,7 @@ import fedjax_muon as fm
 from fedjax_muon import aggregators, attacks, clocks, staleness
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.tasks.robust import agents, robust_logistic
+from tests.support import federation
 
 KEY = jax.random.key(0)
 pytestmark = pytest.mark.filterwarnings("ignore:messages have", "ignore:the noise in")

@@ -5,14 +5,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracles import gossip as oracle
-from oracles.saddle import draw_saddle
-from saddle import grad_fn
 
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair, on_y
 from fedjax_muon.decentralized import ALL, engine as gossip_engine
 from fedjax_muon.decentralized.mixing import dense
+from tests.oracles import gossip as oracle
+from tests.oracles.saddle import draw_saddle
+from tests.support.saddle import grad_fn
 
 M, T, SEED = 5, 6, 9
 WEIGHTS = np.stack([oracle.draw_weights(seed, M) for seed in range(T)])

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxprs import equations
 
 from fedjax_muon import decentralized, engine, minimax
 from fedjax_muon.algorithms import ADAPTERS, ALL
@@ -27,6 +26,7 @@ from fedjax_muon.transforms import (
     spectral,
     unscaled,
 )
+from tests.support.jaxprs import equations
 
 SIDE = 96
 MATRIX = {"kernel": jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)}

@@ -7,7 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from packages import needs
+
+from tests.support.packages import needs
 
 
 def shapes(model, image):

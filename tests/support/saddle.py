@@ -2,10 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-from oracles.saddle import CURVATURE
 
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import descent_ascent
+from tests.oracles.saddle import CURVATURE
 
 
 def loss(params, batch):

@@ -2,7 +2,7 @@
 
 import math
 
-from packages import needs
+from tests.support.packages import needs
 
 torch = needs("torch")
 functional = torch.nn.functional

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracles.problem import Trace
-from oracles.saddle import SaddleTrace
 
 from fedjax_muon import engine
 from fedjax_muon.core import Objective
 from fedjax_muon.engine import plans
+from tests.oracles.problem import Trace
+from tests.oracles.saddle import SaddleTrace
 
 
 def grad_fn(params, batch, key):

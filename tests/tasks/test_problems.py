@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federation import Dropping, Linear, as_float64, blobs, cut, gradient
-from oracles.auc import auc_grad
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 from fedjax_muon import minimax, simulation, tasks
@@ -25,6 +23,8 @@ from fedjax_muon.tasks import adversarial, agnostic, auc
 from fedjax_muon.tasks.auc import Primal
 from fedjax_muon.tasks.robust import agents, robust_logistic
 from fedjax_muon.tasks.simplex import nearest_in_simplex, project_weights
+from tests.oracles.auc import auc_grad
+from tests.support.federation import Dropping, Linear, as_float64, blobs, cut, gradient
 
 KEY = jax.random.key(0)
 close = partial(np.testing.assert_allclose, atol=2e-6)

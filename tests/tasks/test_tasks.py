@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from federation import Dropping
 from jax.tree_util import Partial
 from sklearn.metrics import accuracy_score, log_loss, matthews_corrcoef
 
@@ -20,6 +19,7 @@ from fedjax_muon.simulation import evaluation
 from fedjax_muon.tasks import classification
 from fedjax_muon.tasks.augmentation import augmented, crop_and_flip, draw as draw_crops
 from fedjax_muon.tasks.classification import logits_of
+from tests.support.federation import Dropping
 
 KEY = jax.random.key(0)
 

@@ -9,16 +9,16 @@ import types
 import warnings
 from collections import defaultdict
 
-import federation
 import jax
 import pytest
-from packages import needs
 
 from fedjax_muon import tracking
 from fedjax_muon.runs import trackers
 from fedjax_muon.runs.trackers import Followed, follow
 from fedjax_muon.simulation import training
 from fedjax_muon.tracking import flat, metrics_of
+from tests.support import federation
+from tests.support.packages import needs
 
 ROWS = [{"round": r, "train_loss": 1 / (1 + r), "seconds": r / 8} for r in (0, 5, 10)]
 LATER = {"round": 15, "train_loss": 0.25, "seconds": 2.0}

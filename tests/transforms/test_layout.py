@@ -11,8 +11,6 @@ import scipy.linalg
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 from optax.contrib import MuonDimensionNumbers
-from parity import by_path
-from support.jaxprs import products
 
 from fedjax_muon import models
 from fedjax_muon.linalg import newton_schulz
@@ -30,6 +28,8 @@ from fedjax_muon.transforms.layout import (
     leaf_axes,
     map_matrices,
 )
+from tests.support.jaxprs import products
+from tests.support.parity import by_path
 
 DENSE = MuonDimensionNumbers((0,), 1)
 CONV = MuonDimensionNumbers((0, 1, 2), 3)

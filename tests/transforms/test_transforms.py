@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from packages import needs
 
 from fedjax_muon.linalg import lmo
 from fedjax_muon.linalg.newton_schulz import JORDAN, polar
@@ -29,6 +28,7 @@ from fedjax_muon.transforms import (
     spectral,
     unscaled,
 )
+from tests.support.packages import needs
 
 MATRICES = {"tall": (48, 20), "wide": (20, 48)}
 MIXED = {

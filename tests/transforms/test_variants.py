@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from oracles.cases import PARTIAL, X
-from traces import path
 
 import fedjax_muon as fm
 from fedjax_muon import transforms
 from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.transforms import jordan, moonlight, spectral
+from tests.oracles.cases import PARTIAL, X
+from tests.support.traces import path
 
 SHAPES = {"tall": (3, 7), "wide": (6, 4), "square": (4, 4)}  # fan_in, fan_out
 STEPS = 5

@@ -8,12 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from federation import assert_same_bits
-from oracles import compression as oracle, fedavg as avg
-from oracles.cases import FULL, PARTIAL, SIZES, X
-from oracles.outer import muloco as muloco_oracle
-from oracles.problem import draw_params, draw_trace, first_gradient, mean
-from traces import TOY, farthest, path, precision, run, stack
 
 from fedjax_muon import engine
 from fedjax_muon.algorithms import ALL, diloco, fedavg, fedmuon, fedmuon_align
@@ -43,6 +37,12 @@ from fedjax_muon.wrappers.compression import (
     top_k,
     truncated_svd,
 )
+from tests.oracles import compression as oracle, fedavg as avg
+from tests.oracles.cases import FULL, PARTIAL, SIZES, X
+from tests.oracles.outer import muloco as muloco_oracle
+from tests.oracles.problem import draw_params, draw_trace, first_gradient, mean
+from tests.support.federation import assert_same_bits
+from tests.support.traces import TOY, farthest, path, precision, run, stack
 
 N, KEY = 5, jax.random.key(0)
 EXACT = muon(0.98, polar=kernel.polar)

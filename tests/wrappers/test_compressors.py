@@ -8,18 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles.compression import (
-    blockwise,
-    grid_codes,
-    into_bins,
-    largest,
-    low_rank,
-    memory_rank,
-    on_grid,
-    packed,
-    rank_rank,
-)
-from traces import precision
 
 from fedjax_muon.core import tree
 from fedjax_muon.wrappers.compression import (
@@ -33,6 +21,18 @@ from fedjax_muon.wrappers.compression import (
     top_k,
     truncated_svd,
 )
+from tests.oracles.compression import (
+    blockwise,
+    grid_codes,
+    into_bins,
+    largest,
+    low_rank,
+    memory_rank,
+    on_grid,
+    packed,
+    rank_rank,
+)
+from tests.support.traces import precision
 
 KEY = jax.random.key(3)
 KEYS = list(jax.random.split(KEY, 300))

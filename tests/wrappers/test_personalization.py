@@ -5,10 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import traces
-from cases import slow_but
-from oracles.cases import PARTIAL, X
-from oracles.problem import add, mean, sub, times
 
 import fedjax_muon as fm
 from fedjax_muon import algorithms, engine
@@ -16,6 +12,10 @@ from fedjax_muon.core import Objective, Round, tree
 from fedjax_muon.engine import plans
 from fedjax_muon.wrappers.compression import compress, top_k
 from fedjax_muon.wrappers.personalization import ditto, keep_own, params_of_clients
+from tests.oracles.cases import PARTIAL, X
+from tests.oracles.problem import add, mean, sub, times
+from tests.support import traces
+from tests.support.cases import slow_but
 
 N = PARTIAL.num_clients
 WITHOUT = {"scaffold", "scaffold_momentum", "scaffold_adam", "fedmuon_correct"}

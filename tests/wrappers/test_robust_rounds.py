@@ -8,7 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_robust import (
+
+import fedjax_muon as fm
+from fedjax_muon import aggregators, attacks, engine
+from fedjax_muon.core import Objective
+from fedjax_muon.engine import plans
+from tests.wrappers.test_robust import (
     EVERY,
     KEY,
     federated,
@@ -17,11 +22,6 @@ from test_robust import (
     literal_trimmed,
     stacked,
 )
-
-import fedjax_muon as fm
-from fedjax_muon import aggregators, attacks, engine
-from fedjax_muon.core import Objective
-from fedjax_muon.engine import plans
 
 # --------------------------------------------------------------------------- in rounds
 

@@ -7,11 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import traces
-from cases import slow_but
 from optax.contrib import MuonDimensionNumbers
-from oracles import fedavg as avg
-from oracles.cases import ALONE, FULL, PARTIAL, X
 
 import fedjax_muon as fm
 from fedjax_muon import engine
@@ -19,6 +15,10 @@ from fedjax_muon.core import Objective, tree
 from fedjax_muon.linalg import newton_schulz as kernel
 from fedjax_muon.transforms import by_rank, hyperball, muon, scale_by_normuon
 from fedjax_muon.transforms.hyperball import with_norms_of
+from tests.oracles import fedavg as avg
+from tests.oracles.cases import ALONE, FULL, PARTIAL, X
+from tests.support import traces
+from tests.support.cases import slow_but
 
 R = np.linalg.norm(X["w"])
 NORMUON = optax.chain(by_rank(scale_by_normuon(), optax.scale_by_adam()), hyperball())

@@ -1,0 +1,1 @@
+"""Tests, which import what they share by the name of this package."""
