@@ -19,7 +19,7 @@ PAGES = {
     "fm": (
         "Training and simulation",
         ":train compare sweep simulate",
-        "runs:Comparison Swept Trained",
+        "runs:Comparison Sweeps Swept Trained",
         ":federate run Simulation NonFiniteError early_stopping run_cells"
         " Cell tune cache_programs load_run save_params load_params"
         " load_metadata cite",

@@ -10,11 +10,12 @@ known by what its run computes: the words of its method, problem and settings, d
 of its arrays, and of the code of your functions. Another run is refused there.
 """
 
-from fedjax_muon.runs.compare import Comparison, compare
+from fedjax_muon.runs.compare import compare
 from fedjax_muon.runs.methods import cosine
+from fedjax_muon.runs.results import Comparison, Sweeps, Swept, Trained
 from fedjax_muon.runs.simulate import Settings, simulate
-from fedjax_muon.runs.sweep import Sweeps, Swept, sweep
-from fedjax_muon.runs.train import Trained, train
+from fedjax_muon.runs.sweep import sweep
+from fedjax_muon.runs.train import train
 
 __all__ = [
     "Comparison",

@@ -103,21 +103,20 @@ class FinishedCells:
         return run_cells(self.simulation, cells, **{**self.settings, "tick": tick})
 
 
-def read_points(directory: Path) -> list[Point]:
-    """The points of a sweep's directory, with all runs that are finished."""
-    path = directory / CELLS
-    if not path.exists():
-        return []
+def read_points(*directories: Path) -> list[Point]:
+    """The points of a sweep in some directories, with all runs that are finished."""
     points, runs = {}, dict[tuple[Any, ...], list[History]]()
-    for (hyper, _), run in _by_cell(metrics_csv.read(path)):
-        points[tuple(hyper.values())] = hyper
-        runs.setdefault(tuple(hyper.values()), []).append(run)
+    for path in (each / CELLS for each in directories if (each / CELLS).exists()):
+        for (hyper, _), run in _by_cell(metrics_csv.read(path)):
+            points[tuple(hyper.values())] = hyper
+            runs.setdefault(tuple(hyper.values()), []).append(run)
     return [_point(hyper, runs[values]) for values, hyper in points.items()]
 
 
 def _point(hyper: dict[str, float], runs: Sequence[History]) -> Point:
     ended = [run for run in runs if run["diverged"][0] < 0]
-    return Point(hyper, ended, len(runs) - len(ended))
+    lost = [run for run in runs if run["diverged"][0] >= 0]
+    return Point(hyper, ended, len(lost), lost)
 
 
 def _key(hyper: Mapping[str, float], seed: int) -> tuple[Any, ...]:

@@ -10,10 +10,12 @@ METHOD/seed0/    the directory of each run; METHOD/epsilon1/seed0 of private one
 privacy.txt      the statements of private runs, and what all cost together
 tuning/METHOD/   the sweep that chose the numbers of a method
 versions.json    of everything that computes
+comparison.json  what `load_run` needs beside the runs
 summary.csv      and .tex: the scores after the last round
 *.png            curves, and for some problems fairness, utility and the graph
 """
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,9 +30,10 @@ from fedjax_muon.core import Algorithm
 from fedjax_muon.core.hyperparameters import plain_numbers, several
 from fedjax_muon.core.recipe import recipe_of
 from fedjax_muon.data.dataset import digest
-from fedjax_muon.files import named, write
+from fedjax_muon.files import named
 from fedjax_muon.problems import Problem
-from fedjax_muon.runs import fairness, plots, summary, tables
+from fedjax_muon.runs import metrics_csv, summary
+from fedjax_muon.runs.directory import METRICS
 from fedjax_muon.runs.identity import words_of
 from fedjax_muon.runs.methods import (
     METHODS,
@@ -49,6 +52,7 @@ from fedjax_muon.runs.methods import (
     usual,
 )
 from fedjax_muon.runs.rates import RATES
+from fedjax_muon.runs.results import TUNING, Comparison, Swept, columns_of
 from fedjax_muon.runs.search import around
 from fedjax_muon.runs.simulate import (
     Method,
@@ -62,8 +66,7 @@ from fedjax_muon.runs.simulate import (
     simulate,
     title_of,
 )
-from fedjax_muon.runs.summary import History
-from fedjax_muon.runs.sweep import Prepared, Search, Swept, prepared_for, searched
+from fedjax_muon.runs.sweep import Prepared, Search, prepared_for, searched
 from fedjax_muon.runs.trackers import NOT_FOLLOWED, Followed
 from fedjax_muon.runs.train import (
     Job,
@@ -83,7 +86,6 @@ from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record
 from fedjax_muon.terminal import Progress
 
-TUNING = "tuning"
 SHARE = 0.1  # of the training examples, by which numbers are chosen
 
 
@@ -97,86 +99,6 @@ class Row(NamedTuple):
     along: dict[str, Any]  # its values on the axes that the table shows
     grid: dict[str, tuple[Any, ...]]  # values of numbers to choose from first
     start: float | None  # where the search of its rate begins; None without one
-
-
-class Comparison(NamedTuple):
-    """The results of methods, by the names that they have in tables."""
-
-    title: str
-    runs: dict[str, list[History]]  # columns, by seed; without methods that diverged
-    diverged: dict[str, str]  # where, such as "round 5"
-    rates: dict[str, str]  # learning rates, in words
-    sweeps: dict[str, Swept]  # that chose numbers
-    along: dict[str, tuple[str, dict[str, Any]]]  # of rows: method, and values on axes
-    score: str  # what methods are ranked by, such as "accuracy"
-    seeds: int
-    graph: nx.Graph | None = None  # of agents of the first seed
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def table(self) -> tables.Cells:
-        """The scores after the last round, over seeds."""
-        target = self._target
-        summaries = summary.summarize(self.runs, target)
-        numbers = target, self.title, self.seeds, self.score
-        rates, diverged = self.rates, self.diverged
-        return tables.compared(summaries, *numbers, rates=rates, diverged=diverged)
-
-    def all_tables(self) -> list[tables.Cells]:
-        """The table, and the accuracies of clients that have test examples."""
-        own = self._of_clients()
-        return [self.table(), *([fairness.table(own, "Clients")] if own else [])]
-
-    def _of_clients(self) -> dict[str, list[History]]:
-        name = fairness.PREFIX + "min"
-        return {k: runs for k, runs in self.runs.items() if name in runs[0]}
-
-    @property
-    def _target(self) -> float:
-        return summary.target_score(self.runs) if self.runs else np.nan
-
-    def plot(self, path: str | Path) -> None:
-        """Draws the curves of all methods."""
-        lost = "".join(f"; {k} diverged ({at})" for k, at in self.diverged.items())
-        target, title = self._target, self.title
-        plots.curves(self.runs, Path(path), title=title, target=target, note=lost)
-
-    def write(self, directory: str | Path) -> list[tables.Cells]:
-        """Writes the summary and its figures; returns its tables."""
-        place, shown = Path(directory), self.all_tables()
-        summaries = summary.summarize(self.runs, self._target)
-        status = {name: f"diverged ({at})" for name, at in self.diverged.items()}
-        columns = {"lr": self.rates}
-        path = place / "summary.csv"
-        summary.write(summaries, path, diverged=status, columns=columns)
-        if self.graph is not None:
-            plots.graph(self.graph, place / "graph.png", title="graph of the agents")
-        if self.runs:
-            self.plot(place / "comparison.png")
-            if own := self._of_clients():
-                fairness.figure(own, place / "fairness.png", title=self.title)
-        for axis, lines in self._axes().items():
-            name = "utility" if axis == "epsilon" else axis
-            path, title = place / f"{name}.png", self.title
-            plots.along(lines, path, axis=axis, title=title, score=self.score)
-        write(place / "summary.tex", "\n".join(map(tables.latex, shown)))
-        return shown
-
-    def _axes(self) -> dict[str, dict[str, dict[Any, list[float]]]]:
-        """By axis, the scores of seeds by method and value; axes of one value have no
-        figure, and values of other axes make lines of their own."""
-        found: dict[str, dict[str, dict[Any, list[float]]]] = {}
-        for label, runs in self.runs.items():
-            method, values = self.along[label]
-            scores = [float(run[summary.score_column(run)][-1]) for run in runs]
-            for axis, value in values.items():
-                others = [f"{k}={v}" for k, v in values.items() if k != axis]
-                name = ", ".join([method, *others])
-                lines = found.setdefault(axis, {})
-                lines.setdefault(name, {})[value] = scores
-        several = lambda lines: len({v for line in lines.values() for v in line}) > 1
-        return {axis: lines for axis, lines in found.items() if several(lines)}
 
 
 @plain_numbers
@@ -266,19 +188,22 @@ def compare(
         for statement in begin(jobs, problem.dataset, place, book, budget):
             say(statement, progress)
     say("" if searches else told, progress)
-    records, diverged = _run(jobs, place, log, progress)
-    ended = {k: v for k, v in records.items() if k not in diverged}
     result = Comparison(
         _title(rows),
-        {label: [_columns(run) for run in runs] for label, runs in ended.items()},
-        diverged,
+        {},
+        {},
         {label: _told(row, sweeps.get(label)) for label, row in rows.items()},
         sweeps,
         {label: (row.name, row.along) for label, row in rows.items()},
         score_of(problem),
         len(seeds),
         graph_of(problem, firsts.values(), seeds[0]),
+        place,
     )
+    if place is not None:
+        result.note(place)
+    records, diverged = _run(jobs, place, log, progress)
+    result = dataclasses.replace(result, records=records, diverged=diverged)
     if place is not None:
         result.write(place)
     return result
@@ -402,7 +327,8 @@ def _searches(
         one = prepared[same]
         finer = row.start is not None
         how |= {"validation": SHARE, "finer": finer}
-        found[label] = searched(row.method, one, grid, others, folder, **how)
+        given = label, row.method, one, grid, others, folder
+        found[label] = searched(*given, **how)
     return found
 
 
@@ -482,9 +408,9 @@ def _run(
     place: Path | None,
     log: Sequence[str],
     progress: bool | Progress,
-) -> tuple[dict[str, list[list[Record]]], dict[str, str]]:
-    """The records of all runs by method, and where methods diverged."""
-    records: dict[str, list[list[Record]]] = {}
+) -> tuple[dict[str, dict[int, list[Record]]], dict[str, str]]:
+    """The records of all runs by method and seed, and where methods diverged."""
+    records: dict[str, dict[int, list[Record]]] = {}
     diverged: dict[str, str] = {}
     total = sum(job.rounds for job in jobs)
     with resumable(place) as stop, followed(progress, total, "all") as course:
@@ -499,19 +425,18 @@ def _run(
             except NonFiniteError as error:
                 say(f"{job.name}, seed {job.seed}: {error}", progress)
                 diverged.setdefault(job.name, f"round {error.round}")
+                if job.directory is not None and (job.directory / METRICS).exists():
+                    until = metrics_csv.rows_of(job.directory / METRICS)
+                    records.setdefault(job.name, {})[job.seed] = until
                 continue
-            records.setdefault(job.name, []).append(rows)
-            column = summary.score_column(_columns(rows))
+            records.setdefault(job.name, {})[job.seed] = rows
+            column = summary.score_column(columns_of(rows))
             lost = [row["round"] for row in rows if np.isnan(row[column])]
             if lost:  # of a private run, which does not stop
                 diverged.setdefault(job.name, f"round {lost[0]}")
-            elif words := summary.risen_loss(_columns(rows)):
+            elif words := summary.risen_loss(columns_of(rows)):
                 say(f"{job.name}, seed {job.seed}: {words}", progress)
     return records, diverged
-
-
-def _columns(rows: Sequence[Record]) -> History:
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 def _told(row: Row, swept: Swept | None) -> str:

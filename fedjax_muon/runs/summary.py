@@ -160,6 +160,7 @@ class Point(NamedTuple):
     hyper: Mapping[str, float]
     runs: Sequence[History]  # without diverged ones
     diverged: int  # number of diverged seeds
+    lost: Sequence[History] = ()  # their runs
 
     def last(self, column: str) -> tuple[float, float]:
         """Mean and deviation (n - 1) of the last values; NaN if a seed diverged."""

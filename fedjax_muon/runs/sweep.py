@@ -8,6 +8,7 @@ what is missing of a larger grid or for more seeds.
 
 METHOD/identity.json   what all cells have in common
 METHOD/versions.json   of everything that computes
+METHOD/swept.json      what `load_run` needs beside the cells
 METHOD/cells.csv       the rows of all finished cells
 points.csv             one line for every point of a grid
 summary.csv            and .md: the best points; grids.png and curves.png draw them
@@ -19,8 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
-import numpy as np
-
 from fedjax_muon.core import check_count, numbers_of, with_numbers
 from fedjax_muon.core.hyperparameters import plain_numbers, several
 from fedjax_muon.data.dataset import digest
@@ -29,14 +28,12 @@ from fedjax_muon.problems import Problem
 from fedjax_muon.runs import (
     directory as directories,
     methods as methods_,
-    metrics_csv,
-    plots,
     summary,
-    tables,
 )
 from fedjax_muon.runs.cells import FinishedCells
 from fedjax_muon.runs.identity import as_begun, claimed, identity, words_of
 from fedjax_muon.runs.methods import Methods
+from fedjax_muon.runs.results import Sweeps, Swept, report_of
 from fedjax_muon.runs.search import DIVERGED, wider
 from fedjax_muon.runs.simulate import (
     Method,
@@ -60,167 +57,7 @@ from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.terminal import Progress
 
 MOST = 8  # rates that are tried for a method
-DRAWN = 10  # methods whose curves are drawn, the best
 Grid = Mapping[str, Sequence[float]]
-
-
-class Swept(NamedTuple):
-    """All points of a grid."""
-
-    method: Method
-    points: list[Point]
-    title: str
-    seeds: int
-    score: str  # what points are ranked by, such as "accuracy"
-
-    @property
-    def best(self) -> Point | None:
-        """The best point by validation; None if all diverged."""
-        return summary.best(self.points)
-
-    @property
-    def chosen(self) -> dict[str, float]:
-        """The values of the best point; the smallest ones if all diverged."""
-        point, names = self.best, self.points[0].hyper
-        if point is not None:
-            return dict(point.hyper)
-        return {name: min(each.hyper[name] for each in self.points) for name in names}
-
-    @property
-    def best_method(self) -> Method:
-        """The method with these values."""
-        return with_numbers(self.method, self.chosen)
-
-    @property
-    def doubts(self) -> str:
-        """What speaks against the best point: its grid ends there, or mostly diverged;
-        empty if nothing does."""
-        point = self.best
-        edge = point is None or summary.edges(self.points, point)
-        words = [tables.EDGE_MARK] if edge else []
-        diverged = sum(each.diverged > 0 for each in self.points)
-        if 2 * diverged > len(self.points):
-            words.append(f"{diverged} of {len(self.points)} diverged")
-        return f"({', '.join(words)})" if words else ""
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def table(self) -> tables.Cells:
-        """The best point, with its scores after the last round."""
-        return table_of({name_of(self.method): self})
-
-    def write(self, directory: str | Path) -> tables.Cells:
-        """Writes tables and figures; returns the table."""
-        return report_of({name_of(self.method): self}, Path(directory))
-
-
-class Sweeps(dict[str, Swept]):
-    """The sweeps of methods, by the names that they have in tables."""
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def table(self) -> tables.Cells:
-        """The best point of every method, with its scores after the last round."""
-        return table_of(self)
-
-    @property
-    def diverged(self) -> bool:
-        """Whether all points of all methods did."""
-        return all(each.best is None for each in self.values())
-
-
-def table_of(sweeps: Mapping[str, Swept]) -> tables.Cells:
-    """The best points of several sweeps on one problem, by the labels of methods."""
-    first, grids = next(iter(sweeps.values())), _grids(sweeps)
-    chosen, ranked, target = _ranked(grids)
-    edges = _edges(grids, chosen)
-    rows = [(row, chosen[row.method], edges[row.method]) for row in ranked]
-    diverged = [method for method in grids if method not in chosen]
-    lost = {}
-    for name, points in grids.items():
-        number = sum(point.diverged > 0 for point in points)
-        if number:
-            lost[name] = f"{number} of {len(points)} diverged"
-    about = first.title, first.seeds, first.score
-    return tables.swept(rows, diverged, target, *about, lost)
-
-
-def report_of(sweeps: Mapping[str, Swept], directory: Path) -> tables.Cells:
-    """Writes tables and figures of several sweeps; returns that of `table_of`."""
-    first, grids = next(iter(sweeps.values())), _grids(sweeps)
-    title, score = first.title, first.score
-    chosen, ranked, target = _ranked(grids)
-    kind = summary.score_named(score).metric
-    _write_points(grids, chosen, directory / "points.csv", kind)
-    plots.grids(grids, directory / "grids.png", title=title)
-    if chosen:
-        path, name = directory / "ranking.png", f"test {score}"
-        plots.ranking(ranked, path, title=title, score=name, seeds=first.seeds)
-        drawn = {row.method: chosen[row.method].runs for row in ranked[:DRAWN]}
-        plots.curves(drawn, directory / "curves.png", title=title, target=target)
-    table = table_of(sweeps)
-    (directory / "summary.md").write_text(tables.markdown(table))
-    edges = _edges(grids, chosen).items()
-    about = {
-        "hyper": {name: tables.hyper_text(point) for name, point in chosen.items()},
-        "edge": {name: " ".join(at_edge) for name, at_edge in edges},
-    }
-    status = {name: "diverged" for name in grids if name not in chosen}
-    path = directory / "summary.csv"
-    summary.write(ranked, path, diverged=status, columns=about)
-    return table
-
-
-def _grids(sweeps: Mapping[str, Swept]) -> dict[str, list[Point]]:
-    return {label: each.points for label, each in sweeps.items()}
-
-
-def _ranked(
-    grids: Mapping[str, Sequence[Point]],
-) -> tuple[dict[str, Point], list[summary.Summary], float]:
-    """The best points by method, their summaries from the best on, and the target."""
-    best = {method: summary.best(points) for method, points in grids.items()}
-    chosen = {method: point for method, point in best.items() if point is not None}
-    if not chosen:
-        return {}, [], np.nan
-    runs = {method: point.runs for method, point in chosen.items()}
-    target = summary.target_score(runs)
-    summaries = summary.summarize(runs, target)
-    sign = summary.score_in(next(iter(runs.values()))[0]).sign
-    return chosen, sorted(summaries, key=lambda row: -sign * row.score_mean), target
-
-
-def _edges(
-    grids: Mapping[str, Sequence[Point]], chosen: Mapping[str, Point]
-) -> dict[str, list[str]]:
-    return {name: summary.edges(grids[name], p) for name, p in chosen.items()}
-
-
-def _write_points(
-    grids: Mapping[str, Sequence[Point]],
-    best: Mapping[str, Point],
-    path: Path,
-    kind: str,
-) -> None:
-    columns = (f"validation_{kind}", f"test_{kind}", "train_loss")
-    rows = []
-    for method, points in grids.items():
-        chosen = best.get(method)
-        for point in points:
-            row: dict[str, Any] = {
-                "method": method,
-                "hyper": tables.hyper_text(point),
-                "status": "diverged" if point.diverged else "finished",
-                "diverged_seeds": point.diverged,
-                "best": int(chosen is not None and point.hyper == chosen.hyper),
-            }
-            for column in columns:
-                mean, std = ("", "") if point.diverged else point.last(column)
-                row |= {f"{column}_mean": mean, f"{column}_std": std}
-            rows.append(row)
-    path.write_text(metrics_csv.text_of(rows, header=True), newline="")
 
 
 @plain_numbers
@@ -307,7 +144,8 @@ def sweep(
             values = methods_.grid_of(label, made[label], axes, grid)
             name = ", ".join(filter(None, (label, setting.words)))
             folder = place and place / methods_.folder_of(name)
-            searches[name] = searched(method, one, values, seeds, folder, **options)
+            given = name, method, one, values, seeds, folder
+            searches[name] = searched(*given, **options)
     for each in searches.values():
         each.begin()
     total = sum(each.size for each in searches.values()) * rounds
@@ -348,6 +186,7 @@ class Search:
     The values of `lr` grow while it runs.
     """
 
+    label: str  # of the method, in tables
     method: Method
     simulation: Simulation
     prepared: Prepared
@@ -374,6 +213,13 @@ class Search:
         if self.directory is not None:
             claimed(self.directory, as_begun(self.directory, self.words))
             directories.note_versions(self.directory)
+            self._result([]).note(self.directory)
+
+    def _result(self, points: list[Point]) -> Swept:
+        whole, _, how = self.prepared
+        title = f"{title_of(self.method, whole, how)}, {self.settings['rounds']} rounds"
+        about = title, len(self.seeds), score_of(whole)
+        return Swept(self.label, self.method, points, *about)
 
     def run(
         self,
@@ -403,9 +249,7 @@ class Search:
             old, wide = self.size, tuple(sorted((*rates, *more)))
             self.grid = {**self.grid, "lr": wide}
             course.total += (self.size - old) * self.settings["rounds"]
-        whole, _, how = self.prepared
-        title = f"{title_of(self.method, whole, how)}, {self.settings['rounds']} rounds"
-        return Swept(self.method, points, title, len(self.seeds), score_of(whole))
+        return self._result(points)
 
 
 def _score_at(rate: float, points: Sequence[Point]) -> float:
@@ -419,6 +263,7 @@ def _score_at(rate: float, points: Sequence[Point]) -> float:
 
 
 def searched(
+    label: str,
     method: Method,
     prepared: Prepared,
     grid: Mapping[str, tuple[float, ...]],
@@ -446,7 +291,7 @@ def searched(
             del words[name]
     settings |= {"validation": tuned.validation}
     simulation = simulate(method, tuned, seeds[0], **how)
-    made = method, simulation, prepared, dict(grid), seeds, directory
+    made = label, method, simulation, prepared, dict(grid), seeds, directory
     return Search(*made, settings, words, finer)
 
 

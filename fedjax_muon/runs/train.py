@@ -25,7 +25,8 @@ from fedjax_muon.engine.processes import is_first, run_on_first
 from fedjax_muon.files import claim
 from fedjax_muon.privacy.guarantees import CLIENT
 from fedjax_muon.problems import Problem
-from fedjax_muon.runs import metrics_csv, private, summary, trackers
+from fedjax_muon.runs import metrics_csv, private, trackers
+from fedjax_muon.runs.about import ABOUT, metadata_of
 from fedjax_muon.runs.directory import (
     CHECKPOINTS,
     CLIENTS,
@@ -43,9 +44,9 @@ from fedjax_muon.runs.identity import (
     claimed,
     identity,
 )
-from fedjax_muon.runs.loading import ABOUT, metadata_of
 from fedjax_muon.runs.methods import Made, check_suited, finished, usual
 from fedjax_muon.runs.record import Course, is_complete, last_state, record
+from fedjax_muon.runs.results import Trained
 from fedjax_muon.runs.simulate import (
     Method,
     Settings,
@@ -54,39 +55,11 @@ from fedjax_muon.runs.simulate import (
     simulate,
     start_key,
 )
-from fedjax_muon.runs.summary import History
 from fedjax_muon.runs.trackers import NOT_FOLLOWED, Followed
 from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record, steps
 from fedjax_muon.terminal import Progress, plain_console, shown
-
-
-class Trained(NamedTuple):
-    """The last state of a run, and its records."""
-
-    state: Any  # has `params`
-    records: list[Record]
-    simulation: Simulation
-
-    def __str__(self) -> str:
-        columns, last = self.columns, self.records[-1]
-        time = last.get("virtual_seconds")
-        virtual = "" if time is None else f" and {time:.1f} virtual seconds"
-        score, column = summary.score_in(columns), summary.score_column(columns)
-        rounds = f"after {last['round']} rounds{virtual}"
-        lines = [f"test {score.words} {last[column]:.4f} {rounds}"]
-        if "personal_accuracy_mean" in last:
-            mean = last["personal_accuracy_mean"]
-            lines.append(
-                f"mean accuracy of clients with their own parameters {mean:.4f}"
-            )
-        return "\n".join(filter(None, [*lines, summary.risen_loss(columns)]))
-
-    @property
-    def columns(self) -> History:
-        """The records as columns."""
-        return {k: np.array([row[k] for row in self.records]) for k in self.records[0]}
 
 
 class Job(NamedTuple):
@@ -409,7 +382,7 @@ def train(
         state, records = run(job, shown_rounds, stop, logs)
     if place is not None:
         state = last_state(simulation, job.course, place)
-    return Trained(state, records, simulation)
+    return Trained(records, lambda: state, place, simulation)
 
 
 def data_words(simulation: Simulation, problem: Problem) -> str:

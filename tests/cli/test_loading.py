@@ -57,20 +57,12 @@ def test_a_run_is_read_without_its_data(copied, monkeypatch):
         loaded.frame()
 
 
-def test_the_runs_of_a_comparison_and_of_a_sweep_are_one_table(tmp_path, capsys):
+def test_several_runs_are_not_exported_at_once(tmp_path, capsys):
     place, words = tmp_path / "both", ("--problem", f"digits:{DATA}", *OPTIONS[:-1], 2)
     run("compare", "fedavg:lr=0.1", *words, "--seeds", "0,1", "--directory", place)
-    both = fm.load_run(place)
-    assert sorted(both.runs) == ["FedAvg/seed0", "FedAvg/seed1"]
-    assert len(both.rows) == 4
-    assert {row["seed"] for row in both.rows} == {0, 1}
     capsys.readouterr()
     said = refused(capsys, "export", place, tmp_path / "m.safetensors")
     assert "has several runs; name one of them: FedAvg/seed0, FedAvg" in said
-    place, grid = tmp_path / "sweep", ("--grid", "lr=0.1,0.3", "--no-extend")
-    run("sweep", "fedavg", *grid, *words, "--directory", place)
-    rows = fm.load_run(place).rows
-    assert {row["lr"] for row in rows} == {0.1, 0.3}
     with pytest.raises(ValueError, match="is not the directory of a run"):
         fm.load_run(tmp_path / "none")
 

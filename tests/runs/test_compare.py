@@ -22,9 +22,10 @@ from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.runs.cells import read_points
 from fedjax_muon.runs.compare import compare, rate_of
 from fedjax_muon.runs.methods import rated, settings_along
+from fedjax_muon.runs.results import table_of
 from fedjax_muon.runs.search import wider
 from fedjax_muon.runs.simulate import OF_PROBLEM, promised
-from fedjax_muon.runs.sweep import sweep, table_of
+from fedjax_muon.runs.sweep import sweep
 from fedjax_muon.runs.train import train
 from tests.support.command import assert_same_but_for_seconds
 
@@ -67,7 +68,8 @@ def test_a_comparison_has_the_numbers_that_it_had(compared):
     ours = result.table()
     title = "digits, 6 clients by dirichlet (1), 3 per round, 2 local steps"
     assert str(ours).startswith(f"# {title}\n\n| algorithm | lr |")
-    names = "summary.csv summary.tex comparison.png versions.json fedavg fedmuon tuning"
+    names = "summary.csv summary.tex comparison.png versions.json comparison.json"
+    names += " fedavg fedmuon tuning"
     assert {path.name for path in (place / "new").iterdir()} == set(names.split())
 
 
@@ -205,7 +207,7 @@ def test_a_sweep_runs_what_is_missing_of_a_larger_one(tmp_path, counted):
     names = "one points.csv summary.csv summary.md grids.png ranking.png curves.png"
     place = tmp_path / "sweep"
     assert {path.name for path in place.iterdir()} == set(names.split())
-    names = "identity.json versions.json cells.csv"
+    names = "identity.json versions.json swept.json cells.csv"
     assert {path.name for path in (place / "one").iterdir()} == set(names.split())
     assert (place / "summary.csv").read_text().splitlines()[1].startswith("one,")
     both = {"one": first, "two": result}

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedjax_muon.runs import Swept, metrics_csv
+from fedjax_muon.runs.results import report_of
 from fedjax_muon.runs.summary import Point
-from fedjax_muon.runs.sweep import report_of
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -146,5 +146,7 @@ def by_hand(place: Path, methods, labels: dict[str, str]) -> Path:
         text = metrics_csv.text_of(cells, header=True)
         (place / "cells" / f"{name}.csv").write_text(text)
     about = "by hand", 2, "accuracy"
-    report_of({label: Swept(None, grids[label], *about) for label in grids}, place)
+    report_of(
+        {label: Swept(label, None, grids[label], *about) for label in grids}, place
+    )
     return place

@@ -1,0 +1,62 @@
+"""What a program needs to use the parameters of a run, beside the run."""
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_muon.problems import Problem
+from fedjax_muon.runs.simulate import Method, name_of
+from fedjax_muon.versions import PACKAGE_VERSION
+
+ABOUT = "about.json"
+OF_FLAX = ("parent", "name")  # fields of all modules
+
+
+def metadata_of(problem: Problem, method: Method) -> dict[str, Any]:
+    """What a program needs to use the parameters: values that JSON can represent."""
+    dataset, module = problem.dataset, problem.model
+    scales = dataset.standardization
+    fields = [] if module is None else dataclasses.fields(module)
+    named = {f.name: getattr(module, f.name) for f in fields if f.name not in OF_FLAX}
+    values: dict[str, Any] = {
+        "version": PACKAGE_VERSION,
+        "algorithm": name_of(method),
+        "dataset": str(problem.call.get("dataset", "")),
+        "model": {"name": type(module).__name__, **named},
+        "input_shape": dataset.x_train.shape[1:],
+        "input_dtype": str(dataset.x_train.dtype),
+        "classes": dataset.classes,
+        "standardization": None if scales is None else scales._asdict(),
+    }
+    if dataset.tokenizer is not None:  # whose classes are documents
+        window = dataset.x_train.shape[1] - 1
+        values |= {"tokenizer": _about_tokens(problem), "window": window}
+        values |= {"dataset": str(problem.call.get("path")), "input_shape": [window]}
+        del values["classes"]
+    return json.loads(json.dumps(values, default=_json_of))
+
+
+def _about_tokens(problem: Problem) -> dict[str, Any]:
+    """The name of a tokenizer, with its letters or its file."""
+    tokenizer, place = problem.dataset.tokenizer, problem.call.get("tokenizer")
+    about: dict[str, Any] = {"name": getattr(tokenizer, "name", str(tokenizer))}
+    if tokenizer is not None and about["name"] == "characters":
+        about["letters"] = [tokenizer.decode([i]) for i in range(tokenizer.vocabulary)]
+    elif isinstance(place, str | Path) and Path(place).expanduser().is_file():
+        content = Path(place).expanduser().read_bytes()
+        about |= {"path": str(place), "sha256": hashlib.sha256(content).hexdigest()}
+    return about
+
+
+def _json_of(value: Any) -> Any:
+    """The numbers of an array, or the name of a type of numbers or of a function."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    try:
+        return np.dtype(value).name
+    except (TypeError, ValueError):  # of a class that is no type of numbers
+        return getattr(value, "__qualname__", str(value))
