@@ -113,12 +113,13 @@ def digits(data_dir: Path | None) -> Problem:
 
 def fashion(data_dir: Path | None) -> Problem:
     lenet = fm.models.LeNet(10)
-    return labeled("fashion_mnist", lenet, 1 / 30, data_dir=data_dir)
+    return labeled(fm.data.load("fashion_mnist", data_dir), lenet, 1 / 30)
 
 
 def fashion_classes(data_dir: Path | None) -> Problem:
     lenet, two = fm.models.LeNet(10), two_classes
-    return labeled("fashion_mnist", lenet, 1 / 30, divide=two, data_dir=data_dir)
+    data = fm.data.load("fashion_mnist", data_dir)
+    return labeled(data, lenet, 1 / 30, divide=two)
 
 
 def two_classes(labels: Any, clients: int, *, key: jax.Array) -> Any:
@@ -167,7 +168,7 @@ def income(data_dir: Path | None) -> Problem:
     """Two classes, whose AUC is the score; minimax methods train it."""
     model = fm.models.MLP(2, (32,))
     divide = functools.partial(fm.partition.dirichlet, alpha=0.3, min_size=64)
-    made = labeled("a9a", model, 1 / 16, divide=divide, data_dir=data_dir)
+    made = labeled(fm.data.load("a9a", data_dir), model, 1 / 16, divide=divide)
     plain, data = made.task, made.dataset
 
     def evaluate(params: Any, x: Any, y: Any) -> Any:

@@ -195,8 +195,8 @@ def _known(panel: Panel) -> Mapping[str, inspect.Parameter]:
 
 def problem_of(panel: Panel, data_dir: Path | None) -> problems.Problem:
     """Makes the problem of a panel."""
-    known, given = _known(panel), {**panel.settings, "data_dir": data_dir}
-    return panel.make(**{name: v for name, v in given.items() if name in known})
+    given = {k: v for k, v in panel.settings.items() if k in _known(panel)}
+    return panel.make(**{**given, "dataset": fm.data.load(given["dataset"], data_dir)})
 
 
 def trained(

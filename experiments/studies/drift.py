@@ -31,7 +31,8 @@ PANELS = {
 def similar(data_dir: Path | None) -> Problem:
     """Fashion-MNIST, whose clients have all classes."""
     lenet = fm.models.LeNet(10)
-    return labeled("fashion_mnist", lenet, 1 / 30, alpha=10.0, data_dir=data_dir)
+    data = fm.data.load("fashion_mnist", data_dir)
+    return labeled(data, lenet, 1 / 30, alpha=10.0)
 
 
 TRACK = TRACKS["fashion"]._replace(problem=similar, trials=8, seeds=5)

@@ -29,7 +29,6 @@ import numpy as np
 from fedjax_muon import data
 from fedjax_muon.cli import names
 from fedjax_muon.cli.names import Call
-from fedjax_muon.data.loading import is_of_user
 from fedjax_muon.runs.simulate import Method
 
 LIBRARIES = ("fedjax_muon", "optax", "functools")
@@ -80,7 +79,7 @@ class Experiment(NamedTuple):
 
 
 def _is_own(call: Call) -> bool:
-    return ":" in call.name and not is_of_user(call.name) and not _is_known(call)
+    return ":" in call.name and not _is_known(call)
 
 
 def _is_known(call: Call) -> bool:
@@ -89,12 +88,7 @@ def _is_known(call: Call) -> bool:
 
 def _known() -> list[Any]:
     """All functions that the command line has a name for."""
-    return [each for table in names.TABLES.values() for each in table.values()] + [
-        getattr(data, name) for name in READERS
-    ]
-
-
-READERS = ("from_csv", "from_folder", "from_hf", "from_npz")
+    return [each for table in names.TABLES.values() for each in table.values()]
 
 
 # ----------------------------------------------------------------------------- writing

@@ -35,7 +35,6 @@ from fedjax_muon.cli.experiment import Experiment, UntrustedError
 from fedjax_muon.cli.names import Call
 from fedjax_muon.core import Algorithm, check_count
 from fedjax_muon.data import Dataset
-from fedjax_muon.data.loading import OPTIONS
 from fedjax_muon.data.npz import arrays_of
 from fedjax_muon.deploy.federation import Federation, federation
 from fedjax_muon.deploy.node import Node
@@ -63,7 +62,7 @@ SIZES = (  # arguments of `federation` that nodes are told
     *("num_clients", "max_client_size", "classes"),
 )
 # arguments of problems that say which examples there are; nodes have their own
-OF_DATA = {"data_dir", "train_share", "divide", *OPTIONS}
+OF_DATA = {"train_share", "divide"}
 # what a deployed run can't have, and why
 REASONS = {
     "devices": "clients have their own",

@@ -31,7 +31,7 @@ import optax
 
 from fedjax_muon import algorithms, data, decentralized, problems, transforms
 from fedjax_muon.algorithms import minimax
-from fedjax_muon.data.loading import TFDS, is_of_user
+from fedjax_muon.data.loading import TFDS, is_of_user, reader_of
 from fedjax_muon.runs.methods import METHODS
 
 MOST_SHOWN = 30  # names in an error
@@ -57,6 +57,7 @@ _NAMES = {
         "wrappers.personalization": "ditto keep_own",
     },
     "problem": {"problems": "classification auc text"},
+    "reader": {"data": "load from_csv from_npz from_folder from_hf"},
     "model": {
         "problems": "mlp linear lenet emnist_cnn resnet18 vit vit_tiny rnn lstm gru "
         "gpt llama"
@@ -243,7 +244,7 @@ def called(text: str, argument: str, what: str = "") -> Any:
     else:
         several = [*data.NAMES] if argument == "problem" else []
         raise _unknown(what, head, [*several, *known])
-    call = Call(function, head, *_bound(head, parameters(function, argument), texts))
+    call = _with_data(function, head, parameters(function, argument), texts)
     given = GIVEN.get(argument, set())
     if ":" in head and given:  # its arguments may have other names
         given = {*call.lacks}
@@ -256,6 +257,41 @@ def called(text: str, argument: str, what: str = "") -> Any:
 def _is_data(head: str) -> bool:
     """Whether the name of a problem is that of a dataset, or a file."""
     return head in data.NAMES or head.startswith(TFDS) or is_of_user(head)
+
+
+def _with_data(
+    function: Function, name: str, known: Parameters, texts: Sequence[str]
+) -> Call:
+    """A call, in which a name or a path of a dataset becomes what reads it.
+
+    Words are divided by signatures: my.csv,label=risk,alpha=1 means the same as
+    from_csv(my.csv,label=risk),alpha=1.
+    """
+    is_data = "dataset" in known and data.Dataset in members(kind_of(known["dataset"]))
+    place, rest = _first(texts, "dataset") if is_data else ("", [*texts])
+    if not place:
+        return Call(function, name, *_bound(name, known, rest))
+    others = {key: each for key, each in known.items() if key != "dataset"}
+    if re.split(r"[:(]", place)[0] in TABLES["reader"]:
+        given = {"dataset": called(place, "reader")}
+        return Call(function, name, [], given | _bound(name, others, rest)[1])
+    place = str(_literal(place))
+    reader = reader_of(Path(place).expanduser()) if is_of_user(place) else data.load
+    (path, _), *of_reader = signature_of(reader).items()
+    kwargs = _bound(name, {**others, **dict(of_reader)}, rest)[1]
+    read = {key: kwargs.pop(key) for key, _ in of_reader if key in kwargs}
+    call = Call(reader, reader.__name__, [], {path: place, **read})
+    is_plain = reader is data.load and not read
+    return Call(function, name, [], {"dataset": place if is_plain else call, **kwargs})
+
+
+def _first(texts: Sequence[str], name: str) -> tuple[str, list[str]]:
+    """The text of an argument that is named or comes first, and the other texts."""
+    for i, text in enumerate(texts):
+        match = re.match(r"(?:(\w+)\s*=\s*)?(.*)", text, re.DOTALL)
+        if match and (match[1] == name or (i == 0 and match[1] is None)):
+            return match[2], [*texts[:i], *texts[i + 1 :]]
+    return "", [*texts]
 
 
 def _parts(text: str, known: Table) -> tuple[str, list[str]]:

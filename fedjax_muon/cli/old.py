@@ -9,9 +9,9 @@ from fedjax_muon.core.recipe import hyper_parameters
 # by the new spelling, in which {} is name=value
 SPELLED = {
     "--problem digits:{}": "alpha clients divide model client_tests positives augment "
-    "train_share data_dir graph",
+    "train_share graph",
+    "--problem fashion_mnist:{}": "data_dir",
     "--problem FILE.csv:{}": "label owner split exclude missing",
-    "--problem FOLDER/:{}": "image_size",
     "--problem text:FILE,{}": "window tokenizer test_share short",
     "--problem digits:model=mlp:{}": "hidden dtype",
     "--problem digits:model=lenet:{}": "convolution",
@@ -40,6 +40,7 @@ SPELLED = {
 }
 ELSEWHERE = {  # options of which the name goes, too
     "dataset": "--problem {value}",
+    "image_size": "--problem FOLDER/:size={listed}",
     "with": "{wrapped}",
     "quick": "--no-search",
     "tune": "fm.tune in Python, and --plan",
@@ -81,7 +82,8 @@ def _places(
 ) -> Iterator[str]:
     """The new spellings of an option: that of each method, and that of the rest."""
     value = texts[name] or "true"
-    said = f"{name}={f'[{value}]' if ',' in value and value[:1] not in '([' else value}"
+    listed = f"[{value}]" if "," in value and value[:1] not in "([" else value
+    said = f"{name}={listed}"
     if name == "lr" and not calls:
         yield f"fedmuon:{said}"
     for call in calls:
@@ -95,7 +97,7 @@ def _places(
     if name in ELSEWHERE:
         head, colon, rest = value.partition(":")
         wrapped = f"{head}:{method}{colon and ','}{rest}"
-        yield ELSEWHERE[name].format(value=value, wrapped=wrapped)
+        yield ELSEWHERE[name].format(value=value, wrapped=wrapped, listed=listed)
     if name not in PLACES:
         return
     place = PLACES[name]

@@ -137,6 +137,7 @@ class Dataset(NamedTuple):
     tokenizer: Any = None
     # Whether the test examples are some of those that were given for training.
     held_out: bool = False
+    name: str = "your data"  # in titles; readers give that of the file
 
     def __repr__(self) -> str:
         return f"Dataset({summary(self)})"

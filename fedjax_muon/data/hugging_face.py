@@ -12,7 +12,13 @@ from fedjax_muon.data.csv_files import LARGEST
 from fedjax_muon.data.dataset import TEST, TRAIN, Dataset, stratified
 from fedjax_muon.data.images import Size, decoded
 from fedjax_muon.data.text import Sentences, tokenized
-from fedjax_muon.data.user_files import OF_TEST, OF_TRAIN, features_of, from_arrays
+from fedjax_muon.data.user_files import (
+    OF_TEST,
+    OF_TRAIN,
+    features_of,
+    from_arrays,
+    name_of,
+)
 from fedjax_muon.files import named, reading
 from fedjax_muon.versions import optional
 
@@ -92,7 +98,7 @@ def from_hf(
             classes=classes,
             text=is_text,
         )
-        return made._replace(held_out=len(parts) == 1)
+        return made._replace(held_out=len(parts) == 1, name=name_of(root))
 
 
 class _Split(NamedTuple):

@@ -3,21 +3,17 @@
 import difflib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from fedjax_muon.core import check_range
 from fedjax_muon.data import prepared
 from fedjax_muon.data.catalog import NAMES, PREPARED
-from fedjax_muon.data.cleaning import MISSING
-from fedjax_muon.data.dataset import Dataset, check, standardize, stratified, subset
+from fedjax_muon.data.dataset import Dataset, check, standardize
 from fedjax_muon.data.hugging_face import from_hf, is_saved
-from fedjax_muon.data.images import Size
 from fedjax_muon.data.source import Located, Source, located, verify, verify_rows
 from fedjax_muon.data.text import Encoder
-from fedjax_muon.data.user_files import by_pattern, from_csv, from_folder, from_npz
+from fedjax_muon.data.user_files import from_csv, from_folder, from_npz
 from fedjax_muon.files import reading
 from fedjax_muon.versions import check_installed
 
@@ -25,16 +21,6 @@ DATA_DIR_VARIABLE = "FEDJAX_MUON_DATA"
 TFDS = "tfds:"  # prefix of the names of tensorflow-datasets
 TABLES = (".csv", ".tsv", ".txt")  # suffixes, also of what gzip or bzip2 has packed
 FILES = (*TABLES, *(f"{end}{p}" for end in TABLES for p in (".gz", ".bz2")), ".npz")
-TABLE = "tables (a CSV file, or a dataset of Hugging Face)"
-OPTIONS = {  # what options of one's own data are for
-    "label": TABLE,
-    "owner": f"{TABLE} or directories of images",
-    "split": "CSV files",
-    "exclude": TABLE,
-    "missing": "CSV files",
-    "image_size": "directories of images",
-}
-
 Directory = str | os.PathLike[str] | None
 
 
@@ -58,7 +44,7 @@ def load(
     """
     raw, place = read(name, data_dir, encoder)
     try:
-        checked = check(raw)
+        checked = check(raw)._replace(name=name)
         scaled = source_of(name).scaled or encoder is not None
         return checked if scaled else standardize(checked)
     except ValueError as error:
@@ -66,68 +52,6 @@ def load(
         stored = place is not None and encoder is None
         where = f"; correct or replace {place}" if stored else ""
         raise ValueError(f"{name}: {error}{where}") from error
-
-
-def open_dataset(
-    dataset: Dataset | str | os.PathLike[str],
-    data_dir: Directory = None,
-    *,
-    label: str = "label",
-    owner: str | None = None,
-    split: str | None = None,
-    exclude: Sequence[str] = (),
-    missing: Sequence[str] = MISSING,
-    image_size: Size | None = None,
-    train_share: float = 1.0,
-) -> Dataset:
-    """Reads a dataset by its name, or a user's own file or directory.
-
-    Args:
-      dataset: A dataset, a name that `load` takes, or a path: a table (see `from_csv`),
-        FILE.npz, a directory of images, or what Hugging Face's `save_to_disk` wrote.
-        The other arguments are those of the functions that read them.
-      owner: Of images, a regular expression that finds the owner in an image's path.
-      train_share: Share of the training examples that is used. The subset is the same
-        every time and keeps the proportions of the classes.
-    """
-    check_range("train_share", train_share, 0, 1, open_low=True, schedules=False)
-    given: dict[str, Any] = {"label": label, "owner": owner, "split": split}
-    given |= {"exclude": tuple(exclude), "missing": tuple(missing)}
-    given["image_size"] = image_size
-    if not isinstance(dataset, Dataset | str | os.PathLike):
-        raise TypeError(
-            "dataset must be a Dataset, a name such as 'digits', or a path, got "
-            f"{type(dataset).__name__}"
-        )
-    place: Path | None = None
-    reader: Callable[..., Dataset] | None = None
-    options: tuple[str, ...] = ()
-    if not isinstance(dataset, Dataset) and is_of_user(dataset):
-        place = Path(dataset).expanduser()
-        reader, options = _reader_of(place)
-    usual = {"label": "label", "exclude": (), "missing": MISSING}
-    for name, value in given.items():
-        if name not in options and value != usual.get(name):
-            raise ValueError(
-                f"{name} is only for {OPTIONS[name]}, which {dataset} is not; leave "
-                f"out {name}"
-            )
-    if isinstance(dataset, Dataset):
-        whole = dataset
-    elif reader is None or place is None:
-        whole = load(os.fspath(dataset), data_dir)
-    else:
-        values = {name: given[name] for name in options}
-        if "image_size" in values:
-            values["size"] = values.pop("image_size")
-        if reader is from_folder and owner is not None:
-            values["owner"] = by_pattern(owner)
-        whole = reader(place, **values)
-    if train_share == 1:
-        return whole
-    classes = whole.classes
-    _, kept = stratified(whole.y_train, train_share, "training", classes=classes)
-    return subset(whole, kept)
 
 
 def is_of_user(dataset: str | os.PathLike[str]) -> bool:
@@ -140,15 +64,13 @@ def is_of_user(dataset: str | os.PathLike[str]) -> bool:
     return "/" in text or Path(text).expanduser().exists()
 
 
-def _reader_of(place: Path) -> tuple[Callable[..., Dataset], tuple[str, ...]]:
-    """What reads a user's file or directory, and the options that it takes."""
+def reader_of(place: Path) -> Callable[..., Dataset]:
+    """What reads a user's file or directory."""
     if place.suffix.lower() == ".npz":
-        return from_npz, ()
+        return from_npz
     if place.name.lower().endswith(FILES) or place.is_file():
-        return from_csv, ("label", "owner", "split", "exclude", "missing")
-    if is_saved(place):
-        return from_hf, ("label", "owner", "exclude", "image_size")
-    return from_folder, ("owner", "image_size")
+        return from_csv
+    return from_hf if is_saved(place) else from_folder
 
 
 def read(

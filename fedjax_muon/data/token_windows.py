@@ -23,6 +23,7 @@ from fedjax_muon.data.dataset import Dataset, check
 from fedjax_muon.data.hugging_face import is_saved
 from fedjax_muon.data.loading import files_of
 from fedjax_muon.data.tokenizers import Tokenizer
+from fedjax_muon.data.user_files import name_of
 from fedjax_muon.files import named, visible
 from fedjax_muon.versions import optional
 
@@ -99,6 +100,7 @@ def from_text(
         for parts in (train, test)
     )
     several = len(tokens) > 1
+    name = "your texts" if isinstance(source, Mapping) else name_of(Path(source))
     return check(
         Dataset(
             np.concatenate(train),
@@ -111,6 +113,7 @@ def from_text(
             held_owners if several else None,
             tokenizer=made,
             held_out=True,
+            name=name,
         )
     )
 

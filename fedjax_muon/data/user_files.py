@@ -157,6 +157,11 @@ def _held_out(
     return np.concatenate([kept, back]), np.setdiff1d(out, back, assume_unique=True)
 
 
+def name_of(path: Path) -> str:
+    """The name of a dataset that a path has."""
+    return path.absolute().name or str(path)
+
+
 def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
     """Reads a dataset from a NumPy archive.
 
@@ -174,7 +179,7 @@ def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
         raise ValueError(f"{path}: expected classes as strings, found {classes.dtype}")
     test = (arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
     with named(path):
-        return from_arrays(
+        made = from_arrays(
             arrays["x"],
             arrays["y"],
             owners=arrays.get("owner"),
@@ -183,12 +188,13 @@ def from_npz(path: Place, *, test_share: float = 0.2) -> Dataset:
             classes=None if classes is None else tuple(map(str, classes)),
             text=arrays["x"].dtype == np.int32 and arrays["x"].ndim == 2,
         )
+    return made._replace(name=name_of(path))
 
 
 def from_csv(
     path: Place,
     *,
-    label: str,
+    label: str = "label",
     owner: str | None = None,
     split: str | None = None,
     exclude: Sequence[str] = (),
@@ -223,21 +229,19 @@ def from_csv(
     y, owners = texts["label"], texts.get("owner")
     train = None if split is None else _is_train(table, wanted["split"])
     names = [f"column {name!r}" for name in table.features]
+    of = lambda p: _Rows(table.x[p], y[p], None if owners is None else owners[p])
+    whole = _Rows(table.x, y, owners)
+    first, rest = (whole, None) if train is None else (of(train), of(~train))
     with named(path):
-        if train is None:
-            return _dataset(_Rows(table.x, y, owners), None, test_share, names=names)
-        parts = [
-            _Rows(table.x[part], y[part], None if owners is None else owners[part])
-            for part in (train, ~train)
-        ]
-        return _dataset(parts[0], parts[1], test_share, names=names)
+        made = _dataset(first, rest, test_share, names=names)
+    return made._replace(name=name_of(path))
 
 
 def from_folder(
     path: Place,
     *,
     size: Size | None = None,
-    owner: Callable[[Path], str] | None = None,
+    owner: str | Callable[[Path], str] | None = None,
     test_share: float = 0.2,
 ) -> Dataset:
     """Reads images from folders named after their classes.
@@ -251,7 +255,8 @@ def from_folder(
       size: Height and width to which images are resized; by default, all must have the
         same.
       owner: Function from an image's path, relative to the folder of its class, to the
-        name of its owner, such as `lambda image: image.stem.split("_")[0]`.
+        name of its owner, such as `lambda image: image.stem.split("_")[0]`; or a
+        regular expression, whose first group or whole match is the name.
     """
     root = Path(path).expanduser()
     if not root.is_dir():
@@ -268,10 +273,11 @@ def from_folder(
     count = sum(place == places[0] for place, _ in images)  # the others are for testing
     owners = None
     if owner is not None:
+        owner = _by_pattern(owner) if isinstance(owner, str) else owner
         relative = [image.relative_to(place) for place, image in images[:count]]
         owners = [owner(Path(*each.parts[1:])) for each in relative]
     with named(root):
-        return from_arrays(
+        made = from_arrays(
             x[:count],
             y[:count],
             owners=owners,
@@ -279,6 +285,7 @@ def from_folder(
             test_share=test_share,
             classes=classes,
         )
+    return made._replace(name=name_of(root))
 
 
 LAYOUT = (
@@ -370,13 +377,11 @@ def _warn_of_others(root: Path, images: Sequence[Path]) -> None:
         )
 
 
-def by_pattern(pattern: str) -> Callable[[Path], str]:
-    """Makes the argument `owner` of `from_folder` of a regular expression.
-
-    The owner is its first group, or the whole match; a path without one is an error.
+def _by_pattern(pattern: str) -> Callable[[Path], str]:
+    """The function of a regular expression; a path without a match is an error.
 
     Example:
-      >>> by_pattern(r"(.*)_")(Path("clinic3_17.png"))
+      >>> _by_pattern(r"(.*)_")(Path("clinic3_17.png"))
       'clinic3'
     """
     try:

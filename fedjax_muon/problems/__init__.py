@@ -1,7 +1,8 @@
 """Problems: what is trained, on which data, and how the data are divided.
 
     problem = problems.classification("digits", clients=16, alpha=0.1)
-    problem = problems.classification("hospital.csv", label="risk", owner="ward")
+    hospital = data.from_csv("hospital.csv", label="risk", owner="ward")
+    problem = problems.classification(hospital)
     problem = problems.auc("breast_cancer", graph="ring")
     problem = problems.text("letters/", window=128)
 

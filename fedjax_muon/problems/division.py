@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -55,8 +56,8 @@ def divided(
 def owners_of(owners: np.ndarray | None) -> np.ndarray:
     if owners is None:
         raise ValueError(
-            "the dataset does not say which clients its examples belong to; of a CSV "
-            "file, name the column by owner, or divide the examples in another way"
+            "the dataset does not say which clients its examples belong to; name the "
+            "column by from_csv(..., owner=...), or divide the examples in another way"
         )
     return owners
 
@@ -107,18 +108,28 @@ def of_owners(dataset: Dataset, key: jax.Array, parts: Parts) -> Parts:
     return of_clients.by_owner(dataset.owners, dataset.test_owners)
 
 
-def division_of(divide: Divide | None, owner: str | None, usual: Divide) -> Divide:
-    """How examples are divided: as is given, by owners if these are, or as usual."""
+def division_of(
+    divide: Divide | None,
+    usual: Divide,
+    unheeded: Mapping[str, tuple[float, float]] = types.MappingProxyType({}),
+) -> Divide:
+    """How examples are divided: as is given, or as usual.
+
+    Args:
+      unheeded: The values and the defaults of what a division by owners does not heed,
+        and so may not be given.
+    """
+    given = [f"{name}={value:g}" for name, (value, d) in unheeded.items() if value != d]
+    if given and (divide or usual) is partition.by_owner:
+        raise ValueError(
+            f"every owner is a client, so {' and '.join(given)} would have no effect; "
+            "leave it out, or give divide=fedjax_muon.partition.iid or another function"
+        )
     if divide is None:
-        return usual if owner is None else partition.by_owner
+        return usual
     check_function("divide", divide, "fedjax_muon.partition.iid")
     if divide is partition.by_owner:
         return divide
-    if owner is not None:
-        raise ValueError(
-            "owner names the clients, so that the examples are divided by it, got "
-            "divide too; leave out one of them"
-        )
     try:
         inspect.signature(divide).bind(np.zeros(0), 1, key=None)
     except TypeError as error:

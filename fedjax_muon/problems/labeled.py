@@ -12,9 +12,8 @@ import numpy as np
 from fedjax_muon import files, tasks
 from fedjax_muon.core import check_choice, check_count, check_range
 from fedjax_muon.data import Dataset, partition
-from fedjax_muon.data.cleaning import MISSING
-from fedjax_muon.data.images import Size
-from fedjax_muon.data.loading import OPTIONS, Directory, open_dataset
+from fedjax_muon.data.dataset import stratified, subset
+from fedjax_muon.data.loading import is_of_user, load, reader_of
 from fedjax_muon.decentralized.topology import GRAPHS, GraphOf, metropolis
 from fedjax_muon.problems.division import (
     Divide,
@@ -32,15 +31,14 @@ from fedjax_muon.tasks.augmentation import Augmentation, augmented
 from fedjax_muon.tasks.task import Task
 
 Graph = Literal["erdos_renyi", "ring", "star", "exponential", "complete"]
-Source = Dataset | str | Path  # of a dataset: a value, a name, or a path
-ALPHA = 0.1
+ALPHA, CLIENTS, AUC_CLIENTS = 0.1, 16, 8
 
 
 @named
 def classification(
-    dataset: Source = "digits",
+    dataset: Dataset | str = "digits",
     *,
-    clients: int = 16,
+    clients: int = CLIENTS,
     alpha: float = ALPHA,
     divide: Divide | None = None,
     model: Model | None = None,
@@ -49,26 +47,22 @@ def classification(
     augment: Augmentation | None = None,
     graph: Graph | GraphOf = "erdos_renyi",
     train_share: float = 1.0,
-    data_dir: Directory = None,
-    label: str = "label",
-    owner: str | None = None,
-    split: str | None = None,
-    exclude: tuple[str, ...] = (),
-    missing: tuple[str, ...] = MISSING,
-    image_size: Size | None = None,
 ) -> Problem:
     """Classification by the cross-entropy.
 
+    If the dataset has owners, each is a client; else, or with `divide`, the examples
+    are divided among `clients`.
+
     Args:
-      dataset: A `Dataset`; or a name, such as digits, fashion_mnist, cifar10 or sst2,
-        or tfds:NAME of one that `data.prepare` made; or your own data: FILE.csv,
-        FILE.npz, a directory of images CLASS/IMAGE, or a saved Hugging Face dataset.
+      dataset: A name that `data.load` takes, such as digits, fashion_mnist, cifar10 or
+        sst2, or tfds:NAME of one that `data.prepare` made; or a `Dataset`, such as your
+        own data by `data.from_csv`, `from_npz`, `from_folder` or `from_hf`.
       clients: Number of clients, or of agents, that the training examples are divided
         among.
       alpha: Dirichlet concentration. The smaller it is, the more the clients differ.
       divide: Function (labels, clients, key=) that divides the training examples
-        instead, such as `partial(partition.shards, shards_per_client=2)`. With
-        `partition.by_owner`, every owner in the data is a client.
+        instead, such as `partial(partition.shards, shards_per_client=2)`, or
+        `partition.by_owner`.
       model: Function of the dataset that returns a Flax module, such as
         `problems.lenet`. By default `mlp`, and `rnn` of texts.
       client_tests: Whether clients have test examples of their own: those of their
@@ -81,24 +75,11 @@ def classification(
         with Metropolis weights. A name, or a function (agents, key) that returns it.
       train_share: Share of the training examples to use. The subset is the same every
         time and keeps the proportions of the classes.
-      data_dir: Directory of the dataset's files. By default, the environment variable
-        FEDJAX_MUON_DATA.
-      label: Label column of a table. Columns that no argument names are features.
-      owner: Every owner is a client: the column of a table that says which one a row
-        belongs to or, of images, a regular expression that finds it in an image's path.
-      split: Column of FILE.csv that says train or test. By default, a fifth of the rows
-        is held out for testing.
-      exclude: Columns of a table to ignore.
-      missing: Words for a missing label, owner or part in FILE.csv, which are refused.
-        Leave out the ones that are names, such as NA for Namibia.
-      image_size: Height and width that the images of a directory are resized to. By
-        default, all images must have the same size.
     """
-    columns = _columns(label, owner, split, exclude, missing, image_size)
-    data = open_dataset(dataset, data_dir, train_share=train_share, **columns)
+    data = opened(dataset, train_share)
     module = module_of(model, data)
     task = tasks.classification(module, data)
-    if dataset == "cola":  # Matthews' correlation is what papers on GLUE give
+    if data.name == "cola":  # Matthews' correlation is what papers on GLUE give
         task = tasks.by_matthews(task)
     check_range("alpha", alpha, open_low=True, schedules=False)
     if divide is not None and alpha != ALPHA:
@@ -106,15 +87,15 @@ def classification(
             "alpha is for the division by Dirichlet(alpha) over clients, got divide "
             "too; leave out one of them"
         )
-    by_alpha = functools.partial(partition.dirichlet, alpha=alpha)
+    usual = _by_owner_or(functools.partial(partition.dirichlet, alpha=alpha), data)
+    unheeded = {"clients": (clients, CLIENTS), "alpha": (alpha, ALPHA)}
     return problem_of(
-        name_of(dataset),
         module,
         _augmented(task, augment, data),
         data,
         {"cohort": 8, "local_steps": 5, "batch_size": 32},
         clients=clients,
-        divide=division_of(divide, owner, by_alpha),
+        divide=division_of(divide, usual, unheeded),
         positives=positives,
         graph=graph,
         client_tests=client_tests,
@@ -123,9 +104,9 @@ def classification(
 
 @named
 def auc(
-    dataset: Source = "breast_cancer",
+    dataset: Dataset | str = "breast_cancer",
     *,
-    clients: int = 8,
+    clients: int = AUC_CLIENTS,
     divide: Divide | None = None,
     model: Model | None = None,
     client_tests: bool = False,
@@ -133,13 +114,6 @@ def auc(
     augment: Augmentation | None = None,
     graph: Graph | GraphOf = "erdos_renyi",
     train_share: float = 1.0,
-    data_dir: Directory = None,
-    label: str = "label",
-    owner: str | None = None,
-    split: str | None = None,
-    exclude: tuple[str, ...] = (),
-    missing: tuple[str, ...] = MISSING,
-    image_size: Size | None = None,
 ) -> Problem:
     """The area under the ROC curve of two classes, a minimax problem.
 
@@ -147,11 +121,10 @@ def auc(
     that would tell of its examples, all use the share of the whole training set.
 
     Args:
-      dataset: A `Dataset`, the name of one, or a path to your own data, as in
-        `classification`.
+      dataset: The name of a dataset, or a `Dataset`, as in `classification`.
       clients: Number of clients, or of agents.
       divide: Function (labels, clients, key=) that divides the training examples, such
-        as `problems.ratios`; by default at random.
+        as `problems.ratios`; by default by owners if there are any, or at random.
       model: Function of the dataset that returns a Flax module.
       client_tests: Whether clients have test examples of their own.
       positives: Share of positives. Positives are dropped at random until the share is
@@ -160,29 +133,19 @@ def auc(
       graph: Agents without a server: the graph that they exchange messages on, a name
         or a function (agents, key) that returns it.
       train_share: Share of the training examples to use.
-      data_dir: Directory of the dataset's files. By default, the environment variable
-        FEDJAX_MUON_DATA.
-      label: Label column of a table.
-      owner: Every owner is a client: the column of a table, or a regular expression
-        for the paths of images.
-      split: Column of FILE.csv that says train or test.
-      exclude: Columns of a table to ignore.
-      missing: Words for a missing label, owner or part in FILE.csv.
-      image_size: Height and width that the images of a directory are resized to.
     """
-    columns = _columns(label, owner, split, exclude, missing, image_size)
-    data = open_dataset(dataset, data_dir, train_share=train_share, **columns)
+    data = opened(dataset, train_share)
     module = module_of(model, data)
     task = _augmented(tasks.auc(module, data), augment, data)
     shared = lambda data: tasks.auc(module, data, share=float(data.y_train.mean()))
+    usual = _by_owner_or(partition.iid, data)
     return problem_of(
-        name_of(dataset),
         module,
         task,
         data,
         {"cohort": 8, "local_steps": 4, "batch_size": 16},
         clients=clients,
-        divide=division_of(divide, owner, partition.iid),
+        divide=division_of(divide, usual, {"clients": (clients, AUC_CLIENTS)}),
         positives=positives,
         graph=graph,
         client_tests=client_tests,
@@ -191,7 +154,6 @@ def auc(
 
 
 def problem_of(
-    name: str,
     module: nn.Module,
     task: Task,
     dataset: Dataset,
@@ -225,7 +187,7 @@ def problem_of(
     check_function("graph", graph_of, "'ring', or a function (agents, key)")
     cohort = min(sizes["cohort"], clients)
     return Problem(
-        f"{name}, {number}clients by {words}{share}",
+        f"{dataset.name}, {number}clients by {words}{share}",
         task,
         dataset,
         functools.partial(divided, divide, clients, positives),
@@ -237,12 +199,31 @@ def problem_of(
     )
 
 
-def _columns(*values: Any) -> dict[str, Any]:
-    return dict(zip(OPTIONS, values, strict=True))
+def opened(dataset: Dataset | str, train_share: float) -> Dataset:
+    """A dataset, or that of a name, with a share of its training examples."""
+    check_range("train_share", train_share, 0, 1, open_low=True, schedules=False)
+    if isinstance(dataset, Path) or (isinstance(dataset, str) and is_of_user(dataset)):
+        read = reader_of(Path(dataset).expanduser()).__name__
+        label = ', label="..."' if read in ("from_csv", "from_hf") else ""
+        raise ValueError(
+            f"{str(dataset)!r} is no name of a dataset; give "
+            f'fedjax_muon.data.{read}("{dataset}"{label})'
+        )
+    if not isinstance(dataset, Dataset | str):
+        raise TypeError(
+            "dataset must be a Dataset, or a name such as 'digits', got "
+            f"{type(dataset).__name__}"
+        )
+    whole = dataset if isinstance(dataset, Dataset) else load(dataset)
+    if train_share == 1:
+        return whole
+    classes = whole.classes
+    _, kept = stratified(whole.y_train, train_share, "training", classes=classes)
+    return subset(whole, kept)
 
 
-def name_of(dataset: Source) -> str:
-    return "your data" if isinstance(dataset, Dataset) else Path(dataset).name
+def _by_owner_or(usual: Divide, dataset: Dataset) -> Divide:
+    return usual if dataset.owners is None else partition.by_owner
 
 
 def module_of(model: Model | None, dataset: Dataset) -> nn.Module:

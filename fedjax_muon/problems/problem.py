@@ -140,7 +140,7 @@ def _again(
 
 def _named(value: Any) -> Any:
     if isinstance(value, Dataset):
-        return repr(value)
+        return value.name  # its arrays are known by their digest
     if isinstance(value, Mapping) and all(isinstance(x, str) for x in value.values()):
         return f"{len(value)} texts"
     return value.name if isinstance(value, Path) else value

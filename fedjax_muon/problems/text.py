@@ -1,7 +1,6 @@
 """Language modeling of texts."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 from fedjax_muon import tasks
@@ -56,13 +55,12 @@ def text(
     data = path if isinstance(path, Dataset) else from_text(path, **how)
     module = (model or gpt)(data)
     return problem_of(
-        Path(path).name if isinstance(path, str | os.PathLike) else "your texts",
         module,
         tasks.language(module, data),
         data,
         {"cohort": clients, "local_steps": 30, "batch_size": 8},
         clients=clients,
-        divide=division_of(divide, None, partition.contiguous),
+        divide=division_of(divide, partition.contiguous),
         positives=None,
         graph=graph,
         client_tests=False,

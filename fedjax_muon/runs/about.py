@@ -25,7 +25,7 @@ def metadata_of(problem: Problem, method: Method) -> dict[str, Any]:
     values: dict[str, Any] = {
         "version": PACKAGE_VERSION,
         "algorithm": name_of(method),
-        "dataset": str(problem.call.get("dataset", "")),
+        "dataset": dataset.name,
         "model": {"name": type(module).__name__, **named},
         "input_shape": dataset.x_train.shape[1:],
         "input_dtype": str(dataset.x_train.dtype),
@@ -35,7 +35,7 @@ def metadata_of(problem: Problem, method: Method) -> dict[str, Any]:
     if dataset.tokenizer is not None:  # whose classes are documents
         window = dataset.x_train.shape[1] - 1
         values |= {"tokenizer": _about_tokens(problem), "window": window}
-        values |= {"dataset": str(problem.call.get("path")), "input_shape": [window]}
+        values |= {"input_shape": [window]}
         del values["classes"]
     return json.loads(json.dumps(values, default=_json_of))
 

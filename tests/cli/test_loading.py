@@ -77,9 +77,9 @@ def test_exported_weights_and_metadata_are_enough_to_classify(trained, tmp_path)
     hidden = np.maximum(x @ weights["Dense_0.kernel"] + weights["Dense_0.bias"], 0)
     logits = hidden @ weights["head.kernel"] + weights["head.bias"]
     loaded = fm.load_run(place)
-    table = {"label": "risk", "split": "part"}
-    problem = fm.problems.classification(place.parent / "loans.csv", **table)
-    right = logits.argmax(1) == problem.dataset.y_test
+    path = place.parent / "loans.csv"
+    loans = fm.data.from_csv(path, label="risk", split="part")
+    right = logits.argmax(1) == loans.y_test
     assert right.mean() == pytest.approx(loaded.records[-1]["test_accuracy"])
     assert about["classes"] == ["high", "low"]
     assert about["model"] | MODEL == about["model"]

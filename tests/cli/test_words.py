@@ -82,22 +82,76 @@ def test_a_method_reads_as_in_python(text):
 PROBLEMS = {  # what a text of a problem gives to `classification`
     "digits:alpha=0.5,clients=32": {"dataset": "digits", "alpha": 0.5, "clients": 32},
     "tfds:glue/sst2:alpha=1": {"dataset": "tfds:glue/sst2", "alpha": 1.0},
-    "../my.csv:label=risk,owner=bank": {
-        "dataset": "../my.csv",
-        "label": "risk",
-        "owner": "bank",
+    "fashion_mnist:data_dir=../data,model=none": {
+        "dataset": ("load", {"name": "fashion_mnist", "data_dir": "../data"}),
+        "model": None,
     },
-    "classification:my.npz": {"dataset": "my.npz"},
+    "../my.csv:label=risk,alpha=2,owner=bank": {
+        "dataset": (
+            "from_csv",
+            {"path": "../my.csv", "label": "risk", "owner": "bank"},
+        ),
+        "alpha": 2.0,
+    },
+    "scans/:size=[32,16],owner='(.*)_',clients=3": {
+        "dataset": (
+            "from_folder",
+            {"path": "scans/", "size": (32, 16), "owner": "(.*)_"},
+        ),
+        "clients": 3,
+    },
+    "classification:my.npz": {"dataset": ("from_npz", {"path": "my.npz"})},
+    "classification:clients=3,dataset=my.npz": {
+        "dataset": ("from_npz", {"path": "my.npz"}),
+        "clients": 3,
+    },
+    "classification(from_csv(my.csv,label=risk),alpha=2)": {
+        "dataset": ("from_csv", {"path": "my.csv", "label": "risk"}),
+        "alpha": 2.0,
+    },
+    "classification(load(digits),alpha=2)": {
+        "dataset": ("load", {"name": "digits"}),
+        "alpha": 2.0,
+    },
 }
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_a_dataset_is_a_problem(text):
     found = names.called(text, "problem")
-    assert (found.function, found.kwargs) == (
-        fm.problems.classification,
-        PROBLEMS[text],
-    )
+    kwargs = {k: _as_pair(each) for k, each in found.kwargs.items()}
+    assert (found.function, kwargs) == (fm.problems.classification, PROBLEMS[text])
+
+
+def _as_pair(value):
+    is_call = isinstance(value, names.Call)
+    return (value.function.__name__, value.kwargs) if is_call else value
+
+
+def test_a_dataset_is_a_problem_of_every_function_that_takes_one():
+    found = names.called("auc:my.csv,label=risk,clients=3", "problem")
+    again = names.called("auc(from_csv(my.csv, label=risk), clients=3)", "problem")
+    assert found == again
+    assert _as_pair(found.kwargs["dataset"])[0] == "from_csv"
+
+
+def test_a_deployed_app_says_what_reads_its_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{i % 3},{i},{i % 2}" for i in range(30)]
+    Path("own.csv").write_text("\n".join(["ward,age,risk", *rows]))
+    run("deploy", "app", "fedavg", "--problem", "own.csv:label=risk,owner=ward")
+    said = Path("app", "experiment.py").read_text()
+    path = str(Path("own.csv").absolute())
+    read = f"from_csv(path={path!r}, label='risk', owner='ward')"
+    assert f"problem = classification(dataset={read})\n" in said
+
+
+def test_no_word_is_of_a_reader_and_of_a_problem():
+    """So that each word has one owner."""
+    problems = (fm.problems.classification, fm.problems.auc)
+    words = {name for each in problems for name in inspect.signature(each).parameters}
+    for reader in TABLES["reader"].values():
+        assert not words & inspect.signature(reader).parameters.keys()
 
 
 def test_options_are_arguments_of_one_function():
@@ -198,6 +252,8 @@ OLD = {  # words, and how their last option is written now
     "train fedavg --dataset mnist": "--problem mnist",
     "train fedavg --client-tests": "--problem digits:client_tests=true",
     "train fedavg --label risk": "--problem FILE.csv:label=risk",
+    "train fedavg --image-size 4,4": "--problem FOLDER/:size=[4,4]",
+    "train fedavg --data-dir x": "--problem fashion_mnist:data_dir=x",
     "train fedavg --hidden 64,32": "--problem digits:model=mlp:hidden=[64,32]",
     "train muloco --window 64": "--problem text:FILE,window=64",
     "train fedavg --epsilon 8": "--privacy ClientPrivacy:epsilon=8",
@@ -238,6 +294,6 @@ def test_every_new_spelling_has_an_argument_of_the_old_name(option):
     owners = [
         table[name] for name in head for table in TABLES.values() if name in table
     ]
-    owners += [fm.problems.classification]
+    owners += [fm.problems.classification, *TABLES["reader"].values()]
     known = [inspect.signature(each).parameters for each in owners if callable(each)]
     assert any(option in each for each in known), new

@@ -42,7 +42,8 @@ def read(path, content, **options):
     return data.from_csv(path, **({"label": "risk", "owner": "bank"} | options))
 
 
-PLAIN = data.from_arrays(X, [RISKS[i % 2] for i in range(60)], owners=[*BANKS] * 20)
+RISK = [RISKS[i % 2] for i in range(60)]
+PLAIN = data.from_arrays(X, RISK, owners=[*BANKS] * 20)._replace(name="a.csv")
 NEW_LINES = lambda i, row: [*row[:3], f'"{row[3]}"', f'"a, ""b""\n{i}"']
 COMMA = lambda i, row: [row[0].replace(".", ","), row[1].replace(".", ","), *row[2:]]
 
@@ -165,7 +166,8 @@ def test_what_means_one_thing_is_one_class_and_one_owner(values, classes, tmp_pa
     assert ours.classes == classes
     assert len(np.unique(ours.owners)) == len(classes)
     labels = [values[i // 2 % len(values)] for i in range(60)]
-    np.testing.assert_equal(data.from_arrays(X, labels, owners=labels), ours)
+    expected = data.from_arrays(X, labels, owners=labels)
+    np.testing.assert_equal(expected._replace(name="a.csv"), ours)
 
 
 @pytest.mark.parametrize("values", [("High", "high"), ("01", "1"), ("a  b", "a b")])
@@ -360,7 +362,7 @@ def test_lines_may_end_in_several_ways(tmp_path):
     plain = read(tmp_path / "x.csv", "\n".join(lines), **how)
     for ends in (("\n", "\r"), ("\r\n", "\n", "\r"), ("\n",) * 20 + ("\r",)):
         mixed = "".join(line + ends[i % len(ends)] for i, line in enumerate(lines))
-        np.testing.assert_equal(read(tmp_path / "y.csv", mixed, **how), plain)
+        np.testing.assert_equal(read(tmp_path / "x.csv", mixed, **how), plain)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32"])

@@ -59,7 +59,7 @@ def test_columns_of_numbers_and_lists(tmp_path):
     x = np.concatenate([AGES[:, None], SCANS], axis=1).astype(np.float32)
     owners = [i % 3 for i in range(20)]
     expected = data.from_arrays(x, LABELS, owners=owners, classes=("low", "high"))
-    np.testing.assert_equal(ours, expected)
+    np.testing.assert_equal(ours, expected._replace(name="saved"))
 
 
 def test_splits_and_labels_of_a_dict(tmp_path):
@@ -70,7 +70,7 @@ def test_splits_and_labels_of_a_dict(tmp_path):
     ours = data.from_hf(place, exclude=["scan", "clinic"])
     x = AGES.astype(np.float32)[:, None]
     expected = data.from_arrays(x, names, test=(x[:6], names[:6]))
-    np.testing.assert_equal(ours, expected)
+    np.testing.assert_equal(ours, expected._replace(name="saved"))
     assert ours.classes == ("high", "low")
 
 
@@ -114,7 +114,8 @@ def test_classes_of_two_splits_are_the_same(tmp_path):
 def test_images_are_decoded(tmp_path):
     images().save_to_disk(tmp_path / "saved")
     ours = data.from_hf(tmp_path / "saved")
-    np.testing.assert_equal(ours, data.from_arrays(PIXELS, LABELS[:12]))
+    expected = data.from_arrays(PIXELS, LABELS[:12])
+    np.testing.assert_equal(ours, expected._replace(name="saved"))
     assert data.from_hf(tmp_path / "saved", size=(2, 3)).x_train.shape[1:] == (2, 3, 3)
 
 

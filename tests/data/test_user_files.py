@@ -112,7 +112,7 @@ def table(rows=range(60)):
 def test_a_table_is_its_arrays(tmp_path):
     path = written(tmp_path / "a.csv", table())
     given = {"label": "risk", "owner": "bank", "exclude": ["note", "part"]}
-    expected = data.from_arrays(X[:, :2], Y, owners=OWNERS)
+    expected = data.from_arrays(X[:, :2], Y, owners=OWNERS)._replace(name="a.csv")
     np.testing.assert_equal(data.from_csv(path, **given), expected)
 
 
@@ -121,7 +121,7 @@ def test_a_column_divides_a_table(tmp_path):
     ours = data.from_csv(path, label="risk", exclude=["note", "bank"], split="part")
     rows = np.arange(60) % 4 == 3
     expected = data.from_arrays(X[~rows, :2], Y[~rows], test=(X[rows, :2], Y[rows]))
-    np.testing.assert_equal(ours, expected)
+    np.testing.assert_equal(ours, expected._replace(name="a.csv"))
 
 
 def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
@@ -168,7 +168,8 @@ def test_wrong_columns_are_refused(tmp_path):
 def test_an_archive_is_its_arrays(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, x=X, y=Y, owner=OWNERS)
-    np.testing.assert_equal(data.from_npz(path), data.from_arrays(X, Y, owners=OWNERS))
+    expected = data.from_arrays(X, Y, owners=OWNERS)._replace(name="a.npz")
+    np.testing.assert_equal(data.from_npz(path), expected)
     names = np.array(["high", "low", "none"])
     np.savez(path, x=X, y=Y, x_test=X[:3], y_test=Y[:3], classes=names)
     dataset = data.from_npz(str(path))
@@ -239,7 +240,10 @@ def test_images_are_their_arrays(images, tmp_path):
     places = order(24)
     x = images.reshape(24, 6, 5, -1)[places]
     labels, owners = [CLASSES[i % 2] for i in places], [i % 3 for i in places]
-    np.testing.assert_equal(ours, data.from_arrays(x, labels, owners=owners))
+    expected = data.from_arrays(x, labels, owners=owners)
+    np.testing.assert_equal(ours, expected._replace(name=tmp_path.name))
+    by_pattern = data.from_folder(tmp_path, owner="^(.*)_")
+    np.testing.assert_equal(by_pattern, ours)
     assert ours.classes == CLASSES
 
 
@@ -252,7 +256,7 @@ def test_training_and_test_folders_are_kept(tmp_path):
     label = lambda places: [CLASSES[i % 2] for i in places]
     held = COLORS[test], label(test)
     expected = data.from_arrays(COLORS[train], label(train), test=held)
-    np.testing.assert_equal(ours, expected)
+    np.testing.assert_equal(ours, expected._replace(name=tmp_path.name))
     assert ours.owners is None
 
 

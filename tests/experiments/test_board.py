@@ -232,8 +232,7 @@ def small_ring(monkeypatch):
     y = (x.sum(1) + rng.normal(size=len(x)) > 2).astype(np.int32)
     train, test = slice(20_000), slice(20_000, None)
     data = fm.data.Dataset(x[train], y[train], x[test], y[test], ("low", "high"))
-    opened = "fedjax_muon.problems.labeled.open_dataset"
-    monkeypatch.setattr(opened, lambda *args, **how: data)
+    monkeypatch.setattr(fm.data, "load", lambda *args: data)
     monkeypatch.setattr(page.standings, "ROWS", {"dsgd": ROWS["dsgd"]})
     few = TRACKS["ring"]._replace(rounds=20, trials=3, seeds=2)
     monkeypatch.setitem(TRACKS, "ring", few)

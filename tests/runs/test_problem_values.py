@@ -3,6 +3,7 @@
 import functools
 import hashlib
 from functools import partial
+from pathlib import Path
 
 import jax
 import networkx as nx
@@ -25,6 +26,11 @@ def table(tmp_path_factory):
     return path
 
 
+OWNED = data.from_arrays(
+    np.random.default_rng(0).normal(size=(60, 2)),
+    np.arange(60) % 2,
+    owners=np.arange(60) // 2 % 4,
+)
 CASES = {  # arguments, and a digest of the clients, their tests and the graph
     "defaults": ({}, "bc4a97fbebe0"),
     "alpha": ({"alpha": 1.0, "clients": 5}, "57335dc8da23"),
@@ -41,8 +47,7 @@ CASES = {  # arguments, and a digest of the clients, their tests and the graph
         "81c191f63425",
     ),
     "owners": (
-        {"dataset": "wards.csv", "label": "risk", "owner": "ward"}
-        | {"client_tests": True},
+        {"dataset": "wards.csv", "client_tests": True},
         "189cccb39ff3",
     ),
     "shared examples": (
@@ -59,6 +64,9 @@ CASES = {  # arguments, and a digest of the clients, their tests and the graph
 def test_seeds_have_the_clients_that_they_had(case, table, monkeypatch):
     monkeypatch.chdir(table.parent)
     arguments, known = CASES[case]
+    if arguments.get("dataset") == "wards.csv":
+        wards = data.from_csv("wards.csv", label="risk", owner="ward")
+        arguments = {**arguments, "dataset": wards}
     make = problems.auc if case in ("positives", "ratios", "auc") else None
     problem = (make or problems.classification)(**arguments)
     digest = hashlib.sha256()
@@ -76,6 +84,39 @@ def test_titles_say_how_clients_differ():
     assert problems.classification().name == "digits, 16 clients by dirichlet (0.1)"
     name = "breast_cancer, 8 clients by iid, 10% positives"
     assert problems.auc().name == name
+    owned = problems.classification(OWNED)
+    assert owned.name == "your data, clients by owner"
+    assert owned.call["dataset"] == OWNED.name
+    assert problems.classification(data.load("digits")).call["dataset"] == "digits"
+
+
+def test_owners_are_the_clients_unless_the_examples_are_divided_in_another_way():
+    whole = problems.classification(OWNED)
+    assert [set(OWNED.owners[part]) for part in whole.parts(0)] == [{0}, {1}, {2}, {3}]
+    divided = problems.classification(OWNED, divide=partition.iid, clients=3)
+    assert len(divided.parts(0)) == 3
+    assert len(problems.auc(OWNED).parts(0)) == 4
+    assert len(whole.varied(divide=partition.iid).parts(0)) == 16
+
+
+def test_a_share_of_the_training_examples_is_of_all_classes_and_always_the_same():
+    opened = lambda share: problems.classification(train_share=share).dataset
+    whole, part, again = map(opened, (1.0, 0.25, 0.25))
+    np.testing.assert_array_equal(part.x_train, again.x_train)
+    counts, few = np.bincount(whole.y_train), np.bincount(part.y_train)
+    assert np.abs(few - counts / 4).max() <= 1
+    rows = {row.tobytes() for row in whole.x_train}
+    assert all(row.tobytes() in rows for row in part.x_train)
+    assert len({row.tobytes() for row in part.x_train}) == len(part.x_train)
+    np.testing.assert_array_equal(part.x_test, whole.x_test)
+
+
+def test_handed_on_data_keep_their_name():
+    named = OWNED._replace(name="wards")
+    rest, _ = data.hold_out(named, 0.2)
+    less = problems.classification(named, train_share=0.5).dataset
+    for made in (rest, data.standardize(data.check(named)), less):
+        assert made.name == "wards"
 
 
 def test_held_out_examples_are_no_clients():
@@ -127,10 +168,21 @@ def flat(dataset):
 WRONG = {  # arguments of `classification`: what the error says
     "alpha must lie in (0, infinity), got -1": {"alpha": -1},
     "alpha is for the division by": {"alpha": 0.5, "divide": partition.iid},
+    "so clients=3 and alpha=0.5 would have no": {
+        "dataset": OWNED,
+        "clients": 3,
+        "alpha": 0.5,
+    },
+    "so clients=2 would have no effect; leave it out, or give divide=": {
+        "dataset": OWNED,
+        "clients": 2,
+        "divide": partition.by_owner,
+    },
     "unknown dataset 'digit'; did you mean 'digits'": {"dataset": "digit"},
-    "dataset must be a Dataset, a name": {"dataset": 3},
-    "there is no file": {"dataset": "absent.csv"},
-    "label is only for tables": {"label": "risk"},
+    "dataset must be a Dataset, or a name": {"dataset": 3},
+    'give fedjax_muon.data.from_csv("a/b.csv", label=': {"dataset": "a/b.csv"},
+    'give fedjax_muon.data.from_npz("b.npz")': {"dataset": Path("b.npz")},
+    'give fedjax_muon.data.from_folder("scans/")': {"dataset": "scans/"},
     "model must be a function, such as": {"model": "lenet"},
     "rnn takes token ids": {"model": problems.rnn},
     "LeNet takes images": {"model": problems.lenet},
@@ -138,7 +190,6 @@ WRONG = {  # arguments of `classification`: what the error says
     "hidden widths must be at least 1": {"model": partial(problems.mlp, hidden=(0,))},
     "unknown graph 'rings'; did you mean ring?": {"graph": "rings"},
     "graph must be a function": {"graph": 3},
-    "owner is only for tables": {"owner": "ward"},
     "does not say which clients its examples": {"divide": partition.by_owner},
     "shards is called as shards(labels": {"divide": partition.shards},
     "clients must be at least 1, got 0": {"clients": 0},

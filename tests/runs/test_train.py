@@ -421,8 +421,9 @@ def test_scores_of_private_examples_are_warned_of(given, said, tmp_path):
     options = {"owners": np.arange(60) % 6} if "owners" in given else {}
     options |= {"test": (x[:9], y[:9])} if "test" in given else {}
     dataset = data.from_arrays(x, y, **options)
-    divide = partition.by_owner if "owners" in given else partition.iid
-    made = problems.classification(dataset, **TINY, divide=divide)
+    owned = "owners" in given
+    how = {"model": TINY["model"]} if owned else {**TINY, "divide": partition.iid}
+    made = problems.classification(dataset, **how)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         private(tmp_path / "run", made, batch_size=4)

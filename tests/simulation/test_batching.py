@@ -316,18 +316,6 @@ def test_shares_that_leave_nothing_to_one_side_are_refused():
                 data.hold_out(LABELLED, share)
 
 
-def test_a_share_of_the_training_examples_is_of_all_classes_and_always_the_same():
-    opened = lambda share: data.loading.open_dataset("digits", train_share=share)
-    whole, part, again = map(opened, (1.0, 0.25, 0.25))
-    np.testing.assert_array_equal(part.x_train, again.x_train)
-    counts, few = np.bincount(whole.y_train), np.bincount(part.y_train)
-    assert np.abs(few - counts / 4).max() <= 1
-    rows = {row.tobytes() for row in whole.x_train}
-    assert all(row.tobytes() in rows for row in part.x_train)
-    assert len({row.tobytes() for row in part.x_train}) == len(part.x_train)
-    np.testing.assert_array_equal(part.x_test, whole.x_test)
-
-
 class Weighed(NamedTuple):
     params: Any
     loss: Any
