@@ -13,8 +13,8 @@ CLOCK = 3
 ENGINE = 0
 COHORT = 1
 DROPOUT = 2
-
 ARRIVALS = 3
+PROLOGUE = 4
 
 # of a decentralized simulation's key
 BATCHES = 0

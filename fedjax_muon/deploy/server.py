@@ -130,8 +130,8 @@ def _begun(shared: Federation, about: Any, key: jax.Array, stored: Any) -> Progr
     bare = state._replace(training=state.training._replace(client_states=()))
     number = shared.setup.num_clients
     accepted = np.full(number, INITIAL, np.int32)
-    everyone = Rest(0, np.arange(number, dtype=np.int32), np.ones(number, bool))
-    begun = Progress(bare, accepted, secrets.token_hex(8), rest=everyone)
+    drawn = map(np.asarray, shared.setup.cohort.asked(state.key, number))
+    begun = Progress(bare, accepted, secrets.token_hex(8), rest=Rest(0, *drawn))
     if not stored:
         return begun
     restored = checkpoint.restore(stored, _values(begun), _mark(about, begun))

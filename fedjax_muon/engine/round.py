@@ -203,13 +203,14 @@ def _together(
     return (unravel(total), rows.weight.sum()), received
 
 
-def check_stacks(algorithm: core.Algorithm, num_clients: int, cohort_size: int) -> None:
+def check_stacks(algorithm: core.Algorithm, first: int, cohort_size: int) -> None:
     """Raises `ValueError` if a function of all messages needs more of them.
 
-    Prologues have those of all clients.
+    Args:
+      first: Number of clients in the prologue.
     """
     for exchanges, size in (
-        (algorithm.prologue, num_clients),
+        (algorithm.prologue, first),
         (algorithm.exchanges, cohort_size),
     ):
         for exchange in exchanges:
@@ -397,7 +398,8 @@ def make_prologue(
 ) -> RunRound:
     """Makes a function that runs the prologue; the round index stays 0.
 
-    The cohort should be all N clients. Without a prologue the function changes nothing.
+    The cohort is all N clients, or some of them if none keeps a state. Without a
+    prologue the function changes nothing.
     """
     return _runner(algorithm.prologue, objective, num_clients, plan, draw, 0)
 

@@ -28,7 +28,13 @@ from fedjax_muon.files import reading
 from fedjax_muon.simulation import clocks, staleness as weights
 from fedjax_muon.simulation.asynchronous import asynchronous, check_suits
 from fedjax_muon.simulation.clocks import NEVER, Away, Clock, Speeds
-from fedjax_muon.simulation.cohorts import Members, check_clock, fixed_cohort
+from fedjax_muon.simulation.cohorts import (
+    Members,
+    check_clock,
+    check_prologue,
+    fixed_cohort,
+    of_prologue,
+)
 from fedjax_muon.simulation.staleness import Staleness
 
 ROWS = 1024  # of a schedule that a compiled program takes, or more
@@ -58,6 +64,7 @@ class Buffered:
     rebase: bool  # whether messages are changes from the server's current parameters
     recorded: Mapping[int, Step] | None = None  # steps that are replayed
     silent: tuple[int, ...] = ()  # recorded clients without an answer to the prologue
+    prologue: int | None = None
 
     def __post_init__(self) -> None:
         check_count("buffer", self.buffer)
@@ -103,6 +110,7 @@ class Buffered:
                 f"that of {algorithm!r} has {len(algorithm.prologue)}; use the "
                 "algorithm of the record"
             )
+        check_prologue(self.prologue, algorithm, params, num_clients)
         check_suits(algorithm, params, rebase=self.rebase)
         self.speeds(num_clients)  # may raise
 
@@ -111,8 +119,9 @@ class Buffered:
             algorithm, self.depth, self.staleness, self.damping, rebase=self.rebase
         )
 
-    def asked(self, num_clients: int) -> np.ndarray:
-        return np.array([client not in self.silent for client in range(num_clients)])
+    def asked(self, key: jax.Array, num_clients: int) -> tuple[jax.Array, jax.Array]:
+        ids = of_prologue(key, num_clients, self.prologue)
+        return ids, ~jnp.isin(ids, jnp.array(self.silent, jnp.int32))
 
     def members(
         self, inputs: Any, key: jax.Array, index: jax.Array, num_clients: int
@@ -155,6 +164,7 @@ def buffered(
     damping: Staleness | None = None,
     max_staleness: int = 20,
     dropout: float = 0.0,
+    prologue: int | None = None,
 ) -> Buffered:
     """FedBuff (Nguyen et al. 2022, arXiv:2106.06639): a step per full buffer.
 
@@ -182,6 +192,7 @@ def buffered(
         stopped, and their clients start again from the newest broadcast. The state
         keeps max_staleness + 1 broadcasts.
       dropout: Probability in [0, 1) that a client's job is lost; then it is free again.
+      prologue: As in `fm.sampled`.
 
     Example:
       >>> clock = fm.clocks.lognormal(1.0, key=jax.random.key(0))
@@ -196,6 +207,7 @@ def buffered(
         weights.polynomial(0.5) if staleness is None else staleness,
         damping,
         rebase=False,
+        prologue=prologue,
     )
 
 
@@ -207,6 +219,7 @@ def fedasync(
     staleness: Staleness | None = None,
     max_staleness: int = 20,
     dropout: float = 0.0,
+    prologue: int | None = None,
 ) -> Buffered:
     """FedAsync (Xie et al. 2019, arXiv:1903.03934): x <- (1 - a) x + a x_i.
 
@@ -221,6 +234,7 @@ def fedasync(
       staleness: Factor of the weight; by default `fm.staleness.polynomial(0.5)`.
       max_staleness: As in `buffered`.
       dropout: As in `buffered`.
+      prologue: As in `fm.sampled`.
     """
     check_range("weight", weight, 0.0, 1.0, open_low=True, schedules=False)
     factor = weights.polynomial(0.5) if staleness is None else staleness
@@ -231,6 +245,7 @@ def fedasync(
         staleness=lambda late: weight * factor(late),
         max_staleness=max_staleness,
         dropout=dropout,
+        prologue=prologue,
     )
     return dataclasses.replace(made, rebase=True)
 

@@ -2,6 +2,7 @@
 
 cohort=8                                     8 clients, without replacement
 cohort=fm.sampled(8, dropout=0.1)            some of them drop out
+cohort=fm.sampled(8, prologue=100)           100 clients are asked before round 0
 cohort=fm.poisson(8)                         every client joins independently
 cohort=fm.timed(8, clock, deadline=9.0)      in virtual time, until a deadline
 cohort=fm.buffered(50, 10, clock)            asynchronous rounds; see `arrivals`
@@ -64,6 +65,10 @@ class Cohort(Protocol):
     def clock(self) -> Clock | None: ...
 
     @property
+    def prologue(self) -> int | None:
+        """The number of clients that are asked before round 0; None for all."""
+
+    @property
     def summary(self) -> str:
         """Who takes part, in a few words."""
 
@@ -73,8 +78,12 @@ class Cohort(Protocol):
     def executed(self, algorithm: Algorithm) -> Algorithm:
         """The algorithm that the engine executes."""
 
-    def asked(self, num_clients: int) -> np.ndarray:
-        """Whether each client is asked in the prologue, bool [N]."""
+    def asked(self, key: jax.Array, num_clients: int) -> tuple[jax.Array, jax.Array]:
+        """Finds who takes part in the prologue: ids, int32 [R], and whether, bool [R].
+
+        Args:
+          key: Typed key of the run's state.
+        """
 
     def members(
         self, inputs: Any, key: jax.Array, index: jax.Array, num_clients: int
@@ -121,6 +130,28 @@ def fixed_cohort(
     return ids, jnp.ones(size, bool)
 
 
+def of_prologue(key: jax.Array, num_clients: int, size: int | None) -> jax.Array:
+    """Draws the clients of the prologue, int32 [R]: all, or a uniform subset."""
+    if size is None:
+        return jnp.arange(num_clients, dtype=jnp.int32)
+    return fixed_cohort(jax.random.fold_in(key, streams.PROLOGUE), num_clients, size)[0]
+
+
+def check_prologue(
+    size: int | None, algorithm: Algorithm, params: Params, num_clients: int
+) -> None:
+    """Raises `ValueError` for a prologue that can't leave clients out."""
+    if size is None:
+        return
+    check_count("prologue", size, 1, num_clients, limit="the number of clients")
+    states = jax.tree.leaves(jax.eval_shape(algorithm.init_client, params))
+    if algorithm.prologue and states and size < num_clients:
+        raise ValueError(
+            f"{algorithm!r} keeps states of clients, which may begin in the prologue, "
+            f"so all clients take part in it, got prologue={size}; leave it out"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class PoissonDraw:
     """Draws every client independently, with probability size / clients.
@@ -154,6 +185,7 @@ class Sampled:
     clock: Clock | None = None
     deadline: float | None = None  # seconds of the clock
     groups: int = 1  # of clients, which take turns; those that fill no group never do
+    prologue: int | None = None
 
     def __post_init__(self) -> None:
         check_count("cohort", self.size)
@@ -167,7 +199,7 @@ class Sampled:
         return f"{self.size} per round"
 
     def check(self, algorithm: Algorithm, params: Params, num_clients: int) -> None:
-        del algorithm, params
+        check_prologue(self.prologue, algorithm, params, num_clients)
         draw = functools.partial(self.drawn, num_clients=num_clients)
         jax.eval_shape(draw, jax.random.key(0), jnp.int32(0))  # may reject the sizes
         speeds = self.speeds(num_clients)
@@ -180,8 +212,9 @@ class Sampled:
     def executed(self, algorithm: Algorithm) -> Algorithm:
         return algorithm
 
-    def asked(self, num_clients: int) -> np.ndarray:
-        return np.ones(num_clients, bool)
+    def asked(self, key: jax.Array, num_clients: int) -> tuple[jax.Array, jax.Array]:
+        ids = of_prologue(key, num_clients, self.prologue)
+        return ids, jnp.ones(ids.shape, bool)
 
     def joined(
         self, key: jax.Array, index: jax.Array, num_clients: int
@@ -229,7 +262,13 @@ class Sampled:
 
 
 @plain_numbers
-def sampled(size: int, *, dropout: float = 0.0, draw: Draw = fixed_cohort) -> Sampled:
+def sampled(
+    size: int,
+    *,
+    dropout: float = 0.0,
+    draw: Draw = fixed_cohort,
+    prologue: int | None = None,
+) -> Sampled:
     """Samples clients without replacement, as `cohort=8` does.
 
     Args:
@@ -238,15 +277,23 @@ def sampled(size: int, *, dropout: float = 0.0, draw: Draw = fixed_cohort) -> Sa
       draw: Function (key, number of clients, size) -> (ids, joins) that samples in
         another way. The ids, int32 [room], are distinct, and `joins`, bool [room],
         marks those that take part; the others are padding.
+      prologue: Number of clients that are asked before round 0, by algorithms that have
+        a prologue, such as `fedmuon`; a uniform subset, and by default all of them.
 
     Example:
       >>> cohort = fm.sampled(8, dropout=0.1)
     """
-    return Sampled(size, draw, dropout)
+    return Sampled(size, draw, dropout, prologue=prologue)
 
 
 @plain_numbers
-def poisson(size: int, room: int | None = None, *, dropout: float = 0.0) -> Sampled:
+def poisson(
+    size: int,
+    room: int | None = None,
+    *,
+    dropout: float = 0.0,
+    prologue: int | None = None,
+) -> Sampled:
     """(Truncated) Poisson sampling, as in privacy accounting.
 
     Every client joins independently with probability size / clients.
@@ -256,13 +303,19 @@ def poisson(size: int, room: int | None = None, *, dropout: float = 0.0) -> Samp
       room: Largest number of clients in a round, from `size` to all of them. If more
         join, a uniform subset takes part. By default all clients.
       dropout: As in `sampled`.
+      prologue: As in `sampled`.
     """
-    return Sampled(size, PoissonDraw(room), dropout)
+    return Sampled(size, PoissonDraw(room), dropout, prologue=prologue)
 
 
 @plain_numbers
 def timed(
-    size: int, clock: Clock, *, deadline: float | None = None, dropout: float = 0.0
+    size: int,
+    clock: Clock,
+    *,
+    deadline: float | None = None,
+    dropout: float = 0.0,
+    prologue: int | None = None,
 ) -> Sampled:
     """Samples clients without replacement, in virtual time.
 
@@ -275,10 +328,12 @@ def timed(
         take no part; the server waits for them until the deadline.
       dropout: As in `sampled`. The server waits for clients that drop out until the
         deadline, if there is one.
+      prologue: As in `sampled`.
     """
     if clock is None:
         raise TypeError("clock must be a function, such as fm.clocks.constant()")
-    return Sampled(size, dropout=dropout, clock=clock, deadline=deadline)
+    times: Any = {"clock": clock, "deadline": deadline}
+    return Sampled(size, dropout=dropout, prologue=prologue, **times)
 
 
 def as_cohort(cohort: int | Cohort) -> Cohort:
@@ -353,7 +408,7 @@ def _on_time(cohort: Sampled, durations: np.ndarray) -> jax.Array | None:
 
 def _untimed(cohort: Sampled) -> Sampled:
     """The same draws; cohorts that differ in times share the programs of these."""
-    return dataclasses.replace(cohort, clock=None, deadline=None)
+    return dataclasses.replace(cohort, clock=None, deadline=None, prologue=None)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

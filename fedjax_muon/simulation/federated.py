@@ -303,6 +303,6 @@ def _traffic(setup: Setup, data: Data, run: Run) -> tuple[Traffic, Traffic]:
         return Traffic(clients * one.down, clients * one.up)
 
     return (
-        total(algorithm.prologue, setup.num_clients),
+        total(algorithm.prologue, setup.cohort.prologue or setup.num_clients),
         total(algorithm.exchanges, setup.cohort.size),
     )

@@ -118,7 +118,8 @@ def check_setup(setup: Setup) -> None:
             f"this algorithm was made for (clients, cohort) {built_for}, got "
             f"{(number, cohort.size)}"
         )
-    engine.check_stacks(algorithm, number, cohort.size)  # may raise
+    first = cohort.prologue or number
+    engine.check_stacks(algorithm, first, cohort.size)  # may raise
     if algorithm.uniform_weights and setup.weighting is not uniform:
         raise ValueError(
             "this algorithm has control variates or bounds each client's part, both of "
@@ -137,8 +138,8 @@ def traced(
 def _plan(setup: Setup, *, prologue: bool = False) -> Plan:
     """Makes the plan of a cohort, which is divided among the devices.
 
-    The prologue's cohort is all clients, who need more memory than those of a round.
-    So `vmapped` runs as many of them in parallel as in a round.
+    The prologue's cohort may be all clients, who need more memory than those of a
+    round. So `vmapped` runs as many of them in parallel as in a round.
     """
     plan = setup.plan
     if prologue and plan is vmapped:
@@ -230,8 +231,7 @@ def run_prologue(
     """Runs the prologue of the algorithm, if it has one.
 
     Returns:
-      The state before round 0, and whether each client's message was received,
-      bool [N].
+      The state before round 0, and whether no client's message was lost, bool [N].
     """
     training, key = state
     if not setup.algorithm.prologue:
@@ -240,12 +240,12 @@ def run_prologue(
     plan = _plan(setup, prologue=True)
     algorithm = setup.cohort.executed(setup.algorithm)
     run = engine.make_prologue(algorithm, objective, setup.num_clients, plan, draw)
-    all_clients = jnp.arange(setup.num_clients, dtype=jnp.int32)
-    asked = setup.cohort.asked(setup.num_clients)
-    weights = jnp.where(asked, setup.weighting(clients.size), 0)
+    ids, asked = setup.cohort.asked(key, setup.num_clients)
+    weights = jnp.where(asked, setup.weighting(clients.size[ids]), 0)
     engine_key = jax.random.fold_in(key, streams.ENGINE)
-    training, received = run(training, all_clients, all_clients, weights, engine_key)
-    return State(training, key), received | ~asked
+    training, received = run(training, ids, ids, weights, engine_key)
+    whose = jnp.ones(setup.num_clients, bool).at[ids].set(received | ~asked)
+    return State(training, key), whose
 
 
 def _members(

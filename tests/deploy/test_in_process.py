@@ -13,6 +13,7 @@ from fedjax_muon.core import map_exchanges, streams, tree
 from fedjax_muon.deploy import Node, in_process, messages, serve
 from fedjax_muon.deploy.messages import Message
 from fedjax_muon.deploy.node import States
+from fedjax_muon.simulation.cohorts import sampled
 from fedjax_muon.simulation.participation import by_examples
 from fedjax_muon.simulation.rounds import objective_and_sampler, traced
 from fedjax_muon.wrappers.aggregators import robust
@@ -57,6 +58,9 @@ def test_a_deployed_method_equals_the_simulated_one(name):
     ended, missing = deployed(algorithm)
     assert not missing
     assert_same(state, ended)
+    if name == "fedmuon":
+        few = {"cohort": sampled(3, prologue=2)}
+        assert_same(simulated(algorithm, **few), deployed(algorithm, **few)[0])
     start = simulated(algorithm, rounds=0)
     assert differ(start, ended)
 

@@ -257,6 +257,15 @@ MISTAKES = {
     "rounds must be at least 1, got 0": lambda: fm.run(SIMULATION, None, rounds=0),
     "room must be at least 2, got 1": {"cohort": fm.poisson(2, 1)},
     "at most 6, the number of clients, got 7": {"cohort": fm.poisson(2, 7)},
+    "prologue must be at most 6, the number": {"cohort": fm.sampled(2, prologue=7)},
+    "so all clients take part in it, got prologue=2; leave it out": {
+        "algorithm": fm.ef21_muon(),
+        "cohort": fm.buffered(2, 1, prologue=2),
+    },
+    "begin in the prologue, so all clients": {
+        "algorithm": fm.fedmuon(synced=False),
+        "cohort": fm.poisson(2, prologue=5),
+    },
     "(clients, cohort) (6, 2), got (6, 3)": {"algorithm": PRIVATE} | COHORT,
     "several devices": {"split_examples": True},
     # robust rules

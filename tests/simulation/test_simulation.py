@@ -13,7 +13,14 @@ import pytest
 import fedjax_muon as fm
 from fedjax_muon import simulation
 from fedjax_muon.algorithms import fedavg, fedmuon_correct
-from fedjax_muon.core import Algorithm, Exchange, mean_gradient, no_client_state, tree
+from fedjax_muon.core import (
+    Algorithm,
+    Exchange,
+    mean_gradient,
+    no_client_state,
+    streams,
+    tree,
+)
 from fedjax_muon.simulation import cohort_loss, training
 from fedjax_muon.simulation.rounds import init_state
 from fedjax_muon.simulation.training import early_stopping
@@ -116,21 +123,38 @@ def with_prologue():
     return Algorithm(Held, no_client_state, (rest,), (first,))
 
 
-def test_the_prologue_is_run_by_all_clients():
-    prepared = federation.federation(with_prologue(), weighting=simulation.by_examples)
+@pytest.mark.parametrize("asked", [None, 4])
+def test_the_prologue_is_the_mean_over_the_clients_that_are_asked(asked):
+    how = {"weighting": simulation.by_examples, "cohort": fm.sampled(3, prologue=asked)}
+    prepared = federation.federation(with_prologue(), **how)
     start = jax.random.key(3)
     x = start_x = federation.as_float64(TASK.init(jax.random.split(start)[0]))
     state = prepared.init(start)
     assert state.round == 0
-    rows = federation.rows(prepared, state.key, 0, np.arange(6), steps=1)[:, 0]
-    for part, ids in zip(PARTS, rows, strict=True):
+    clients = np.arange(6)
+    if asked is not None:
+        key = jax.random.fold_in(state.key, streams.PROLOGUE)
+        clients = np.asarray(jax.random.choice(key, 6, (asked,), replace=False))
+    rows = federation.rows(prepared, state.key, 0, clients, steps=1)[:, 0]
+    parts = [PARTS[client] for client in clients]
+    for part, ids in zip(parts, rows, strict=True):
         assert np.isin(ids, part).all()
         images = DATA.x_train[ids].astype(np.float64)
         grad = federation.gradient(start_x, images, DATA.y_train[ids])
-        share = len(part) / sum(map(len, PARTS))
+        share = len(part) / sum(map(len, parts))
         x = [p + share * g for p, g in zip(x, grad, strict=True)]
     for a, b in zip(federation.as_float64(state.params), x, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+
+
+def test_rounds_are_the_same_whoever_the_prologue_asks():
+    """Its clients are drawn by a stream of their own."""
+    ends = []
+    for asked in (None, 2, 6):
+        prepared = federation.federation(cohort=fm.sampled(3, prologue=asked))
+        ends.append(trained(prepared, 0, 3))
+    federation.assert_same_bits(ends[0], ends[1])
+    federation.assert_same_bits(ends[0], ends[2])
 
 
 @pytest.mark.slow
@@ -221,6 +245,12 @@ def test_bytes_by_hand():
         for rounds in (0, 1, 10):
             total = 6 * first + rounds * 3 * each
             assert prepared.meter.bytes_after(rounds) == (total, total)
+
+
+@pytest.mark.parametrize("make", [fm.sampled, fm.poisson, fm.fedasync])
+def test_bytes_of_a_prologue_are_of_those_that_it_asks(make):
+    prepared = federation.federation(fm.fedmuon(), cohort=make(3, prologue=2))
+    assert prepared.meter.bytes_after(0) == 2 * (2 * 4 * (5 * 3 + 3),)
 
 
 def test_validation_examples_are_scored_apart(plain):
