@@ -134,8 +134,8 @@ def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
 def test_wrong_tables_are_refused(tmp_path):
     path = tmp_path / "a.csv"
     for text, said in (
-        ("", "expected two or more names of columns in the first line, .*found"),
-        ("a,risk\n", "expected rows below the names of columns, found none"),
+        ("", "its columns are none; give separator, encoding, or header"),
+        ("a,risk\n", "line 1: expected rows below the names, found none"),
         ("risk,b\n1,2\n1\n", "line 3: expected 2 columns as in line 1, found 1"),
         ("risk,b\nx,1\n\ny,\n", "line 4: '' in column 'b' is not a finite number"),
         ("risk,b\nx,1\ny,two\n", "line 3: 'two' in column 'b' is not a finite number"),
