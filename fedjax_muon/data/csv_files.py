@@ -97,10 +97,12 @@ def read_table(
             raise ValueError(
                 f"{head}: column {number} has no name; name it, or exclude {name!r}"
             )
+    if next(table.rows(), None) is None:
+        raise ValueError(f"{head}: expected rows below the names, found none")
     reason = "a number that is not finite"
     try:
         x, columns = _parsed(table, features, others)
-        if x.min(initial=0) >= -LARGEST and x.max(initial=0) <= LARGEST:
+        if x.min() >= -LARGEST and x.max() <= LARGEST:
             reason = ""
     except (ValueError, OSError) as error:  # those of pyarrow are
         reason = str(error)
@@ -108,8 +110,6 @@ def read_table(
         _complain(table, features)
         with table.reading():  # what only pyarrow complains about
             raise ValueError(reason)
-    if not len(x):
-        raise ValueError(f"{head}: expected rows below the names, found none")
     texts = {
         name: cleaned(
             column.dictionary.to_pylist(),

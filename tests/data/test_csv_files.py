@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import re
 
 import numpy as np
 import pytest
@@ -63,10 +62,7 @@ EMPTY = lambda i, row: [*row, ""]
         (text(end="\r\n"), {}),
         (text(end="\r"), {}),
         ("\ufeff" + text(), {}),
-        (
-            text(separator="\t").encode("utf-16"),
-            {"separator": "\t", "encoding": "utf-16"},
-        ),
+        (text().encode("utf-16"), {"encoding": "utf-16"}),
         (text().encode("cp1252"), {"encoding": "cp1252"}),
         (TITLE + text(), {"header": 4}),
         ("sep=;\n" + text(separator=";"), {"separator": ";", "header": 2}),
@@ -75,10 +71,7 @@ EMPTY = lambda i, row: [*row, ""]
         (text(head=[" age ", "income", '"bank"', " risk"]), {}),
         (text(SPACED), {}),
         (text(EMPTY, [*HEAD, ""]), {"exclude": [""]}),
-        (
-            text(lambda i, row: [str(i), *row], ["Unnamed: 0", *HEAD]),
-            {"exclude": ["Unnamed: 0"]},
-        ),
+        (text(EMPTY, [*HEAD, "Unnamed: 4"]), {"exclude": ["Unnamed: 4"]}),
     ],
 )
 def test_one_table_in_many_forms(content, options, tmp_path):
@@ -86,15 +79,13 @@ def test_one_table_in_many_forms(content, options, tmp_path):
     np.testing.assert_equal(ours, PLAIN._replace(name="a.csv"))
 
 
-@pytest.mark.parametrize(
-    ("end", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress)]
-)
-def test_packed_tables(end, pack, tmp_path):
+@pytest.mark.parametrize("end", ["gz", "bz2"])
+def test_packed_tables(end, tmp_path):
     path = tmp_path / f"a.csv.{end}"
-    ours = read(path, pack(text().encode()))
-    np.testing.assert_equal(ours, PLAIN._replace(name=path.name))
+    packed = {"gz": gzip, "bz2": bz2}[end].compress(text().encode())
+    np.testing.assert_equal(read(path, packed), PLAIN._replace(name=path.name))
     with one_line("expected a table in utf-8 with ',' between columns, found", path):
-        read(path, pack(text().encode())[:-20])
+        read(path, packed[:-20])
 
 
 def test_cells_of_several_lines_and_columns_that_are_left_out(tmp_path):
@@ -109,67 +100,50 @@ def test_cells_of_several_lines_and_columns_that_are_left_out(tmp_path):
 
 
 LATE = lambda i, row: ["old" if i == 50 else row[0], *row[1:]]
-REFUSED = {  # tables, and what the error says
-    "line 1: expected different names of columns, found 'age' twice; rename": text(
-        head=["age", "age", "bank", "risk"]
+NOTED = lambda i, row: NEW_LINES(i, LATE(i, row))
+REFUSED = [  # what the error says, the table, and options
+    (
+        "line 1: expected different .* 'age' twice",
+        text(head=["age", *HEAD[:1], *HEAD[2:]]),
+        {},
     ),
-    "line 1: column 2 has no name; name it, or exclude ''": text(
-        head=["age", "", "bank", "risk"]
-    ),
-    "line 1: column 1 has no name; name it, or exclude 'Unnamed: 0'": text(
-        head=["Unnamed: 0", *HEAD[1:]]
-    ),
-    "line 2: '' in column 'age' is not a finite number; correct it": text(at(0, "")),
-    "line 2: 'NaN' in column 'age' is not a finite": text(at(0, "NaN")),
-    "line 8: 'inf' in column 'income' is not": text(at(1, "inf")).replace(
-        "inf", "1", 1
-    ),
-    "line 2: '1_0' in column 'age' is not": text(at(0, "1_0")),
-    "line 2: 'True' in column 'age' is not": text(at(0, "True")),
-    "line 2: '1,234.50' in column 'income' is not": text(at(1, '"1,234.50"')),
-    "line 52: 'old' in column 'age' is not": text(LATE),
-    "line 103: 'old' in column 'age' is not": text(
-        lambda i, row: NEW_LINES(i, LATE(i, row)), [*HEAD, "note"]
-    ),
-    "line 2: 'x' in column 'age' is not a finite number (nor in 'income'); ": text(
-        lambda i, row: ["x", "y", *row[2:]]
-    ),
-    "line 2: expected 4 columns as in line 1, found 5": text(at(3, "low,high")),
-    "line 62: expected 4 columns as in line 1, found 1": text() + "   \n",
-    "between columns, found a damaged one ('utf-8' codec": text().encode("utf-16"),
-    "can't decode byte 0xfc in position 1341: invalid start byte); give se": (
-        text().encode() + b"1,2,\xfc,low\n"
-    ),
-    "its columns are a b; give separator, encoding, or header, the number": "a b\n",
-    "its columns are none; give separator": "\n\n",
-    "and save other formats, as of Excel, as CSV": b"PK\3\4rest",
-    "no column 'risk' for label; its columns are a\0g\0e": text().encode("utf-16-le"),
-}
+    ("line 1: column 2 has no name; name it", text(head=["age", "", *HEAD[2:]]), {}),
+    ("exclude 'Unnamed: 0'", text(head=["Unnamed: 0", *HEAD[1:]]), {}),
+    ("line 1: expected rows below the names", ",".join(HEAD), {}),
+    ("line 52: 'old' in column 'age' is not", text(LATE), {}),
+    ("line 103: 'old' in column", text(NOTED, [*HEAD, "note"]), {"exclude": ["note"]}),
+    ("line 103: 'old' in column 'age' is", text(LATE, end="\n\n"), {}),
+    (r"line 2: 'x' .*number \(nor in 'inc", text(lambda i, r: [*"xy", *r[2:]]), {}),
+    ("line 2: expected 4 columns as in line 1, found 5", text(at(3, "low,high")), {}),
+    ("line 62: expected 4 columns as in line 1, found 1", text() + "   \n", {}),
+    ("with ',' between columns, found .*'utf-8' codec", text().encode("utf-16"), {}),
+    ("can't decode byte 0xfc .*; give sep", text().encode() + b"1,2,\xfc,low\n", {}),
+    ("its columns are age;.*; give separator, encoding, or", text(separator=";"), {}),
+    ("its columns are none; give separator", "\n\n", {}),
+    ("and save other formats, as of Excel, as CSV", b"PK\3\4rest", {}),
+    ("columns are a\0g\0e", text().encode("utf-16-le"), {}),
+    (r"with '\|\|' between columns", text(), {"separator": "||"}),
+    ("give another decimal than ',,'", text(), {"decimal": ",,"}),
+    ("give another decimal than ','", text(), {"decimal": ","}),
+    ("unknown encoding: utf-88", text(), {"encoding": "utf-88"}),
+    ("its columns are 46.4, 41.05, south, low; give", text(), {"header": 3}),
+]
 
 
-@pytest.mark.parametrize("said", REFUSED)
-def test_what_has_no_one_meaning_is_refused(said, tmp_path):
-    given = {"exclude": ["note"]} if "103" in said else {}
-    with one_line(re.escape(said), tmp_path / "a.csv"):
-        read(tmp_path / "a.csv", REFUSED[said], **given)
+@pytest.mark.parametrize(("said", "content", "options"), REFUSED)
+def test_what_has_no_one_meaning_is_refused(said, content, options, tmp_path):
+    with one_line(said, tmp_path / "a.csv"):
+        read(tmp_path / "a.csv", content, **options)
 
 
-OPTIONS = {  # that are refused, and what the error says
-    "with '||' between columns": {"separator": "||"},
-    "give another decimal than ',,'": {"decimal": ",,"},
-    "unknown encoding: utf-88": {"encoding": "utf-88"},
-    "header must be at least 1, got 0": {"header": 0},
-    "its columns are 46.4, 41.05, south, low; give": {"header": 3},
-    "'41.26' in column 'age' is not a finite number (nor in 'income')": {
-        "decimal": ","
-    },
-}
-
-
-@pytest.mark.parametrize("said", OPTIONS)
-def test_wrong_options_are_refused(said, tmp_path):
-    with one_line(re.escape(said)):
-        read(tmp_path / "a.csv", text(), **OPTIONS[said])
+@pytest.mark.parametrize("column", [0, 1])
+@pytest.mark.parametrize("cell", ["", "NaN", "inf", "1e300", "1_0", "True", "1,234.5"])
+def test_cells_that_are_no_finite_numbers_are_refused(cell, column, tmp_path):
+    said = (
+        f"line 2: '{cell}' in column '{HEAD[column]}' is not a finite number; correct"
+    )
+    with one_line(said, tmp_path / "a.csv"):
+        read(tmp_path / "a.csv", text(at(column, f'"{cell}"')))
 
 
 # ---------------------------------------------------------------- names
@@ -360,41 +334,30 @@ IRIS = "5.1,3.5,1.4,0.2,setosa\n6.2,2.2,4.5,1.5,versicolor\n"
 CARS = "vhigh,2,more,2,small,low,acc\nhigh,3,4,more,big,high,unacc\n"
 
 
-@pytest.mark.parametrize(
-    ("lines", "label"),
-    [
-        (IRIS, "setosa"),
-        (IRIS, "species"),
-        ("1,14.2,1.7,15.6\n2,13.2,1.8,11.2\n", "1"),
-        ("1,2,spam\n4,1,ham\n", "spam"),
-        ("1,2,1.0\n4,1,2.0\n", "1.0"),
-        ("1.5,2.5,spam\n4,1,ham\n", "spam"),
-        ("7,1,1.5\n4,0,2\n", "1"),
-        (CARS, "acc"),
-    ],
-)
+WITHOUT_NAMES = [  # lines, and their label
+    (IRIS, "setosa"),
+    (IRIS, "species"),
+    ("1,14.2,1.7,15.6\n2,13.2,1.8,11.2\n", "1"),
+    ("1,2,spam\n4,1,ham\n", "spam"),
+    ("1,2,1.0\n4,1,2.0\n", "1.0"),
+    (CARS, "acc"),
+]
+
+
+@pytest.mark.parametrize(("lines", "label"), WITHOUT_NAMES)
 def test_a_line_of_names_that_is_missing_is_asked_for(lines, label, tmp_path):
-    with pytest.raises(
-        ValueError, match="the line with the names; add such a line if there is none"
-    ):
+    with one_line("the line with the names; add such a line if there is none"):
         read(tmp_path / "x.data", 9 * lines, label=label, owner=None)
 
 
-@pytest.mark.parametrize(
-    ("names", "label"),
-    [
-        ("0,1,2,label", "label"),  # by pandas
-        ("1,2,3,4", "4"),
-        ("2019,2020,2021,spam", "spam"),  # years
-        ("400.5,401,401.5,kind", "kind"),  # lengths of waves
-        ("a,2,1,label", "label"),
-    ],
-)
-def test_names_may_be_numbers(names, label, tmp_path):
+NUMBERS = ("0,1,2,label", "1,2,3,4", "2019,2021,2020,spam", "400.5,401,402,kind")
+
+
+@pytest.mark.parametrize("names", [*NUMBERS, "x,y,z,a"])
+def test_names_may_be_numbers(names, tmp_path):
     rows = [f"{i},{i * i},{-i},{'ab'[i % 2]}\n" for i in range(20)]
-    table = read(
-        tmp_path / "x.csv", "".join([f"{names}\n", *rows]), label=label, owner=None
-    )
+    content, label = "".join([f"{names}\n", *rows]), names.split(",")[-1]
+    table = read(tmp_path / "x.csv", content, label=label, owner=None)
     assert len(table.y_train) + len(table.y_test) == 20
 
 
