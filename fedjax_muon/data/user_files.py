@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_muon.data import csv_files
+from fedjax_muon.core import check_count
 from fedjax_muon.data.cleaning import MISSING, of_array
-from fedjax_muon.data.csv_files import Table, check_names, layout_of, read_table
+from fedjax_muon.data.csv_files import HINT, Table, read_table, with_names
 from fedjax_muon.data.dataset import (
     TEST,
     TRAIN,
@@ -200,38 +200,51 @@ def from_csv(
     exclude: Sequence[str] = (),
     missing: Sequence[str] = MISSING,
     test_share: float = 0.2,
+    separator: str = ",",
+    decimal: str = ".",
+    encoding: str = "utf-8",
+    header: int = 1,
 ) -> Dataset:
-    """Reads a dataset from a table whose first line has the names of its columns.
+    """Reads a dataset from a table; a file that ends in .gz or .bz2 is unpacked.
 
-    All columns that are not named here are features, and must be numeric. Cells are
-    separated by commas, semicolons, tabs, bars or blanks, whichever gives the named
-    columns. The file is UTF-8, or Excel's UTF-16, and may be packed by gzip or bzip2.
+    All columns that are not named here are features, and must be numeric.
 
     Args:
-      split: Column that says which rows are for training and which for testing.
+      owner: Column of the owners, each of whom is a client.
+      split: Column that says which rows are for training and which for testing; by
+        default, a share of the rows is held out.
+      exclude: Columns to ignore.
       missing: Words that stand for a missing label, owner or part, in any case, as
         empty cells do. These are errors. Leave out the ones that are names, such as
         NA for Namibia.
+      test_share: Share of the rows that is held out.
+      separator: Character between columns.
+      decimal: Decimal mark of the numbers.
+      encoding: Such as "utf-16" of Excel, or "cp1252".
+      header: Number of the line that has the names of the columns.
+
+    Example:
+      >>> loans = from_csv("loans.csv", label="risk", owner="bank", separator=";")
     """
+    check_count("header", header)
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     roles = {"label": label, "owner": owner, "split": split}
     wanted = {role: name.strip() for role, name in roles.items() if name is not None}
     left_out = [name.strip() for name in exclude]
-    layout = layout_of(path, [*wanted.values(), *left_out])
-    check_names(layout)
-    hint = csv_files.NO_NAMES
-    features = features_of(path, layout.names, wanted, left_out, hint)
+    table = with_names(Table(path, separator, decimal, encoding, header - 1))
+    features = features_of(path, table.names, wanted, left_out, HINT)
     others = [*dict.fromkeys(wanted.values())]
-    table = read_table(layout, features, others, missing)
-    texts = {role: table.texts[name] for role, name in wanted.items()}
-    y, owners = texts["label"], texts.get("owner")
-    train = None if split is None else _is_train(table, wanted["split"])
-    names = [f"column {name!r}" for name in table.features]
-    of = lambda p: _Rows(table.x[p], y[p], None if owners is None else owners[p])
-    whole = _Rows(table.x, y, owners)
-    first, rest = (whole, None) if train is None else (of(train), of(~train))
+    x, texts = read_table(table, features, others, missing)
+    of = {role: texts[name] for role, name in wanted.items()}
+    y, owners = of["label"], of.get("owner")
+    first, rest = _Rows(x, y, owners), None
+    if "split" in of:
+        train = _is_train(table, wanted["split"], of["split"])
+        part = lambda p: _Rows(x[p], y[p], None if owners is None else owners[p])
+        first, rest = part(train), part(~train)
+    names = [f"column {name!r}" for name in features]
     with named(path):
         made = _dataset(first, rest, test_share, names=names)
     return made._replace(name=name_of(path))
@@ -404,25 +417,23 @@ def _by_pattern(pattern: str) -> Callable[[Path], str]:
     return owner
 
 
-def _is_train(table: Table, split: str) -> np.ndarray:
-    """Which rows of a table are for training."""
-    texts = table.texts[split].astype(str)
+def _is_train(table: Table, split: str, entries: np.ndarray) -> np.ndarray:
+    """Which rows of a table are for training, by the entries of a column."""
+    texts = entries.astype(str)
     parts, rows = np.unique(np.char.lower(texts), return_inverse=True)
     of_test = OF_TEST[:2] if {*parts.tolist()} & {*OF_TEST[:2]} else OF_TEST
     wrong = ~np.isin(parts, (*OF_TRAIN, *of_test))[rows]
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"{table.layout.path}, line {table.line(row)}: {str(texts[row])!r} in "
+            f"{table.place(row)}: {str(texts[row])!r} in "
             f"column {split!r} is neither {TRAIN} nor {TEST}; change it, or leave out "
             "the rows"
         )
     train = np.isin(parts, OF_TRAIN)[rows]
     for name, there in ((TRAIN, train.any()), (TEST, not train.all())):
         if not there:
-            raise ValueError(
-                f"{table.layout.path}: no row has {name} in column {split!r}"
-            )
+            raise ValueError(f"{table.path}: no row has {name} in column {split!r}")
     return train
 
 
@@ -439,7 +450,7 @@ def features_of(
         if name is not None and name not in columns:
             raise ValueError(
                 f"{place}: there is no column {name!r} for {role}; its columns are "
-                f"{', '.join(columns)}{hint}"
+                f"{' '.join(', '.join(columns).split())[:300] or 'none'}{hint}"
             )
     taken = {name for _, name in wanted}
     features = [name for name in columns if name not in taken]

@@ -100,6 +100,12 @@ PROBLEMS = {  # what a text of a problem gives to `classification`
         ),
         "clients": 3,
     },
+    "my.csv:separator=;,decimal=',',header=3": {
+        "dataset": (
+            "from_csv",
+            {"path": "my.csv", "separator": ";", "decimal": ",", "header": 3},
+        )
+    },
     "classification:my.npz": {"dataset": ("from_npz", {"path": "my.npz"})},
     "classification:clients=3,dataset=my.npz": {
         "dataset": ("from_npz", {"path": "my.npz"}),

@@ -131,23 +131,6 @@ def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
         assert dataset.classes == names
 
 
-def test_wrong_tables_are_refused(tmp_path):
-    path = tmp_path / "a.csv"
-    for text, said in (
-        ("", "expected two or more names of columns in the first line, .*found"),
-        ("a,risk\n", "expected rows below the names of columns, found none"),
-        ("risk,b\n1,2\n1\n", "line 3: expected 2 columns as in line 1, found 1"),
-        ("risk,b\nx,1\n\ny,\n", "line 4: '' in column 'b' is not a finite number"),
-        ("risk,b\nx,1\ny,two\n", "line 3: 'two' in column 'b' is not a finite number"),
-        ("risk,b\nx,1\ny,1e300\n", "line 3: '1e300' in column 'b' is not a finite n"),
-        ("risk,b\nx,1\n ,2\n", "line 3: column 'risk' is empty; fill it in, or leave"),
-        ("risk,b\x00\nx,1\n", "a.csv"),
-    ):
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        with one_line(said, path):
-            data.from_csv(path, label="risk")
-
-
 def test_wrong_columns_are_refused(tmp_path):
     path = written(tmp_path / "a.csv", table())
     every = ["age", "bank", "note", "part", "income"]

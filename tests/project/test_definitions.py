@@ -15,7 +15,6 @@ METHODS += [ROOT / "decentralized" / f"{name}.py" for name in AGENTS]
 DOUBLE = {
     "Block": 2,
     "Call": 2,
-    "Layout": 2,
     "Network": 2,
     "Progress": 2,
     "Source": 2,
