@@ -296,8 +296,9 @@ def _first(texts: Sequence[str], name: str) -> tuple[str, list[str]]:
 
 def _parts(text: str, known: Table) -> tuple[str, list[str]]:
     """The name of a call, and the texts of its arguments."""
-    if match := re.fullmatch(r"([^(:=]+(?::[A-Za-z_]\w*)?)\((.*)\)", text, re.DOTALL):
-        return match[1], split(match[2])
+    match = re.fullmatch(r"([^(:=]+)((?::[A-Za-z_]\w*)?)\((.*)\)", text, re.DOTALL)
+    if match and not (match[2] and match[1] in known):  # else a call is its argument
+        return match[1] + match[2], split(match[3])
     head, *words = text.split(":")
     is_own = head not in known and re.fullmatch(r"[A-Za-z_][\w.]*", head)
     is_name = is_own and head not in data.NAMES and words and words[0].isidentifier()

@@ -19,7 +19,7 @@ from fedjax_muon.data.cleaning import clean, cleaned
 from fedjax_muon.files import reading
 
 LARGEST = float(np.finfo(np.float32).max)
-BLOCK, CELL = 2**18, 2**9  # bytes that are parsed at a time; for every column at least
+BLOCK, CELL = 2**16, 2**9  # bytes that are parsed at a time; for every column at least
 HINT = (
     "; give separator, encoding, or header, the number of the line with the names; add "
     "such a line if there is none, and save other formats, as of Excel, as CSV"

@@ -115,6 +115,7 @@ PROBLEMS = {  # what a text of a problem gives to `classification`
         "dataset": ("from_csv", {"path": "my.csv", "label": "risk"}),
         "alpha": 2.0,
     },
+    "classification:from_csv(my.csv)": {"dataset": ("from_csv", {"path": "my.csv"})},
     "classification(load(digits),alpha=2)": {
         "dataset": ("load", {"name": "digits"}),
         "alpha": 2.0,
