@@ -76,6 +76,7 @@ from fedjax_muon.runs.train import (
     data_words,
     followed,
     job_of,
+    prologue_words,
     resumable,
     run,
     say,
@@ -177,6 +178,8 @@ def compare(
     for first in firsts.values():  # last, since it may compile
         check_memory(first)
     told = data_words(next(iter(firsts.values())), problem)
+    for first in firsts.values():
+        say(prologue_words(first), progress)
     say(told if searches else "", progress)
     sweeps = _searched(searches, len(rows) * len(seeds), rounds, place, progress)
     for label, swept in sweeps.items():

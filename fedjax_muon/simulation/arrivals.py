@@ -32,6 +32,7 @@ from fedjax_muon.simulation.cohorts import (
     Members,
     check_clock,
     check_prologue,
+    first_words,
     fixed_cohort,
     of_prologue,
 )
@@ -89,7 +90,8 @@ class Buffered:
 
     @property
     def summary(self) -> str:
-        return f"{self.buffer} per step of {self.concurrency} at work"
+        first = first_words(self.prologue)
+        return f"{self.buffer} per step of {self.concurrency} at work{first}"
 
     def check(self, algorithm: Algorithm, params: Params, num_clients: int) -> None:
         if self.concurrency > num_clients:

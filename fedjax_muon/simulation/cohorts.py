@@ -137,6 +137,11 @@ def of_prologue(key: jax.Array, num_clients: int, size: int | None) -> jax.Array
     return fixed_cohort(jax.random.fold_in(key, streams.PROLOGUE), num_clients, size)[0]
 
 
+def first_words(size: int | None) -> str:
+    """How many clients are asked before round 0, after who takes part in a round."""
+    return "" if size is None else f", {size} asked first"
+
+
 def check_prologue(
     size: int | None, algorithm: Algorithm, params: Params, num_clients: int
 ) -> None:
@@ -196,7 +201,7 @@ class Sampled:
 
     @property
     def summary(self) -> str:
-        return f"{self.size} per round"
+        return f"{self.size} per round{first_words(self.prologue)}"
 
     def check(self, algorithm: Algorithm, params: Params, num_clients: int) -> None:
         check_prologue(self.prologue, algorithm, params, num_clients)

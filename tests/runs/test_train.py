@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import shutil
 import signal
@@ -564,3 +565,20 @@ def test_other_versions_are_said_and_noted(swept, tmp_path):
     path.write_text("[")
     with pytest.raises(ValueError, match="expected versions of packages"):
         run(4)
+
+
+@pytest.mark.parametrize("method", [fm.fedmuon, fm.fedavg])
+def test_a_long_prologue_is_said_before_it_begins(method, monkeypatch, capsys):
+    module = importlib.import_module("fedjax_muon.runs.train")
+    monkeypatch.setattr(module, "MANY", 6)
+    problem, how = problems.classification(**TINY), {**SIZES, "rounds": 1}
+    cohort = fm.sampled(3, prologue=5)
+    train(method(lr=0.1), problem, **how)
+    assert "before round 0" not in capsys.readouterr().err  # it takes moments
+    monkeypatch.setattr(module, "SPEED", 1)
+    train(method(lr=0.1), problem, **how)
+    said = "before round 0, 6 clients compute a gradient each, for more than 5 s; "
+    said += "cohort=fm.sampled(3, prologue=200) asks fewer\n"
+    assert (said in capsys.readouterr().err) == (method is fm.fedmuon)
+    train(method(lr=0.1), problem, **{**how, "cohort": cohort})
+    assert "before round 0" not in capsys.readouterr().err
