@@ -62,8 +62,8 @@ from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record, steps
 from fedjax_muon.terminal import Progress, plain_console, shown
 
-# clients whose prologue may be long; seconds that are worth a line; operations per second
-# of two cores of an AMD EPYC, for a small CNN
+# clients whose prologue may be long; seconds worth a line; operations per second of two
+# cores of an AMD EPYC, for a small CNN
 MANY, LONG, SPEED = 100, 5, 6e10
 
 
