@@ -306,16 +306,6 @@ def test_held_out_examples_are_some_of_all_classes_and_nowhere_else(share):
     np.testing.assert_array_equal(rest.x_train, again.x_train)
 
 
-def test_shares_that_leave_nothing_to_one_side_are_refused():
-    for message, shares in {
-        r"must be in \(0, 1\), got": (0, 1, -0.1, 1.5, np.nan),
-        "leaves one side without the class": (0.001, 0.998, 0.9999),
-    }.items():
-        for share in shares:
-            with pytest.raises(ValueError, match=message):
-                data.hold_out(LABELLED, share)
-
-
 def test_a_share_of_the_training_examples_is_of_all_classes_and_always_the_same():
     opened = lambda share: data.loading.open_dataset("digits", train_share=share)
     whole, part, again = map(opened, (1.0, 0.25, 0.25))
