@@ -136,11 +136,7 @@ def test_a_client_that_does_not_answer_counts_as_zero():
         np.testing.assert_array_equal(a, b)
 
 
-def test_sizes_are_decided_once_and_rounds_are_those_of_the_guarantee():
-    with pytest.raises(ValueError, match="privacy decides cohort; leave it out"):
-        shared_of(fedavg(lr=0.3), SECRET, cohort=2)
-    with pytest.raises(TypeError, match="give cohort, such as cohort=8, or privacy"):
-        shared_of(fedavg(lr=0.3), None)
+def test_rounds_are_those_of_the_guarantee():
     shared = shared_of(fedavg(lr=0.3), SECRET)
     with pytest.raises(ValueError, match="the noise is for 4 rounds, got 0 completed"):
         started(shared, 5)
