@@ -92,6 +92,7 @@ X, Y = np.random.default_rng(0).normal(size=(60, 4)), np.array(["low", "high"] *
 arrays = lambda **given: lambda: fm.data.from_arrays(**{"x": X, "y": Y} | given)
 ANN = {"ann": 9 * "to be or not"}
 texts = lambda source=ANN, **given: lambda: fm.data.from_text(source, **given)
+texts_by = lambda model: lambda: fm.problems.text(ANN, window=8, model=model)
 ratios = lambda labels, shares: lambda: imbalance.with_ratios(labels, shares, key=KEY)
 fewer = lambda labels, share: lambda: imbalance.drop_positives(labels, share, key=KEY)
 ZERO, TWO, ONES = jnp.zeros((2, 2)), jnp.ones((2, 2)), jnp.ones(3)
@@ -413,6 +414,11 @@ VALUES = [
     (texts(window=1), "window must be at least 2, got 1"),
     (texts(tokenizer="words"), "no tokenizer 'words'; give bytes, characters"),
     (texts(window=4, test_share=1.0), "test_share must lie in (0, 1), got 1"),
+    (texts_by(fm.problems.lenet), "choose problems.gpt or llama"),
+    (
+        lambda: fm.problems.classification("digits", model=fm.problems.gpt),
+        "choose problems.text",
+    ),
     (lambda: fm.data.tokenizers.characters("ab").encode("xa"), "has no 'x'; leave it"),
     # batches
     (lambda: batching.poisson(3)(KEY, jnp.int32(9), 1, 4, 16), "longest_batch must be"),

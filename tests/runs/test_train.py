@@ -326,9 +326,6 @@ def test_methods_without_a_server_need_a_graph():
     alone = problem.__class__(**{**vars(problem), "weights": None})
     with pytest.raises(ValueError, match="has no graph for agents"):
         train(dsgd(lr=0.1), alone)
-    said = "cohort needs a server, and dsgd has none"
-    with pytest.raises(ValueError, match=said):
-        train(dsgd(lr=0.1), problem, cohort=3)
 
 
 # ---------------------------------------------------------------------------- private
