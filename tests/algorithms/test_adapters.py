@@ -15,8 +15,6 @@ from fedjax_muon.algorithms.fedsubmuon import _turned
 from fedjax_muon.core import Objective, streams
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg import newton_schulz as kernel
-from fedjax_muon.privacy.client_mechanism import private_clients
-from fedjax_muon.simulation.asynchronous import check_suits
 from fedjax_muon.tasks.lora import draw_a
 from tests.oracles.cases import ALONE, PARTIAL, SIZES, X
 from tests.oracles.lora import adapters, fedsubmuon, turned
@@ -230,15 +228,6 @@ def test_factors_with_more_columns_than_the_kernel_has_rows():
     for p in path(METHODS["flexlora"], ALONE, start=start):
         assert p["A"].shape == (IN, 6)
         assert not np.any(p["A"][:, OUT:])
-
-
-@pytest.mark.parametrize("name", ["fedex_lora", "flora", "flexlora"])
-def test_averages_of_all_messages_refuse_privacy_and_asynchronous_rounds(name):
-    sizes = {"clip_norm": 1.0, "noise_multiplier": 1.0, "clients": 5, "cohort": 3}
-    with pytest.raises(ValueError, match=f"or {name}.* replace"):
-        private_clients(METHODS[name], **sizes)
-    with pytest.raises(ValueError, match=f"{name}.* one exchange with a mean"):
-        check_suits(METHODS[name], START, rebase=False)
 
 
 # ---------------------------------------------------------------- FedSubMuon

@@ -15,14 +15,13 @@ from fedjax_muon.core import Objective, tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.data import partition
 from fedjax_muon.engine import plans
-from fedjax_muon.simulation import Simulation, checkpoint, federate
+from fedjax_muon.simulation import Simulation, federate
 from fedjax_muon.simulation.rounds import State
 from fedjax_muon.simulation.sweeps import Cell, run_cells
 from fedjax_muon.simulation.training import Record, run
 from fedjax_muon.tasks import auc
 from fedjax_muon.tasks.heavy_tails import alpha_stable, noisy
 from tests.oracles.saddle_cases import PARTIAL, START
-from tests.support.federation import assert_same_bits
 from tests.support.saddle import OBJECTIVE
 from tests.support.traces import stack
 
@@ -130,21 +129,6 @@ def test_a_sweep_is_its_single_runs():
             assert found[column] == pytest.approx(wanted[column], abs=1e-5), column
     assert outcome.rows[-1]["validation_auc"] == area(state, *VALIDATION)
     assert abs(other.rows[-1]["train_loss"] - rows[-1]["train_loss"]) > 1e-3
-
-
-@SLOW
-def test_a_checkpoint_of_a_pair_comes_back_to_the_bit(tmp_path):
-    prepared, state, _ = trained("fed_nsgda_m")
-    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
-        checkpoint.save(checkpoints, 6, state, "mark")
-    with checkpoint.open_checkpoints(tmp_path) as checkpoints:
-        template = prepared.init(jax.random.key(6))
-        again, _ = checkpoint.restore(checkpoints, template, "mark")
-    assert isinstance(again.params, Pair)
-    assert_same_bits(again, state)
-    kept = jax.tree.map(jnp.copy, state)  # rounds consume what they are given
-    ends = [prepared.train_round(one)[0] for one in (again, kept)]
-    assert_same_bits(*ends)
 
 
 # -------- fedMuon-DA under noise without a variance: no gradient makes a step long

@@ -266,11 +266,14 @@ def recursive():
 
 STRANGE = {
     "empty cell": (optax.exponential_decay(0.1, 10, 0.5), "[empty, 0.5"),
-    "itself": (recursive(), "recursive.<locals>.again[test_recipe.recursive"),
-    "list of itself": (itself_again, "(test_recipe.itself(), builtins.list)"),
+    "itself": (
+        recursive(),
+        "recursive.<locals>.again[tests.core.test_recipe.recursive",
+    ),
+    "list of itself": (itself_again, "test_recipe.itself(), builtins.list)"),
     "closure of both": (itself(itself_again), "builtins.list"),
     "no text": (Hostile(), "test_recipe.Hostile"),
-    "no text inside": (partial(itself, a=[Hostile()]), "(a=(test_recipe.Hostile))"),
+    "no text inside": (partial(itself, a=[Hostile()]), "test_recipe.Hostile))"),
     "key": (itself(jax.random.key(7)), "[(0, 7)]"),
     "objects": (np.array([{"b", "a"}] * 100), "({'a', 'b'}, {'a', 'b'}, "),
     "set": ({"b", "a", "c"}, "{'a', 'b', 'c'}"),

@@ -188,27 +188,3 @@ def test_traffic_is_the_papers():
         for name, method in ALL.items()
     }
     assert sent == {name: (n * unit, n * unit) for name, n in UNITS.items()}
-
-
-@pytest.mark.parametrize(
-    "mixer",
-    [
-        dense(np.eye(3)),
-        sparse(np.eye(3)),
-        shifted(np.eye(3)),
-        dense(lambda t: jnp.eye(3)),
-    ],
-)
-def test_weights_of_other_agents_are_refused(mixer):
-    start, _ = make(ECHO, NONE, mixer, 4)
-    with pytest.raises(ValueError, match="for 3 agents, but there are 4"):
-        start((), messages(4), KEY)
-
-
-def test_batches_of_other_agents_are_refused():
-    start, step = make(ECHO, NONE, dense(np.eye(4)), 4)
-    with pytest.raises(ValueError, match=r"lead with the 4 agents, got \[\(3,\)\]"):
-        start((), messages(3), KEY)
-    state = start((), messages(4), KEY)
-    with pytest.raises(ValueError, match=r"lead with the 4 agents, got \[\(\)\]"):
-        step(state, 1.0, KEY)

@@ -112,11 +112,6 @@ def test_methods_of_the_same_sampling_get_the_same_multiplier():
     assert found[0] == found[1] > 0.5
 
 
-def test_samplings_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="use Cyclic sampling, or noise Inside"):
-        calibrate("dpmixsgd", 1.0, Poisson(20, 4), 3)
-
-
 def adds_noise(algorithm):
     """Whether an agent's state depends on the key of the noise."""
     objective = Objective(lambda params, batch, key: params)

@@ -326,16 +326,3 @@ def test_nodes_of_another_federation_are_refused_by_the_entry():
     assert {m.client for m in missing} == {1}
     said = "refused: another federation: lr is 0.1 here and 0.3 there at the server"
     assert {m.reason for m in missing} == {said}
-
-
-def test_nodes_that_can_not_take_part_are_refused():
-    shared = described(fedavg(lr=0.3))
-    for change, said in (
-        ({"client": 9}, "there are clients 0 to 3, got 9"),
-        ({"y": np.array([0, 1, 5])}, "labels must be integers from 0 to 2"),
-        ({"x": np.zeros((0, 5)), "y": np.zeros(0, int)}, "1 to 32 examples, got 0"),
-        ({"y": np.array([0, 1])}, "3 examples and 2 labels"),
-    ):
-        given = {"client": 0, "x": X[:3], "y": np.array([0, 1, 2])} | change
-        with pytest.raises(ValueError, match=said):
-            Node(shared, **given)

@@ -136,16 +136,6 @@ def test_a_client_that_does_not_answer_counts_as_zero():
         np.testing.assert_array_equal(a, b)
 
 
-def test_sizes_are_decided_once_and_rounds_are_those_of_the_guarantee():
-    with pytest.raises(ValueError, match="privacy decides cohort; leave it out"):
-        shared_of(fedavg(lr=0.3), SECRET, cohort=2)
-    with pytest.raises(TypeError, match="give cohort, such as cohort=8, or privacy"):
-        shared_of(fedavg(lr=0.3), None)
-    shared = shared_of(fedavg(lr=0.3), SECRET)
-    with pytest.raises(ValueError, match="the noise is for 4 rounds, got 0 completed"):
-        started(shared, 5)
-
-
 def test_any_schedule_can_be_described():
     schedule = optax.exponential_decay(0.1, 10, 0.5)  # refers to an unset variable
     shared = shared_of(fedavg(lr=schedule), SECRET)

@@ -367,12 +367,6 @@ def test_values_and_gradients_are_those_of_lax(case):
     jax.tree.map(close, ours, theirs)
 
 
-def test_other_convolutions_are_refused():
-    x, w = jnp.ones((2, 5, 5, 3)), jnp.ones((3, 3, 3, 3))
-    with pytest.raises(ValueError, match="by_patches is for data"):
-        by_patches(x, w, (1, 1), "SAME", dimension_numbers=("NCHW", "OIHW", "NCHW"))
-
-
 @pytest.mark.slow
 def test_models_of_two_clients_compute_the_same_with_products_alone():
     images = gaussian((2, 3, 8, 8, 3), 2)

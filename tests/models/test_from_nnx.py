@@ -102,21 +102,3 @@ def test_dropout_is_active_in_training_alone(kind):
     assert np.abs(draws - 400).max() < 5 * 2 * 10
     assert (draws % 2 == 0).all()
     np.testing.assert_array_equal(keyed(3), keyed(3))
-
-
-class Normed(nnx.Module):
-    def __init__(self, rngs):
-        self.norm = nnx.BatchNorm(3, rngs=rngs)
-
-
-def test_refusals():
-    message = "got BatchStat; use GroupNorm or LayerNorm for BatchNorm"
-    with pytest.raises(ValueError, match=message):
-        from_nnx(Normed)
-    net, message = Net(nnx.Rngs(0)), r"from_nnx\(lambda rngs: Net\(..., rngs=rngs\)\)"
-    with pytest.raises(TypeError, match=message):
-        from_nnx(net)
-    with pytest.raises(TypeError, match="a function that returns a module"):
-        from_nnx(lambda rngs: 3)
-    with pytest.raises(TypeError, match=r"makes one by models\.from_nnx"):
-        fm.tasks.classification(net, (6,))

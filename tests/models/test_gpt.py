@@ -549,10 +549,3 @@ def test_weights_of_other_programs_are_named(names, said, config, tmp_path):
     with pytest.raises(ValueError, match=said) as caught:
         from_hugging_face(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_parameters_of_adapters_are_not_those_of_the_model():
-    with pytest.raises(
-        ValueError, match=r"those of the model, fm\.tasks\.lora\.merged"
-    ):
-        generate(SMALL["gpt2"], {"adapters": {}}, [1, 2], 5, KEY)

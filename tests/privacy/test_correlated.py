@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax_privacy import matrix_factorization as matrices
 
-from fedjax_muon.algorithms import ALL, fedavg
+from fedjax_muon.algorithms import fedavg
 from fedjax_muon.core import Objective
 from fedjax_muon.decentralized.estimators import split_noise_key
 from fedjax_muon.decentralized.gossip import Iteration
@@ -35,7 +35,6 @@ from tests.privacy import private_worlds
 from tests.privacy.canaries import canary_data, canary_task
 from tests.privacy.private_worlds import BUFFERED, Case
 from tests.support.cases import slow_but
-from tests.support.error_lines import refused
 
 BANDED = Banded((0.8, 0.5, 0.1))
 STRATEGIES = [Banded((1.0,)), BANDED, BUFFERED]
@@ -210,16 +209,6 @@ def test_a_simulation_says_what_it_does():
     assert "with fresh and independent noise" not in report(spec).statement()
     simulation = simulation_of("dp_ftrl_buffered", BUFFERED)
     assert simulation.guarantee.spec.sampling == Cyclic(12, 2)
-
-
-@pytest.mark.filterwarnings("ignore:messages have params")
-def test_a_simulation_that_does_not_fit_is_rejected():
-    refused("use Cyclic sampling, or a banded strategy", clients_with, BUFFERED)
-    refused("larger than a group of 1", clients_with, Banded((1.0,) * 5))
-    said = "at most the 3 clients that a round is drawn from, got 4"
-    refused(said, clients_with, BANDED, max_cohort=4)
-    with_prologue = ALL["fedmuon"].function(lr=0.1)
-    refused("without a prologue", clients_with, BANDED, with_prologue)
 
 
 @pytest.mark.slow

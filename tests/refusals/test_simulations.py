@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_muon as fm
 from fedjax_muon import aggregators as bad, clocks, simulation
+from fedjax_muon.ahead_of_time import compile_for
 from fedjax_muon.algorithms import fedmuon_correct
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.simulation.arguments import check_parts
@@ -75,6 +76,11 @@ def missing(name):
     raise ValueError(str(error.value))
 
 
+def accuracies(prepared, **given):
+    return simulation.client_accuracies(prepared, start(prepared), **given)
+
+
+OWN = [[0], [1], [2], [], [], []]
 (EXCHANGE,) = fm.fedavg().exchanges
 ONE_VALUE = fm.fedavg()._replace(
     exchanges=(EXCHANGE._replace(client=lambda *given: {"params": given[1]}),)
@@ -307,9 +313,15 @@ MISTAKES = {
     "one for each of the 6 clients, got 3": {"test_parts": [[0], [1], [2]]},
     "a client test examples, got none": {"test_parts": [[]] * 6},
     "0 to 19, got int64 from 20 to 20": {"test_parts": [[20]] + [[]] * 5},
+    "local steps need a key": lambda: accuracies(federate(test_parts=OWN), steps=1),
+    "steps must be at least 0": lambda: accuracies(federate(test_parts=OWN), steps=-1),
+    "give federate test_parts": lambda: accuracies(SIMULATION),
+    "leaves one side without the class": lambda: fm.data.hold_out(DATA, 0.001),
+    "the validation share must be in (0, 1), got 1": lambda: fm.data.hold_out(DATA, 1),
     "holds ids of examples, got float64": (
         lambda: clients_of(DATA.x_train, DATA.y_train, [np.array([0.0, 1.0])])
     ),
+    "give a chip (v4, v5e, v5p, v6e)": lambda: compile_for(SIMULATION, "v5e:axb"),
     # agents
     "weights are for 4 agents, but there": lambda: decentralize(DSGD, weights=FOURTH),
     "divide the 6 agents equally, got 4 devices": (

@@ -9,6 +9,7 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from optax.contrib import MuonDimensionNumbers
 
 import fedjax_muon as fm
@@ -25,6 +26,7 @@ from fedjax_muon.decentralized.private import private_gradient, private_storm
 from fedjax_muon.decentralized.suda import Triple, suda
 from fedjax_muon.engine import plans, sharding
 from fedjax_muon.linalg.newton_schulz import orthogonalize, polar
+from fedjax_muon.models.convolution import by_patches
 from fedjax_muon.privacy.clipping import Difference, Each, Split
 from fedjax_muon.simulation import batching
 from fedjax_muon.tasks import adversarial, agnostic, auc
@@ -34,6 +36,7 @@ from fedjax_muon.tasks.lora import lora_classification
 from fedjax_muon.tasks.metrics import hill
 from fedjax_muon.tasks.quadratic import draw_quadratic
 from fedjax_muon.tasks.robust import robust_logistic
+from fedjax_muon.transforms.layout import leaf_axes
 
 KEY = jax.random.key(0)
 METHODS = {**fm.algorithms.ALL, **fm.minimax.ALL, **GOSSIP}
@@ -68,13 +71,20 @@ MLP = models.MLP(2, (3,))
 LLAMA = partial(models.llama, 61)
 NONE = fm.Objective(lambda params, batch, key: params)
 LIKE_ADAM = optax.scale_by_adam().init({"w": jnp.ones(2)})
-ECHO = Gossip(lambda *given: (), lambda *given: ())
+ECHO = Gossip(
+    lambda objective, params, mix, batch, iteration: mix(batch),
+    lambda objective, state, mix, batch, iteration: mix(batch),
+)
 TRIPLE = Triple((1,), (1, 1), (1,))
 RING = topology.metropolis(topology.ring(6))
 split = lambda function, *given, key=KEY: lambda: function(CLASSES, *given, key=key)
 shape_of = lambda model, *shape: (
     lambda: jax.eval_shape(model.init, KEY, jnp.zeros(shape))
 )
+BATCH_NORM = lambda rngs: nnx.BatchNorm(3, rngs=rngs)
+LINEAR = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+FOUR = jnp.ones((4, 2))
+IMAGE, NCHW = jnp.ones((2, 5, 5, 3)), ("NCHW", "OIHW", "NCHW")
 GPT = models.GPT(61, context=14, width=4, depth=1, heads=1)
 ASKED = {"prompt": [1, 2], "length": 5, "key": KEY}
 sample = lambda **given: lambda: models.generate(GPT, {}, **ASKED | given)
@@ -82,9 +92,13 @@ X, Y = np.random.default_rng(0).normal(size=(60, 4)), np.array(["low", "high"] *
 arrays = lambda **given: lambda: fm.data.from_arrays(**{"x": X, "y": Y} | given)
 ANN = {"ann": 9 * "to be or not"}
 texts = lambda source=ANN, **given: lambda: fm.data.from_text(source, **given)
+texts_by = lambda model: lambda: fm.problems.text(ANN, window=8, model=model)
 ratios = lambda labels, shares: lambda: imbalance.with_ratios(labels, shares, key=KEY)
 fewer = lambda labels, share: lambda: imbalance.drop_positives(labels, share, key=KEY)
 ZERO, TWO, ONES = jnp.zeros((2, 2)), jnp.ones((2, 2)), jnp.ones(3)
+axes = lambda numbers, *sizes: (
+    lambda: leaf_axes(MuonDimensionNumbers(*numbers), np.zeros(sizes))
+)
 STACKED = lambda params: {"w": MuonDimensionNumbers(1, 2)}
 init = lambda algorithm, params={"w": TWO}: lambda: engine.init(algorithm, params, 5)
 FACTORS = {"a": np.zeros((2, 3)), "b": np.zeros((3, 4))}
@@ -92,6 +106,14 @@ KERNEL = {"layer": {**FACTORS, "kernel": np.zeros((2, 4))}}
 LENET = jax.eval_shape(models.LeNet().init, KEY, jnp.zeros((1, 28, 28, 1)))["params"]
 DENSE = jax.eval_shape(MLP.init, KEY, jnp.zeros((1, 5)))["params"]
 adapters = lambda **options: lambda: lora_classification(MLP, DENSE, (5,), **options)
+
+
+def heard(mixer, first=FOUR, later=FOUR):
+    """Four agents hear two batches."""
+    start, step = make(ECHO, NONE, mixer, 4)
+    return lambda: step(start((), first, KEY), later, KEY)
+
+
 VALUES = [
     # core
     (lambda: with_numbers(fm.fedavg(), {"mu": 0.5}), "fedavg has no hyperparameter"),
@@ -168,6 +190,14 @@ VALUES = [
     (lambda: shifted(lambda t: RING), "give a function of t to `dense`"),
     (lambda: make(ECHO, NONE, dense(RING), 0), "agents must be at least 1, got 0"),
     (lambda: make(ECHO, NONE, dense(RING), 6, jax.devices()[:4]), "divide the 6"),
+    *(
+        (heard(mixer(np.eye(3)), FOUR), "for 3 agents, but")
+        for mixer in (dense, shifted)
+    ),
+    *(
+        (heard(sparse(np.eye(4)), told), "lead with the 4 agents")
+        for told in (ONES, 1.0)
+    ),
     (lambda: topology.ring(0), "agents must be at least 1, got 0"),
     (lambda: topology.star(True), "agents must be a whole number, got True"),
     (lambda: topology.erdos_renyi(5, 1e-17, key=KEY), "p must lie in [1e-09, 1]"),
@@ -186,6 +216,11 @@ VALUES = [
     (lambda: polar(jnp.ones((3, 3), int)), "got int32"),
     (lambda: orthogonalize(jnp.ones((3, 3)), dtype=jnp.int8), "got int8"),
     # transformations
+    (axes((0, 2), 2, 3), "axes that a leaf (2, 3) does not have"),
+    (axes(((0, 5), 1), 2, 3), "axes that a leaf (2, 3) does not have"),
+    (axes((0, 0), 2, 3), "name an axis twice for a leaf (2, 3)"),
+    (axes(((0, -2), 1), 2, 3), "name an axis twice for a leaf (2, 3)"),
+    (axes(()), "a leaf () does not have"),
     (lambda: fm.transforms.scale_by_fedadam(b1=1.0), "b1 must lie in [0, 1), got 1.0"),
     (lambda: fm.transforms.scale_by_fedyogi(b2=-0.1), "b2 must lie in [0, 1), got -0"),
     (lambda: fm.transforms.scale_by_fedadagrad(tau=0.0), "tau must lie in (0, inf"),
@@ -239,7 +274,19 @@ VALUES = [
     (sample(top_k=0), "top_k must be at least 1, got 0"),
     (sample(top_k=62), "top_k must be at most 61, the model's vocabulary, got 62"),
     (sample(length=0), "length must be at least 1, got 0"),
+    (lambda: models.generate(GPT, {"adapters": {}}, **ASKED), "lora.merged"),
+    (
+        lambda: models.from_nnx(lambda rngs: nnx.BatchNorm(3, rngs=rngs)),
+        "LayerNorm for BatchNorm",
+    ),
+    (lambda: models.from_nnx(LINEAR), "from_nnx(lambda rngs: Linear(..., rngs=rngs))"),
+    (lambda: models.from_nnx(lambda rngs: 3), "a function that returns a module"),
+    (
+        lambda: by_patches(IMAGE, IMAGE, (1, 1), "SAME", dimension_numbers=NCHW),
+        "by_patches is for data",
+    ),
     # tasks
+    (lambda: fm.tasks.classification(LINEAR, (6,)), "makes one by models.from_nnx"),
     (lambda: crop_and_flip(-1), "padding must be at least 0, got -1"),
     (lambda: crop_and_flip(1.5), "padding must be a whole number"),
     (lambda: crop_and_flip()(KEY, np.zeros((3, 4), np.float32)), "can be cropped"),
@@ -367,6 +414,11 @@ VALUES = [
     (texts(window=1), "window must be at least 2, got 1"),
     (texts(tokenizer="words"), "no tokenizer 'words'; give bytes, characters"),
     (texts(window=4, test_share=1.0), "test_share must lie in (0, 1), got 1"),
+    (texts_by(fm.problems.lenet), "choose problems.gpt or llama"),
+    (
+        lambda: fm.problems.classification("digits", model=fm.problems.gpt),
+        "choose problems.text",
+    ),
     (lambda: fm.data.tokenizers.characters("ab").encode("xa"), "has no 'x'; leave it"),
     # batches
     (lambda: batching.poisson(3)(KEY, jnp.int32(9), 1, 4, 16), "longest_batch must be"),

@@ -4,7 +4,6 @@ from functools import partial
 
 import jax
 import numpy as np
-import pytest
 
 import fedjax_muon as fm
 from fedjax_muon import problems
@@ -63,12 +62,3 @@ def test_a_trained_model_continues_a_text():
         problem.model, done.state.params, prompt, 4, jax.random.key(0), top_k=1
     )
     assert tokenizer.decode(ids) == "to be or not"
-
-
-def test_problems_that_are_no_texts_are_refused():
-    with pytest.raises(ValueError, match=r"choose problems\.text"):
-        problems.classification("digits", model=problems.gpt)
-    with pytest.raises(ValueError, match=r"choose problems\.gpt or llama"):
-        problems.text(TEXTS, window=8, model=problems.lenet)
-    with pytest.raises(FileNotFoundError, match=r"there is no text nowhere\.txt"):
-        problems.text("nowhere.txt")

@@ -5,9 +5,6 @@ import dataclasses
 import importlib
 import json
 import shutil
-import signal
-import subprocess
-import sys
 import warnings
 from functools import partial
 
@@ -25,7 +22,7 @@ from fedjax_muon.privacy import ClientPrivacy
 from fedjax_muon.runs import metrics_csv, record, trackers
 from fedjax_muon.runs.train import train
 from tests.support.cases import slow_but
-from tests.support.command import assert_same_but_for_seconds, wait_for
+from tests.support.command import assert_same_but_for_seconds
 
 SIZES = {"cohort": 3, "local_steps": 2, "batch_size": 8}
 TINY = {"clients": 6, "model": partial(problems.mlp, hidden=(4,))}
@@ -226,7 +223,7 @@ def test_other_code_of_a_users_function_is_another_run(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "WIDTH", 5)
     with pytest.raises(ValueError, match=r"its task is .*\(4\).*, not .*\(5\)"):
         train_one("small", wide)
-    with pytest.raises(ValueError, match=r"its task is|code of test_train differs;"):
+    with pytest.raises(ValueError, match=r"its task is|test_train differs; choose"):
         train_one("of_width", of_width)
     monkeypatch.setitem(globals(), "WIDTH", 4)
     train_one("of_width", of_width)
@@ -277,7 +274,7 @@ def test_a_problem_of_a_users_own_is_one_function(tmp_path):
     with pytest.raises(ValueError, match=r"its problem.ward is 3, not 4; choose"):
         train(fm.fedavg(lr=0.1), hospital(ward=4), **how)
     words = json.loads((tmp_path / "run" / "identity.json").read_text())
-    assert "code of test_train" in words
+    assert "code of tests.runs.test_train" in words
 
 
 def test_trackers_get_every_record_once(tmp_path, monkeypatch, dies):
@@ -317,7 +314,6 @@ WRONG = {  # what is said: the arguments of `train`
     "a ledger and a budget are for private runs": {"budget": 1.0},
     "unknown tracker 'wand'": {"log": ("wand",)},
     "a seed must lie in": {"seed": -1},
-    "cohort must be at least 1, got 0": {"cohort": 0},
     "privacy must be a ClientPrivacy, got int": {"privacy": 3},
     "cohort must be a number of clients, or made by": {"cohort": "8"},
     "problem must be a Problem, such as problems.classif": {"problem": fm.fedavg()},
@@ -337,9 +333,6 @@ def test_methods_without_a_server_need_a_graph():
     alone = problem.__class__(**{**vars(problem), "weights": None})
     with pytest.raises(ValueError, match="has no graph for agents"):
         train(dsgd(lr=0.1), alone)
-    said = "cohort needs a server, and dsgd has none"
-    with pytest.raises(ValueError, match=said):
-        train(dsgd(lr=0.1), problem, cohort=3)
 
 
 # ---------------------------------------------------------------------------- private
@@ -443,44 +436,6 @@ def test_a_private_run_that_is_not_paid_does_not_begin(tmp_path):
         private(tmp_path / "more", budget=9.0)
     with pytest.raises(ValueError, match="need a directory; add directory"):
         private(tmp_path / "run", directory=None, ledger=None)
-
-
-PROGRAM = """
-import sys
-from functools import partial
-from fedjax_muon import fedavg, problems
-from fedjax_muon.runs import record
-from fedjax_muon.runs.train import train
-record.SECONDS_BETWEEN_CHECKPOINTS = 0
-model = partial(problems.mlp, hidden=(4,))
-problem = problems.classification(clients=6, model=model)
-sizes = dict(cohort=3, local_steps=2, batch_size=8)
-train(fedavg(lr=0.1), problem, rounds=400, seed=3, directory=sys.argv[1], **sizes)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
-def test_a_process_that_is_killed_goes_on(kind, tmp_path):
-    def begun(place, rounds=-1):
-        command = [sys.executable, "-c", PROGRAM, str(place)]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(command, text=True, **pipes)
-        rows = lambda: len((place / "metrics.csv").read_text().splitlines())
-        wait_for(lambda: (place / "metrics.csv").exists() and rows() > rounds, process)
-        return process
-
-    for rounds in (3, 30):
-        process = begun(tmp_path / "killed", rounds)
-        process.send_signal(kind)
-        said, _ = process.communicate(timeout=60)
-        assert process.returncode
-        if kind == signal.SIGINT:
-            assert "the same call with directory=" in said
-    for name in ("killed", "whole"):
-        said, _ = begun(tmp_path / name).communicate(timeout=120)
-    both = (tmp_path / name / "metrics.csv" for name in ("killed", "whole"))
-    assert_same_but_for_seconds(*both)
 
 
 WHOLE = (np.int64, np.int32, np.array, jnp.asarray)

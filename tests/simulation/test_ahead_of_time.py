@@ -36,12 +36,6 @@ def simulated(algorithm, **given):
     return federate(algorithm, TASK, DIGITS, PARTS, **sizes, **given)
 
 
-@pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:2", "v5e:axb", ""])
-def test_unknown_topologies_are_refused(name):
-    with pytest.raises(ValueError, match=r"give a chip \(v4, v5e, v5p, v6e\)"):
-        compile_for(simulated(fedavg(lr=0.1)), name)
-
-
 def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"^compiling for TPUs needs libtpu, .*pip"):

@@ -506,30 +506,6 @@ def test_a_run_whose_clients_have_left_ends():
         schedule(fm.buffered(4, 2), np.full(N, 2.0), 9, away=for_good)
 
 
-def test_cells_of_a_sweep_have_times_of_their_own():
-    clock = clocks.lognormal(1.0, key=KEY)
-    late = fm.buffered(5, 2, clock)
-    simulation = federation.federation(fm.fedavg(lr=0.3), cohort=late)
-    parts = federation.cut([25, 3, 20, 9, 6, 12], seed=4)
-    cells = [
-        fm.Cell({"lr": 0.3}, jax.random.key(1), federation.PARTS),
-        fm.Cell({"lr": 0.1}, jax.random.key(2), parts),
-    ]
-    (outcomes,) = fm.run_cells(simulation, cells, rounds=6, evaluate_every=3)
-    for cell, outcome in zip(cells, outcomes, strict=True):
-        one = simulation.at(parts=cell.parts, hyper=cell.hyper)
-        _, rows = fm.run(
-            one, one.init(cell.key), rounds=6, evaluate_every=3, progress=False
-        )
-        names = ("round", "virtual_seconds", "bytes_up")
-        for name in names:
-            assert [row[name] for row in rows] == [row[name] for row in outcome.rows]
-        losses = lambda rows: [row["test_loss"] for row in rows]
-        np.testing.assert_allclose(losses(rows), losses(outcome.rows), rtol=1e-5)
-    ends = [outcome.rows[-1]["virtual_seconds"] for outcome in outcomes]
-    assert ends[0] != ends[1]
-
-
 def test_jobs_that_end_without_an_answer_are_counted():
     """As sampled clients are that drop out: a lost job has received a model."""
     coin, tossed = np.random.default_rng(3), []

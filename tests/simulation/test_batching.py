@@ -306,16 +306,6 @@ def test_held_out_examples_are_some_of_all_classes_and_nowhere_else(share):
     np.testing.assert_array_equal(rest.x_train, again.x_train)
 
 
-def test_shares_that_leave_nothing_to_one_side_are_refused():
-    for message, shares in {
-        r"must be in \(0, 1\), got": (0, 1, -0.1, 1.5, np.nan),
-        "leaves one side without the class": (0.001, 0.998, 0.9999),
-    }.items():
-        for share in shares:
-            with pytest.raises(ValueError, match=message):
-                data.hold_out(LABELLED, share)
-
-
 class Weighed(NamedTuple):
     params: Any
     loss: Any

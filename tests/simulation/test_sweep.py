@@ -358,13 +358,11 @@ def test_rows_with_a_loss_that_is_nan_are_kept_if_asked(request):
 MISTAKES = {
     "at least one cell": {"cells": []},
     "cells_at_once must be at least 1, got 0": {"cells_at_once": 0},
-    "evaluate_every must be at least 1, got 0": {"evaluate_every": 0},
     r"cell 1 has the hyperparameters \[\], the first has \['lr'\]": {
         "cells": [USUAL, USUAL._replace(hyper={})]
     },
     "examples": {"cells": [USUAL, USUAL._replace(parts=PARTS[:5])]},
     "6 clients, got 3 parts": {"cells": [USUAL._replace(parts=cut([25, 25, 25]))]},
-    r"lr must lie in \[0, infinity\), got -1": {"cells": with_rates(0.1, -1.0)},
 }
 
 

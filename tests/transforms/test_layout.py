@@ -295,24 +295,6 @@ def test_fans_and_axes():
     assert fans(CONV, jnp.zeros((3, 3, 64, 128))) == (576, 128)
 
 
-ABSENT = ((0, 2), (-3, 1), ((0, 5), 1))
-TWICE = ((0, 0), (1, -1), ((0, 0), 1), ((0, -2), 1))
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        *((n, r"axes that a leaf \(2, 3\) does not have") for n in ABSENT),
-        *((n, r"name an axis twice for a leaf \(2, 3\)") for n in TWICE),
-    ],
-)
-def test_axes_that_are_refused(numbers, message):
-    with pytest.raises(ValueError, match=message):
-        applied(polar, jnp.zeros((2, 3)), MuonDimensionNumbers(*numbers))
-    with pytest.raises(ValueError, match=r"a leaf \(\) does not have"):
-        fans(MuonDimensionNumbers(), jnp.zeros(()))
-
-
 def test_other_leaves_are_left_alone():
     """None may stand for a whole subtree, and parameters may be absent (None)."""
     leaves = {"a": jnp.ones((2, 3)), "b": {"c": jnp.ones(4), "d": None}, "e": None}
