@@ -498,35 +498,25 @@ def test_what_transformers_does_not_have_is_not_written(tmp_path):
         to_hugging_face(tmp_path, SMALL["gpt2"], params)
 
 
-@pytest.mark.parametrize(
-    ("begin", "said"),
-    [
-        (
-            "_orig_mod.",
-            "unexpected _orig_mod.*it is of torch.compile: save model._orig",
-        ),
-        ("module.", "it is of DistributedDataParallel: save model.module$"),
-        ("module._orig_mod.", "it is of DistributedDataParallel: save model.module$"),
-        ("base_model.model.", "it is of PEFT: save model.merge_and_unload"),
-    ],
-)
-@pytest.mark.parametrize("name", [GPT2, LLAMA])
-def test_wrapped_models_are_named(begin, said, name, tmp_path):
-    tensors = {f"{begin}{path}": x for path, x in stored(name).items()}
+headless = lambda tensors: {k: x for k, x in tensors.items() if "head" not in k}
+begun = lambda start: lambda tensors: {f"{start}{k}": x for k, x in tensors.items()}
+classified = lambda head: lambda tensors: {**headless(tensors), head: np.ones((2, 16))}
+OTHERS = [  # what is made of the tensors, and what is said
+    (begun("_orig_mod."), r"unexpected _orig_mod.*of torch.compile: save model\._orig"),
+    (begun("module."), "it is of DistributedDataParallel: save model.module$"),
+    (begun("module._orig_mod."), "of DistributedDataParallel: save model.module$"),
+    (begun("base_model.model."), "it is of PEFT: save model.merge_and_unload"),
+    (headless, "it is a model without a head: use a causal"),
+    (classified("score.weight"), "it is of a classifier: use a causal language"),
+    (classified("classifier.bias"), "it is of a classifier: use a causal language"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), OTHERS)
+def test_weights_of_wrapped_and_other_models_are_named(change, said, tmp_path):
+    tensors = {k: np.float32(x) for k, x in change(stored(LLAMA)).items()}
     with pytest.raises(ValueError, match=said):
-        from_hugging_face(copied(tmp_path, name, tensors))
-
-
-@pytest.mark.parametrize("head", ["score.weight", "classifier.bias"])
-def test_classifiers_and_models_without_a_head_are_named(head, tmp_path):
-    tensors = {path: x for path, x in stored(LLAMA).items() if "head" not in path}
-    with pytest.raises(ValueError, match="it is a model without a head: use a causal"):
-        from_hugging_face(copied(tmp_path / "base", LLAMA, tensors))
-    classifier = tensors | {head: np.ones((2, 16), np.float32)}
-    with pytest.raises(
-        ValueError, match="it is of a classifier: use a causal language"
-    ):
-        from_hugging_face(copied(tmp_path / "classifier", LLAMA, classifier))
+        from_hugging_face(copied(tmp_path, LLAMA, tensors))
 
 
 @pytest.mark.parametrize(

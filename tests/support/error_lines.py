@@ -16,6 +16,14 @@ def one_line(message, *named, error=ValueError):
         assert str(word) in text
 
 
+def refused_with(words, call):
+    """A call without arguments is refused in one line that has these words."""
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def refused(said, call, *args, error=ValueError, **given):
     """A call is refused in one line."""
     with one_line(said, error=error):
