@@ -319,8 +319,8 @@ def map_stacks(
 ) -> Any:
     """Applies a function of matrices to a pytree, to matrices of one shape at once.
 
-    Small matrices of many layers then fill an accelerator, and the program is shorter.
-    CPUs gain nothing from it, and get one call for each leaf.
+    Small matrices of many layers then fill an accelerator. CPUs compute them one after
+    the other, by one loop for each shape, which compiles in a fraction of the time.
 
     Args:
       function: Function of an array [..., fan_in, fan_out] that keeps its shape and
@@ -331,12 +331,14 @@ def map_stacks(
     leaves = tree.flatten_up_to(updates)
     places = [i for i, n in enumerate(known) if n is not None]
 
-    def one_by_one(*matrices: jax.Array) -> list[jax.Array]:
-        return [function(x) for x in matrices]
+    def looped(stack: jax.Array) -> jax.Array:
+        return function(stack) if len(stack) == 1 else jax.lax.map(function, stack)
 
     matrices = [to_matrices(known[i], leaves[i]) for i in places]
     results = jax.lax.platform_dependent(
-        *matrices, cpu=one_by_one, default=partial(in_stacks, function)
+        *matrices,
+        cpu=partial(in_stacks, looped),
+        default=partial(in_stacks, function),
     )
     for i, result in zip(places, results, strict=True):
         leaves[i] = from_matrices(known[i], result, leaves[i])
