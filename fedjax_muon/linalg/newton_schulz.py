@@ -29,12 +29,12 @@ from jax.typing import ArrayLike, DTypeLike
 
 from fedjax_muon.linalg.products import (
     default_on_cpus,
-    has_fast_products,
     large_product,
     outer_product,
     prescaled,
     row_major,
     small_product,
+    way_in,
 )
 
 Coefficients = tuple[tuple[float, float, float], ...]
@@ -187,8 +187,9 @@ def orthogonalize(
       coefficients: Rows (a, b, c), expanded by `rows`.
       steps: T, the number of steps; 0 only normalizes.
       form: `plain`, `gram`, or any function that divides the rows into stages. The
-        default is `gram` where it is faster and safe: on CPUs, for matrices more than
-        1.5 times as long as wide, if their products are fast. On accelerators a
+        default is `gram` where it is faster and safe: on CPUs whose products are fast,
+        for matrices more than 1.5 times as long as wide, and 4 times with AMX, which
+        also takes the matrices of a stack one by one. On accelerators a
         product of small matrices in float32 costs up to six times as much as one of
         large matrices in the default precision, and the default is `plain`.
       normalization: `frobenius` (as in the papers), `schatten8`, or any function from
@@ -219,15 +220,21 @@ def orthogonalize(
     def run(form: Form, compute: np.dtype, x: jax.Array) -> jax.Array:
         return _newton_schulz(x, form(schedule, compute), normalization, compute)
 
+    def one_by_one(form: Form, compute: np.dtype, x: jax.Array) -> jax.Array:
+        one = functools.partial(run, form, compute)
+        return jax.lax.map(one, x.reshape(-1, *x.shape[-2:])).reshape(x.shape)
+
     cpus = default_on_cpus(own, short) if dtype is None else compute
-    is_fast = jnp.finfo(cpus).bits >= 32 or has_fast_products(cpus)
-    on_cpu = form or (gram if long > 1.5 * short and is_fast else plain), cpus
+    way = way_in(cpus)
+    long_stages = way is not None and long > way.aspect * short
+    on_cpu = form or (gram if long_stages else plain), cpus
     default = form or plain, compute
-    if on_cpu == default:
+    apart = way is not None and way.apart and math.prod(x.shape[:-2]) > 1
+    if on_cpu == default and not apart:
         return run(*default, x)
     return jax.lax.platform_dependent(
         x,
-        cpu=functools.partial(run, *on_cpu),
+        cpu=functools.partial(one_by_one if apart else run, *on_cpu),
         default=functools.partial(run, *default),
     )
 

@@ -4,34 +4,52 @@ import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+
+class Way(NamedTuple):
+    """How a CPU orthogonalizes matrices fastest, as measured on one."""
+
+    aspect: float  # long over short side, from which stages of several steps win
+    apart: bool = False  # whether the matrices of a stack are faster one by one
+
+
 # Features of x86 processors that multiply numbers in bfloat16, which XLA uses for
-# products with results in float32.
-BFLOAT16 = {"amx_bf16", "avx512_bf16"}
+# products with results in float32: the first one that a CPU has decides.
+WAYS = {"amx_bf16": Way(4.0, apart=True), "avx512_bf16": Way(1.5)}
+PLAIN_CPU = Way(1.5)
 HALF = 64  # rows from which these products save CPUs time
 SPLIT = 512  # rows from which CPUs compute symmetric products by halves
 
 
 @functools.cache
-def multiplies_bfloat16(features: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this machine's CPU has products of bfloat16 numbers.
+def way_of(features: Path = Path("/proc/cpuinfo")) -> Way | None:
+    """The way of this machine's CPU; None without products of bfloat16 numbers.
 
     Programs for CPUs depend on it: `dtype=bfloat16` has other bits on other processors.
     """
     try:
         flags = re.search(r"^flags\s*:(.*)$", features.read_text(), re.MULTILINE)
     except OSError:  # of systems without this file
-        return False
-    return flags is not None and not BFLOAT16.isdisjoint(flags[1].split())
+        return None
+    known = [] if flags is None else flags[1].split()
+    return next((way for feature, way in WAYS.items() if feature in known), None)
 
 
 def has_fast_products(dtype: np.dtype) -> bool:
     """Whether this machine's CPU multiplies 16-bit numbers faster than float32."""
-    return dtype == jnp.bfloat16 and multiplies_bfloat16()
+    return jnp.finfo(dtype).bits < 32 and way_in(dtype) is not None
+
+
+def way_in(dtype: np.dtype) -> Way | None:
+    """The way of this machine's CPU in a type; None if it has no products in it."""
+    if jnp.finfo(dtype).bits >= 32:
+        return PLAIN_CPU
+    return way_of() if dtype == jnp.bfloat16 else None
 
 
 def default_on_cpus(dtype: np.dtype, rows: int) -> np.dtype:

@@ -28,6 +28,9 @@ Numbers = Any  # such a tree
 # matrices as large as this fill a device alone.
 STACK = 2**22
 
+# Matrices of one shape from which CPUs loop over them. Fewer compile as fast apart.
+LOOPED = 3
+
 # Paths of the kernels in Flax's attention that map (in) to (heads, width).
 PROJECTIONS = {(name, "kernel") for name in ("query", "key", "value")}
 
@@ -319,8 +322,8 @@ def map_stacks(
 ) -> Any:
     """Applies a function of matrices to a pytree, to matrices of one shape at once.
 
-    Small matrices of many layers then fill an accelerator, and the program is shorter.
-    CPUs gain nothing from it, and get one call for each leaf.
+    Small matrices of many layers then fill an accelerator. CPUs compute them one after
+    the other; a loop over three or more compiles in a fraction of the time.
 
     Args:
       function: Function of an array [..., fan_in, fan_out] that keeps its shape and
@@ -331,12 +334,16 @@ def map_stacks(
     leaves = tree.flatten_up_to(updates)
     places = [i for i, n in enumerate(known) if n is not None]
 
-    def one_by_one(*matrices: jax.Array) -> list[jax.Array]:
-        return [function(x) for x in matrices]
+    def one_by_one(stack: jax.Array) -> jax.Array:
+        if len(stack) >= LOOPED:
+            return jax.lax.map(function, stack)
+        return jnp.stack([*map(function, stack)])
 
     matrices = [to_matrices(known[i], leaves[i]) for i in places]
     results = jax.lax.platform_dependent(
-        *matrices, cpu=one_by_one, default=partial(in_stacks, function)
+        *matrices,
+        cpu=partial(in_stacks, one_by_one),
+        default=partial(in_stacks, function),
     )
     for i, result in zip(places, results, strict=True):
         leaves[i] = from_matrices(known[i], result, leaves[i])

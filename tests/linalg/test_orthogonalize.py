@@ -26,7 +26,7 @@ from fedjax_muon.linalg.newton_schulz import (
     rows,
     schatten8,
 )
-from fedjax_muon.linalg.products import multiplies_bfloat16
+from fedjax_muon.linalg.products import WAYS, way_of
 from tests.support import jaxprs
 
 
@@ -173,13 +173,14 @@ def test_small_matrices_of_the_gram_form_are_never_rounded_to_sixteen_bits():
 def processor(request, monkeypatch):
     """A CPU with products of bfloat16 numbers, or without them."""
     jax.clear_caches()
-    monkeypatch.setattr(linalg_products, "multiplies_bfloat16", lambda: request.param)
+    way = WAYS["avx512_bf16"] if request.param else None
+    monkeypatch.setattr(linalg_products, "way_of", lambda: way)
     yield request.param
     jax.clear_caches()
 
 
 @pytest.mark.skipif(
-    jax.default_backend() != "cpu" or not multiplies_bfloat16(),
+    jax.default_backend() != "cpu" or way_of() is None,
     reason="needs a CPU that multiplies bfloat16",
 )
 def test_tall_matrices_have_as_many_products_in_bfloat16_as_wide_ones():
@@ -268,18 +269,35 @@ def test_symmetric_products_by_halves(shape, form):
 def test_features_of_processors(tmp_path):
     """The first row of flags; no file, as on macOS, or no such row, as on Arm."""
     path = tmp_path / "cpuinfo"
-    assert not multiplies_bfloat16(path)
+    assert way_of(path) is None
     for number, (row, expected) in enumerate(
         {
-            "flags\t\t: fpu avx512_bf16 amx_tile": True,
-            "flags : fpu amx_bf16": True,
-            "flags : fpu avx512f avx_vnni": False,
-            "Features : fp asimd bf16": False,
+            "flags\t\t: fpu avx512_bf16 amx_tile": WAYS["avx512_bf16"],
+            "flags : fpu avx512_bf16 amx_bf16": WAYS["amx_bf16"],
+            "flags : fpu avx512f avx_vnni": None,
+            "Features : fp asimd bf16": None,
         }.items()
     ):
         path = tmp_path / str(number)
         path.write_text(f"processor : 0\n{row}\nbugs :\n")
-        assert multiplies_bfloat16(path) is expected
+        assert way_of(path) is expected
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 200, 66), (5, 90, 70), (300, 64)])
+def test_amx_takes_matrices_one_by_one_in_single_steps(shape, monkeypatch):
+    """With the numbers that they have alone; up to an aspect of 4, stages are short."""
+    x = jnp.asarray(gaussian(shape), jnp.float32)
+    plain_on_cpu = functools.partial(orthogonalize, form=plain)
+    matrices = [*x.reshape(-1, *shape[-2:])]
+    alone = jnp.stack([*map(jax.jit(plain_on_cpu), matrices)]).reshape(shape)
+    gram_alone = jax.jit(functools.partial(orthogonalize, form=gram))(x)
+    monkeypatch.setattr(linalg_products, "way_of", lambda: WAYS["amx_bf16"])
+    jax.clear_caches()
+    found = jax.jit(lambda x: orthogonalize(x))(x)
+    jax.clear_caches()
+    long_stages = shape[-2] > 4 * shape[-1]
+    expected = gram_alone if long_stages else alone
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

@@ -387,6 +387,16 @@ def test_polar_factors_are_those_of_every_leaf(on_accelerators):
     jax.tree.map(close, found, expected)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_cpus_treat_every_matrix_as_it_would_be_alone(count):
+    leaves = {f"{i}": (i + 1.0) * drawn((2 + i % 2, 4, 6))[0] for i in range(count)}
+    leaves["scanned"] = drawn((3, 4, 6))
+    expected = jax.tree.map(jax.jit(newton_schulz.orthogonalize), leaves)
+    found = jax.jit(lambda tree: transformed(tree, newton_schulz.orthogonalize))(leaves)
+    close = lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6)
+    jax.tree.map(close, found, expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("accelerator", [False, True])
 def test_matrices_that_devices_share_are_kept_apart(accelerator, request):
@@ -408,11 +418,12 @@ def test_matrices_that_devices_share_are_kept_apart(accelerator, request):
     np.testing.assert_allclose(found_b, newton_schulz.polar(b), atol=1e-5)
 
 
-def test_the_platform_decides():
-    matrices = {str(i): drawn((4, 4)) for i in range(7)}
+@pytest.mark.parametrize("count", [2, 7])
+def test_the_platform_decides(count):
+    matrices = {str(i): drawn((4, 4)) for i in range(count)}
     rule = orthogonalize()
     run = lambda tree: rule.update(tree, rule.init(tree))[0]
     traced = jax.make_jaxpr(run)(matrices).jaxpr
     step = 15  # products of five steps
-    assert len(products(traced, "cpu")) == 7 * step
+    assert len(products(traced, "cpu")) == (2 if count == 2 else 1) * step  # a loop
     assert len(products(traced, "tpu")) == len(products(traced, "cuda")) == step
