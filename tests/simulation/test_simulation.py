@@ -250,7 +250,12 @@ def test_bytes_by_hand():
 @pytest.mark.parametrize("make", [fm.sampled, fm.poisson, fm.fedasync])
 def test_bytes_of_a_prologue_are_of_those_that_it_asks(make):
     prepared = federation.federation(fm.fedmuon(), cohort=make(3, prologue=2))
-    assert prepared.meter.bytes_after(0) == 2 * (2 * 4 * (5 * 3 + 3),)
+    first, round_up = 2 * 4 * (5 * 3 + 3), 2 * 4 * (5 * 3 + 3)
+    assert prepared.meter.bytes_after(0) == (first, first)
+    lossy = make(3, prologue=2, dropout=0.5)
+    prepared, key = federation.federation(fm.fedmuon(), cohort=lossy), jax.random.key(4)
+    answered = prepared.meter.answered(key, 4)
+    assert prepared.meter.bytes_after(4, key).up == first + answered * round_up
 
 
 def test_validation_examples_are_scored_apart(plain):
