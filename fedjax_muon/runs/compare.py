@@ -34,6 +34,7 @@ from fedjax_muon.files import named
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs import metrics_csv, summary
 from fedjax_muon.runs.directory import METRICS
+from fedjax_muon.runs.hints import hints
 from fedjax_muon.runs.identity import words_of
 from fedjax_muon.runs.methods import (
     METHODS,
@@ -76,7 +77,6 @@ from fedjax_muon.runs.train import (
     data_words,
     followed,
     job_of,
-    prologue_words,
     resumable,
     run,
     say,
@@ -178,8 +178,10 @@ def compare(
     for first in firsts.values():  # last, since it may compile
         check_memory(first)
     told = data_words(next(iter(firsts.values())), problem)
-    for first in firsts.values():
-        say(prologue_words(first), progress)
+    for hint in dict.fromkeys(
+        hint for first in firsts.values() for hint in hints(first)
+    ):
+        say(hint, progress)
     say(told if searches else "", progress)
     sweeps = _searched(searches, len(rows) * len(seeds), rounds, place, progress)
     for label, swept in sweeps.items():

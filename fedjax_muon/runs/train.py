@@ -21,7 +21,6 @@ from fedjax_muon.core import check_count
 from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset, dataset as data
 from fedjax_muon.data.dataset import digest
-from fedjax_muon.engine.plans import mapped
 from fedjax_muon.engine.processes import is_first, run_on_first
 from fedjax_muon.files import claim
 from fedjax_muon.privacy.guarantees import CLIENT
@@ -37,6 +36,7 @@ from fedjax_muon.runs.directory import (
     interruptible,
     note_versions,
 )
+from fedjax_muon.runs.hints import hints
 from fedjax_muon.runs.identity import (
     IDENTITY,
     arrays_of,
@@ -61,10 +61,6 @@ from fedjax_muon.simulation.memory import check_memory
 from fedjax_muon.simulation.simulation import Simulation
 from fedjax_muon.simulation.training import Record, steps
 from fedjax_muon.terminal import Progress, plain_console, shown
-
-# clients whose prologue may be long; seconds worth a line; operations per second of two
-# cores of an AMD EPYC, for a small CNN
-MANY, LONG, SPEED = 100, 5, 6e10
 
 
 class Job(NamedTuple):
@@ -383,7 +379,8 @@ def train(
             say(statement, progress)
         logs = Followed(log, place, place.name)
     say(data_words(simulation, problem), progress)
-    say(prologue_words(simulation), progress)
+    for hint in hints(simulation):
+        say(hint, progress)
     with resumable(place) as stop, followed(progress, rounds, job.name) as shown_rounds:
         state, records = run(job, shown_rounds, stop, logs)
     if place is not None:
@@ -399,28 +396,6 @@ def data_words(simulation: Simulation, problem: Problem) -> str:
     many = f"{len(devices)} x " if len(devices) > 1 else ""
     words = data.summary(problem.dataset, sizes, members=members)
     return f"{words}\non {many}{devices[0].device_kind}"
-
-
-def prologue_words(simulation: Simulation) -> str:
-    """What a long prologue waits for; empty if it takes a few seconds or none.
-
-    The time is XLA's count of operations over a measured speed of CPUs.
-    """
-    setup = simulation.settings
-    one_by_one = getattr(setup, "plan", None) is mapped and setup.algorithm.prologue
-    if not one_by_one or jax.default_backend() != "cpu":
-        return ""
-    asked, size = setup.cohort.prologue or setup.num_clients, setup.cohort.size
-    if asked < MANY:
-        return ""
-    costs = simulation.traced_begin.lower().cost_analysis() or {}
-    seconds = asked * costs.get("flops", 0.0) / SPEED  # the loop's body counts once
-    if seconds < LONG:
-        return ""
-    return (
-        f"before round 0, {asked:,} clients compute a gradient each, for more than "
-        f"{LONG} s; cohort=fm.sampled({size}, prologue=200) asks fewer"
-    )
 
 
 def check_directory(

@@ -21,7 +21,8 @@ def test_a_comparison_that_is_loaded_is_the_one_that_was_returned(tmp_path):
     made = fm.compare(methods, TINY, seeds=(0, 3), grid=axes, directory=place, **HOW)
     read = fm.load_run(place)
     assert str(read) == str(made)
-    assert read.diverged == made.diverged
+    assert read.diverged == made.diverged != {}
+    assert [*made.runs] == [*read.runs] == ["one, local_steps=1", "one, local_steps=2"]
     assert read.rows == made.rows
     rows = [row for row in read.rows if row["method"] == "one"]
     places = [(k, seed, at) for k in (1, 2) for seed in (0, 3) for at in (0, 2, 4)]

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import shutil
 import warnings
@@ -19,7 +18,7 @@ from fedjax_muon.decentralized import dsgd
 from fedjax_muon.decentralized.private_methods import ExamplePrivacy
 from fedjax_muon.models import MLP
 from fedjax_muon.privacy import ClientPrivacy
-from fedjax_muon.runs import metrics_csv, record, trackers
+from fedjax_muon.runs import hints, metrics_csv, record, trackers
 from fedjax_muon.runs.train import train
 from tests.support.cases import slow_but
 from tests.support.command import assert_same_but_for_seconds
@@ -524,16 +523,33 @@ def test_other_versions_are_said_and_noted(swept, tmp_path):
 
 @pytest.mark.parametrize("method", [fm.fedmuon, fm.fedavg])
 def test_a_long_prologue_is_said_before_it_begins(method, monkeypatch, capsys):
-    module = importlib.import_module("fedjax_muon.runs.train")
-    monkeypatch.setattr(module, "MANY", 6)
+    monkeypatch.setattr(hints, "MANY", 6)
     problem, how = problems.classification(**TINY), {**SIZES, "rounds": 1}
     cohort = fm.sampled(3, prologue=5)
     train(method(lr=0.1), problem, **how)
     assert "before round 0" not in capsys.readouterr().err  # it takes moments
-    monkeypatch.setattr(module, "SPEED", 1)
+    monkeypatch.setattr(hints, "SPEED", 1)
     train(method(lr=0.1), problem, **how)
     said = "before round 0, 6 clients compute a gradient each, for more than 5 s; "
     said += "cohort=fm.sampled(3, prologue=200) asks fewer\n"
     assert (said in capsys.readouterr().err) == (method is fm.fedmuon)
     train(method(lr=0.1), problem, **{**how, "cohort": cohort})
     assert "before round 0" not in capsys.readouterr().err
+
+
+def test_huge_pages_are_advised_for_large_models_where_linux_gives_them(
+    tmp_path, monkeypatch
+):
+    path, advised = tmp_path / "enabled", lambda size: [*hints._huge_pages(size, path)]
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert advised(2**24) == []  # of other systems
+    path.write_text("always [madvise] never")
+    (line,) = advised(2**24)
+    assert line.endswith("set GLIBC_TUNABLES=glibc.malloc.hugetlb=1")
+    assert advised(2**24 - 1) == []
+    path.write_text("[always] madvise never")
+    assert advised(2**24) == []
+    path.write_text("always [madvise] never")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    assert advised(2**24) == []
