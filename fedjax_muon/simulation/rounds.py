@@ -4,7 +4,6 @@ They are functions of a `Setup`, a `State` and the clients' examples, which `fed
 compiles.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,6 +31,7 @@ from fedjax_muon.simulation.batching import (
     objective_of,
 )
 from fedjax_muon.simulation.cohorts import Cohort, Members
+from fedjax_muon.simulation.initial import draw_params
 from fedjax_muon.simulation.participation import Work, uniform
 from fedjax_muon.tasks.task import Task
 from fedjax_muon.wrappers.personalization import params_of_clients
@@ -177,30 +177,6 @@ def steps_of(setup: Setup, clients: Clients) -> engine.Steps | None:
     )
 
 
-def _drawn_params(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:
-    """The initial parameters; compiled, since single operations take seconds.
-
-    They are drawn once. So on a CPU, they are compiled with fewer optimizations, which
-    takes a quarter of the time and leaves the values as they are. JAX allows that
-    outside of other compiled functions only. A level in `XLA_FLAGS` stays.
-    """
-    alone = not isinstance(key, jax.core.Tracer)
-    on_cpu = alone and {device.platform for device in key.devices()} == {"cpu"}
-    (option,) = _QUICKLY
-    if on_cpu and option not in os.environ.get("XLA_FLAGS", ""):
-        return _call_quickly(init, key)
-    return _call(init, key)
-
-
-def _called(init: Callable[[jax.Array], Params], key: jax.Array) -> Params:
-    return init(key)
-
-
-_QUICKLY = {"xla_backend_optimization_level": 1}
-_call = jax.jit(_called)
-_call_quickly = jax.jit(_called, compiler_options=_QUICKLY)
-
-
 def init_state(
     setup: Setup,
     key: jax.Array,
@@ -217,7 +193,7 @@ def init_state(
     init_key, key = jax.random.split(key)
     training = engine.init(
         setup.cohort.executed(setup.algorithm),
-        _drawn_params(setup.task.init, init_key) if params is None else params,
+        draw_params(setup.task.init, init_key) if params is None else params,
         setup.num_clients,
         max(1, len(setup.devices)),
         project=objective_of(setup.task).project,

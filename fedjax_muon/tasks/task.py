@@ -73,8 +73,8 @@ class Task(NamedTuple):
 def as_argument(task: Task) -> Task:
     """Turns a task into a pytree, so that compiled programs can take it as an argument.
 
-    The gradient is wrapped in `jax.jit`, since nested loops would otherwise trace it
-    many times.
+    The gradient and the scores are wrapped in `jax.jit`, since nested loops and several
+    sets of examples would otherwise trace them many times.
 
     Returns:
       The same task, whose leaves are the arrays that its functions hold.
@@ -82,9 +82,13 @@ def as_argument(task: Task) -> Task:
     *functions, metrics, scored = task
     held: Any = [None if f is None else as_partial(f) for f in functions]
     named = {name: as_partial(metric) for name, metric in metrics.items()}
-    grad: Any = as_partial(task.grad)
-    traced = Partial(jax.jit(grad.func), *grad.args, **grad.keywords)
-    return Task(*held)._replace(grad=traced, metrics=named, scored=scored)
+    traced = {name: _traced_once(getattr(task, name)) for name in ("grad", "evaluate")}
+    return Task(*held)._replace(metrics=named, scored=scored, **traced)
+
+
+def _traced_once(function: Callable[..., Any]) -> Partial:
+    held: Any = as_partial(function)
+    return Partial(jax.jit(held.func), *held.args, **held.keywords)
 
 
 def as_partial(function: Callable[..., Any]) -> Partial:

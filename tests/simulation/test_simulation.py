@@ -174,8 +174,9 @@ def test_a_prologue_that_is_not_finite_is_refused():
 
 
 @pytest.mark.slow
-def test_fewer_optimizations_draw_the_same_parameters(plain, monkeypatch):
-    task = fm.tasks.classification(fm.models.LeNet(10), (28, 28, 1))
+@pytest.mark.parametrize("model", ["lenet", "vit"])  # one program, one for each shape
+def test_fewer_optimizations_draw_the_same_parameters(plain, monkeypatch, model):
+    task = fm.tasks.classification(fm.models.ALL[model](classes=10), (28, 28, 1))
     task = task._replace(init=jax.tree_util.Partial(task.init))
     setup, key = plain.settings._replace(task=task), jax.random.key(1)
     init_key = jax.random.split(key)[0]
