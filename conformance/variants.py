@@ -1,0 +1,94 @@
+"""References with departures: the code of a transcription, changed and run again."""
+
+import functools
+import importlib
+import inspect
+import itertools
+import sys
+import types
+from typing import Any
+
+import numpy as np
+
+from conformance.directions import direction
+from conformance.family import Family
+from conformance.weights import weighed
+
+VISIBLE = 2e-3  # the least effect of a departure, relative to a step: ten times float32
+
+
+@functools.cache
+def source(module: str) -> str:
+    return inspect.getsource(importlib.import_module(module))
+
+
+@functools.cache
+def changed(module: str, edits: tuple) -> dict[str, Any] | None:
+    """The names of a module with other lines; None where two edits exclude another."""
+    text = source(module)
+    own = tuple(edit for edit in edits if ":" not in edit[0])
+    for number, (scope, old, new) in enumerate(own):
+        start = text.index(f"def {scope}(")
+        end = text.find("\n\n\n", start)
+        inside = text[start : end if end > 0 else None]
+        if inside.count(old) != 1:
+            alone = changed(module, own[number : number + 1]) if number else None
+            if alone is None:
+                raise ValueError(f"{module}.{scope} has not once the line: {old!r}")
+            return None
+        text = text[:start] + inside.replace(old, new) + text[start + len(inside) :]
+    made = types.ModuleType(f"{module}_changed")
+    made.__package__ = module.rpartition(".")[0]
+    vars(made).update(weighed=weighed)
+    sys.modules[made.__name__] = made  # for its named tuples
+    exec(compile(text, made.__name__, "exec"), vars(made))
+    for place in dict.fromkeys(edit[0] for edit in edits if ":" in edit[0]):
+        there, name = place.split(":")  # a function that the module imports
+        of = tuple((name, *edit[1:]) for edit in edits if edit[0] == place)
+        vars(made)[name] = changed(there, of)[name]
+    return vars(made)
+
+
+def variant(family: Family, choices: dict[str, str]) -> np.ndarray | None:
+    """The results [steps, numbers] with these choices; None if they diverge."""
+    picked = [family.axes[axis][choice] for axis, choice in choices.items()]
+    edits = family.base + tuple(edit for change in picked for edit in change.edits)
+    names = changed(family.reference[0], edits)
+    if names is None:
+        return None
+    settings, problem = dict(family.settings), family.problem
+    for change in picked:
+        settings |= change.settings
+        problem = change.trace(problem) if change.trace else problem
+    if "orth" in settings:
+        norm, shape = settings.pop("norm", None), settings.pop("shape")
+        settings["direction"] = direction(settings.pop("orth"), shape, norm)
+    try:
+        with np.errstate(all="ignore"):
+            value = problem.results(names[family.reference[1]], settings)
+    except np.linalg.LinAlgError:  # of infinities
+        return None
+    return value if np.isfinite(value).all() and abs(value).max() < 1e6 else None
+
+
+def variants(family: Family):
+    """Indices of choices: all of the free axes, and at most two departures."""
+    counts = {axis: len(choices) for axis, choices in family.axes.items()}
+    strict = [axis for axis in counts if axis not in family.free]
+    for count in range(family.together + 1):
+        for chosen in itertools.combinations(strict, count):
+            for values in itertools.product(*(range(1, counts[a]) for a in chosen)):
+                for rest in itertools.product(*(range(counts[a]) for a in family.free)):
+                    picks = dict(zip(family.free, rest, strict=True))
+                    picks |= dict(zip(chosen, values, strict=True))
+                    yield tuple(picks.get(axis, 0) for axis in counts)
+
+
+def alone(family: Family) -> list[dict[str, str]]:
+    """The single departures."""
+    return [
+        {axis: choice}
+        for axis, choices in family.axes.items()
+        if axis not in family.free
+        for choice in [*choices][1:]
+    ]
