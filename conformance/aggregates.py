@@ -28,7 +28,7 @@ def separating(family: Family, most: int = 6) -> list[int]:
     Random messages alone do not: Krum picks the same one by many numbers of neighbors.
     """
     choices = [{}, *alone(family)]
-    everywhere = family._replace(problem=robust_cases([*range(80)]))
+    everywhere = family._replace(problem=robust_cases([*range(200)]))
     values = [variant(everywhere, one) for one in choices]
     size = np.linalg.norm(values[0], axis=1)
     far = [[np.linalg.norm(a - b, axis=1) / size for b in values] for a in values]
