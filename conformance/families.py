@@ -22,15 +22,17 @@ PROBLEM = rounds()
 
 
 def fedavg() -> Family:
-    old = "times(trace.sizes[i] / present, sub(local(x, batches, rate(lr, r)), x))"
-    share = lambda new: lines("fedavg_weighted", old, old.replace(*new))
+    old = "times(trace.sizes[i] / present"
+    share = lambda kind: lines(
+        "fedavg_weighted",
+        old,
+        f'times(shares(trace, r, "{kind}")[ids.index(i)]',
+    )
     weights = {
         "by examples": SAME,
-        "uniform": share(("trace.sizes[i] / present", "1 / len(ids)")),
-        "by examples of all clients": share(("present", "sum(trace.sizes)")),
-        "uniform over all clients": share(
-            ("trace.sizes[i] / present", "1 / trace.num_clients")
-        ),
+        "uniform": share("uniform"),
+        "by examples of all clients": share("examples of all"),
+        "uniform over all clients": share("uniform over all"),
     }
     return Family(
         "fedavg",

@@ -19,7 +19,7 @@ import numpy as np
 
 from conformance.check import VERSION, errors, sketch
 from conformance.family import Family
-from conformance.variants import VISIBLE, alone, variant, variants
+from conformance.variants import VISIBLE, alone, sources, variant, variants
 
 FOLDER = Path(__file__).parent / "vectors"
 
@@ -45,7 +45,6 @@ def build(family: Family) -> dict[str, Any]:
     words = {axis: list(choices) for axis, choices in family.axes.items()}
     chained, start = family.kind != "aggregate", family.problem.start
     shapes, values, rows, seen = family.problem.shapes, [], [], set()
-    by_array = lambda v: list(np.moveaxis(sketch(v, shapes), -2, 0))
     singles = alone(family)
     for row in variants(family):
         choices = {a: words[a][i] for a, i in zip(words, row, strict=True) if i}
@@ -56,7 +55,7 @@ def build(family: Family) -> dict[str, Any]:
                 raise ValueError(
                     f"{family.name}: {choices} is nothing, or seen already"
                 )
-            both = by_array(value), by_array(values[0][None])
+            both = sketch(value, shapes), sketch(values[0][None], shapes)
             if errors(*both, sketch(start, shapes), chained)[0] < VISIBLE:
                 raise ValueError(f"{family.name} does not show {choices}")
         if value is not None and key not in seen:
@@ -68,6 +67,7 @@ def build(family: Family) -> dict[str, Any]:
         "variants": rows,
         "start": packed(start),
         "reference": packed(values[0]),
+        "sources": [packed(v) for v in sources(family, values[0])],
         "sketches": packed(sketch(np.array(values), shapes), "<f4"),
     }
 

@@ -117,6 +117,7 @@ def table(name: str, problem: Steps, layouts: dict, scales: dict) -> dict[str, A
         "axes": words,
         "variants": rows,
         "scales": scales,
+        "sources": [],
         "start": packed(problem.start),
         "reference": packed(want),
         "table": packed(sketches, "<f4"),
@@ -125,7 +126,7 @@ def table(name: str, problem: Steps, layouts: dict, scales: dict) -> dict[str, A
 
 def check_visible(name, rows, sketches, free) -> None:
     """Every single departure has directions of its own."""
-    V = sketches.reshape(len(rows), -1)
+    V = np.moveaxis(sketches, 1, 0).reshape(len(rows), -1)
     for j, row in enumerate(rows):
         if sum(map(bool, row)) == 1 and not (free and row[1]):
             scale = V[0] @ V[j] / max(V[j] @ V[j], 1e-30)

@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import re
 import sys
 import types
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from conformance.directions import direction
-from conformance.family import Family
-from conformance.weights import weighed
+from conformance.family import Change, Family
+from conformance.problems import joined
+from conformance.weights import shares, weighed
 
 VISIBLE = 2e-3  # the least effect of a departure, relative to a step: ten times float32
 
@@ -39,7 +41,7 @@ def changed(module: str, edits: tuple) -> dict[str, Any] | None:
         text = text[:start] + inside.replace(old, new) + text[start + len(inside) :]
     made = types.ModuleType(f"{module}_changed")
     made.__package__ = module.rpartition(".")[0]
-    vars(made).update(weighed=weighed)
+    vars(made).update(weighed=weighed, shares=shares)
     sys.modules[made.__name__] = made  # for its named tuples
     exec(compile(text, made.__name__, "exec"), vars(made))
     for place in dict.fromkeys(edit[0] for edit in edits if ":" in edit[0]):
@@ -82,6 +84,35 @@ def variants(family: Family):
                     picks = dict(zip(family.free, rest, strict=True))
                     picks |= dict(zip(chosen, values, strict=True))
                     yield tuple(picks.get(axis, 0) for axis in counts)
+
+
+def sources(family: Family, reference: np.ndarray) -> list[np.ndarray]:
+    """What the server averages in round 1, or in every case; empty where it does not.
+
+    They come from the edits of the weights, with all the weight on one client.
+    """
+    problem = family.problem
+    if family.kind == "aggregate":
+        messages = [[joined(m) for m in case["messages"]] for case in problem.cases]
+        same = all(len(row) == len(problem.start) for row in messages[0])
+        return [np.array(rows) for rows in messages] if same else []
+    choices = [*family.axes.get("weights", {}).values()]
+    if family.kind != "rounds" or len(choices) < 2:
+        return []
+    found = []
+    for j in range(len(problem.cohorts[0])):
+        kind = re.compile('(trace, r, )"[^"]*"')
+        edits = tuple(
+            (scope, old, kind.sub(rf'\1"only {j}"', new))
+            for scope, old, new in choices[1].edits
+        )
+        one = family._replace(axes={"weights": {"one": Change(edits)}})
+        value = variant(one, {"weights": "one"})
+        found.append(value[0] - problem.start)
+    step = reference[0] - problem.start
+    w = np.linalg.lstsq(np.transpose(found), step, rcond=None)[0]
+    linear = np.linalg.norm(w @ np.array(found) - step) < 1e-9 * np.linalg.norm(step)
+    return [np.array(found)] if linear and abs(w.sum() - 1) < 1 else []
 
 
 def alone(family: Family) -> list[dict[str, str]]:

@@ -10,6 +10,8 @@ def shares(trace: Any, r: int, kind: str) -> list[float]:
     ids, sizes = trace.rounds[r][0], np.array(trace.sizes, float)
     n = sizes[np.array(ids)]
     uniform = np.ones(len(ids))
+    if kind.startswith("only "):
+        return [float(j == int(kind[5:])) for j in range(len(ids))]
     return {
         "examples": n / n.sum(),
         "uniform": uniform / len(ids),
