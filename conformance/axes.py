@@ -102,6 +102,17 @@ def clipped(trace):
     return trace._replace(grad=grad)
 
 
+LOSS = {
+    "loss": {
+        "mean over entries": SAME,
+        "sum over examples": scaled(lambda batch: len(batch[0])),
+        "sum over outputs": scaled(lambda batch: batch[1].shape[1]),
+        "half": scaled(lambda batch: 0.5),
+        "gradients clipped to norm 1": data(on_trace(clipped)),
+    }
+}
+
+
 def local_axes(rule_alone: bool = False) -> dict[str, dict[str, Change]]:
     """What clients of FedAvg do."""
     step = "xi = sub(xi, times(eta, trace.grad(xi, batch)))"
@@ -150,13 +161,7 @@ def local_axes(rule_alone: bool = False) -> dict[str, dict[str, Change]]:
             "at their own last model": starts("id(batches[0][0])", "xi"),
             "where the client before ended": starts("id(xi)", "xi"),
         },
-        "loss": {
-            "mean over entries": SAME,
-            "sum over examples": scaled(lambda batch: len(batch[0])),
-            "sum over outputs": scaled(lambda batch: batch[1].shape[1]),
-            "half": scaled(lambda batch: 0.5),
-            "gradients clipped to norm 1": data(on_trace(clipped)),
-        },
+        **LOSS,
         "local rate": {
             "lr": SAME,
             "lr^2": setting(lr=0.04),

@@ -268,8 +268,7 @@ def load(path, names):
     """Names of vectors, and the functions that a file has for them."""
     sys.path.append(str(path.parent))  # files beside it
     module = runpy.run_path(str(path))
-    named = {k: f for k, f in module.items() if k in names and callable(f)}
-    return module.get("IMPLEMENTATIONS", named)
+    return module.get("IMPLEMENTATIONS") or {k: module[k] for k in names if k in module}
 
 
 def main(arguments=None):

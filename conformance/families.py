@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from conformance.axes import (
+    LOSS,
     MUON_AXES,
     MUON_FREE,
     NORMS,
@@ -34,6 +35,17 @@ def fedavg() -> Family:
         "by examples of all clients": share("examples of all"),
         "uniform over all clients": share("uniform over all"),
     }
+    server = {
+        "x + d": SAME,
+        "momentum 0.9: u = 0.9 u + d; x + u": lines(
+            "fedavg_weighted",
+            "    history = []\n",
+            "    history, u = [], zeros(x)\n",
+            "x = add(x, times(server_lr, total(weighted)))",
+            "u = add(times(0.9, u), total(weighted))\n        x = add(x, u)",
+        ),
+        "(x + d) / 2": setting(server_lr=0.5),
+    }
     return Family(
         "fedavg",
         "rounds",
@@ -42,7 +54,7 @@ def fedavg() -> Family:
         (FEDAVG, "fedavg_weighted"),
         {"lr": 0.2},
         {"lr": 0.2},
-        {"weights": weights, **local_axes()},
+        {"weights": weights, "server": server, **local_axes()},
         PROBLEM,
     )
 
@@ -82,6 +94,7 @@ def fedprox() -> Family:
         },
         "weights": weights(f"{FEDAVG}:replay", *UNIFORM_REPLAY[1:]),
         **STEPS,
+        **LOSS,
         "local rule": {
             "SGD": SAME,
             "momentum 0.9, reset every round": lines(
@@ -173,6 +186,7 @@ def scaffold() -> Family:
             ),
         },
         **STEPS,
+        **LOSS,
         "local rule": {
             "SGD": SAME,
             "momentum 0.9, reset every round": lines(
@@ -275,6 +289,7 @@ def adaptive(kind: str) -> Family:
             "(1 - b1) m + b1 d": lines(
                 here, "times(b1, m)", "times(1 - b1, m)", first, "times(b1, delta)"
             ),
+            "(1 - b1) d": lines(here, "times(b1, m)", "times(0.0, m)"),
             "d": lines(here, f"add(times(b1, m), {first})", "delta"),
         }
     if kind != "fedadagrad":

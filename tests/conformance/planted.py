@@ -42,6 +42,9 @@ def sgd(task, i, x, wrong, pull=lambda y: 0, state=None, lr=None):
             g = add(g, m, 0.9)
         if wrong == "bias not trained":
             g["b"] = 0 * g["b"]
+        if wrong == "gradients normalized":
+            norm = np.sqrt(sum((v**2).sum() for v in g.values()))
+            g = {k: v / norm for k, v in g.items()}
         rate = lr / (k + 1) if wrong == "rate decays in the round" else lr
         p = pull(y)
         y = {j: y[j] - rate * (g[j] + (p[j] if p else 0)) for j in y}
@@ -49,7 +52,7 @@ def sgd(task, i, x, wrong, pull=lambda y: 0, state=None, lr=None):
 
 
 def fedavg(task, wrong=""):
-    x, kept, first = dict(task.x0), {}, None
+    x, kept, first, step = dict(task.x0), {}, None, zeros(task.x0)
     for r, cohort in enumerate(task.cohorts):
         lr = task.hyper["lr"]
         lr = {"lr squared": lr**2, "rate decays over rounds": lr / (r + 1)}.get(
@@ -75,6 +78,7 @@ def fedavg(task, wrong=""):
             "square roots": n**0.5,
             "weights of round 1": first,
             "weights inverted": 1 / n,
+            "weighted twice": n**2,
         }.get(wrong, n)
         new = mean(ends, n)
         if wrong == "divides by all":
@@ -85,6 +89,11 @@ def fedavg(task, wrong=""):
             new = add(x, add(new, x, -1), len(cohort))
         if wrong == "mean with the old model":
             new = mean([new, x])
+        if wrong == "momentum of the server":
+            step = add(add(new, x, -1), step, 0.9)
+            new = add(x, step)
+        if wrong == "the median of clients":
+            new = {k: np.median([e[k] for e in ends], axis=0) for k in x}
         if wrong == "bias not averaged":
             new["b"] = ends[0]["b"]
         x = new
@@ -135,6 +144,7 @@ def scaffold(task, wrong=""):
         share = eta * S / N if wrong == "server rate on c too" else share
         c = add(c, mean(changes), share)
         rate = {"server rate forgotten": 1, "server rate twice": eta**2}.get(wrong, eta)
+        rate = eta * S / N if wrong == "x over all clients" else rate
         x = add(x, mean(ends), rate)
         yield x
 
@@ -156,6 +166,8 @@ def fedadam(task, wrong=""):
             k: b1 * m[k] + (1 if wrong == "m without 1 - b1" else 1 - b1) * d[k]
             for k in x
         }
+        if wrong == "m begun anew":
+            m = {k: (1 - b1) * u for k, u in d.items()}
         of = m if wrong == "v of the momentum" else d
         v = {k: b2 * v[k] + (1 - b2) * of[k] ** 2 for k in x}
         used = old if wrong == "v of the round before" else v
@@ -201,6 +213,8 @@ def fedmuon(task, wrong=""):
                 if wrong == "sign instead of polar":
                     of_w = np.sign(m["w"])
                 of_w = 2 * of_w if wrong == "step doubled" else of_w
+                if wrong == "steps of the size of the gradient":
+                    of_w = np.linalg.norm(before["w"]) * of_w
                 y = {"w": y["w"] - lr * of_w, "b": y["b"] - lr * m["b"]}
                 g = before if wrong == "gradient before the step" else task.grad(i, y)
                 if wrong != "M first":
@@ -229,6 +243,9 @@ def muon(task, wrong=""):
                 g = {**g, k: g[k] + h["weight_decay"] * v}
             M[k] = b * M[k] + (1 - b) * g[k]
             u = (1 - b) * g[k] + b * M[k]
+            if wrong == "gradient orthogonalized first":
+                M[k] = M[k] + (1 - b) * (polar(g[k]) - g[k])
+                u = M[k]
             u = {"no Nesterov": M[k], "Nesterov adds g": g[k] + b * M[k]}.get(wrong, u)
             if wrong == "Nesterov with the old momentum":
                 u = (1 - b) * g[k] + b * (M[k] - (1 - b) * g[k]) / b
@@ -237,6 +254,7 @@ def muon(task, wrong=""):
             wide = u.T if u.shape[0] > u.shape[1] else u
             size = np.linalg.norm(wide)
             size = np.linalg.norm(wide, 2) if wrong == "spectral norm" else size
+            size = 2 * size if wrong == "half the norm" else size
             X = wide / (size + 1e-7)
             for _ in range(
                 {"six steps": 6, "four steps": 4, "two steps": 2}.get(wrong, 5)
@@ -252,6 +270,7 @@ def muon(task, wrong=""):
                 "scale of Moonlight": 0.2 * max(v.shape) ** 0.5,
                 "scale without a root": max(1, rows / cols),
                 "scale of both": (max(v.shape) / min(v.shape)) ** 0.5,
+                "rows for columns": max(1, rows / cols) ** 0.5 * (cols / rows) ** 0.5,
                 "rate times ten": 10 * max(1, rows / cols) ** 0.5,
             }.get(wrong, max(1, rows / cols) ** 0.5)
             decay = h["lr"] * h["weight_decay"]
@@ -300,6 +319,8 @@ def trimmed_mean(task, wrong=""):
     if wrong == "whole messages by norm":
         V = V[np.argsort(np.linalg.norm(V, axis=1))]
         return message(task, V[f : len(V) - f].mean(0))
+    if wrong == "median of the rest":
+        return message(task, np.median(order[f : len(V) - f], axis=0))
     if wrong == "divides by n":
         return message(task, order[f : len(V) - f].sum(0) / len(V))
     return message(task, order[f : len(V) - f].mean(0))
@@ -321,6 +342,7 @@ def centered_clipping(task, wrong=""):
 def fedex_lora(task, wrong=""):
     n = np.array(task.weights, float)
     n = np.ones(len(n)) if wrong == "uniform" else n
+    n = n**2 if wrong == "weighted twice" else n
     average = lambda rows: np.average(rows, axis=0, weights=n)
     A, B = (average([m[k] for m in task.messages]) for k in "AB")
     product = average([m["B"] @ m["A"] for m in task.messages])
@@ -332,7 +354,7 @@ def fedex_lora(task, wrong=""):
     return {"w": task.w + s * residual, "BA": B @ A}
 
 
-# vectors, the mistake, what the verdict has to say; None if no word of it is known
+# vectors, the mistake, what the verdict has to say; None where it only says that it differs
 KNOWN = [
     ("fedavg", "a step less", "steps: K - 1"),
     ("fedavg", "a step more", "steps: K + 1"),
@@ -387,63 +409,82 @@ KNOWN = [
     ("fedex_lora", "residual without its scale", "scale: 1"),
     ("fedex_lora", "product not centered", "nothing subtracted"),
 ]
+# not thought of when the axes were made; for some of them an axis has been added since
 UNSEEN = [
-    ("fedavg", "all gradients at x", None),
+    ("fedavg", "all gradients at x", "one gradient, at"),
     ("fedavg", "decay left on", None),
-    ("fedavg", "gradients clipped to 1", None),
-    ("fedavg", "Nesterov momentum", None),
+    ("fedavg", "gradients clipped to 1", "clipped to norm 1"),
+    ("fedavg", "Nesterov momentum", "Nesterov momentum"),
     ("fedavg", "rate decays in the round", None),
-    ("fedavg", "bias not trained", "b, "),
-    ("fedavg", "lr squared", None),
-    ("fedavg", "rate decays over rounds", "result 2"),
-    ("fedavg", "the last client is lost", None),
+    ("fedavg", "bias not trained", None),
+    ("fedavg", "lr squared", "local rate: lr^2"),
+    ("fedavg", "rate decays over rounds", "lr / round"),
+    ("fedavg", "the last client is lost", "weights: [0.357, 0.643, "),
     ("fedavg", "uploads in float16", None),
-    ("fedavg", "square roots", "weights"),
-    ("fedavg", "weights of round 1", "result 2"),
-    ("fedavg", "weights inverted", "weights"),
+    ("fedavg", "square roots", "weights: [0.291, 0.39, 0.319]"),
+    ("fedavg", "weights of round 1", None),
+    ("fedavg", "weights inverted", "weights: [0.419, 0.233, 0.349]"),
     ("fedavg", "the server counts as a client", "0.75 times"),
-    ("fedavg", "sum of changes", "3 = S times"),
-    ("fedavg", "mean with the old model", "0.5 times"),
-    ("fedavg", "bias not averaged", "b, "),
-    ("fedprox", "pull to zero", None),
+    ("fedavg", "sum of changes", "3 = K = S times"),
+    ("fedavg", "mean with the old model", "(x + d) / 2"),
+    ("fedavg", "bias not averaged", None),
+    ("fedprox", "pull to zero", "anchor: zero"),
     ("fedprox", "momentum", None),
-    ("fedprox", "a step more", None),
+    ("fedprox", "a step more", "steps: K + 1"),
     ("scaffold", "K is the number of epochs", "divisor: lr"),
     ("scaffold", "server rate in the divisor", "divisor: K lr server_lr"),
-    ("scaffold", "one variate for all", "result 2"),
+    ("scaffold", "one variate for all", None),
     ("scaffold", "c by the sum", "sum of changes"),
-    ("scaffold", "server rate on c too", "result 2"),
+    ("scaffold", "server rate on c too", None),
     ("scaffold", "momentum", None),
-    ("fedadam", "b1 and b2 swapped", None),
-    ("fedadam", "v of the momentum", "second moment"),
-    ("fedadam", "v of the round before", None),
+    ("fedadam", "b1 and b2 swapped", "b1 and b2 swapped"),
+    ("fedadam", "v of the momentum", "of the first moment"),
+    ("fedadam", "v of the round before", "of the round before"),
     ("fedadam", "no root", "v + tau"),
-    ("fedadam", "a step less", None),
-    ("fedmuon", "Frobenius instead of polar", "w, "),
-    ("fedmuon", "sign instead of polar", "w, "),
-    ("fedmuon", "step doubled", "w, "),
-    ("fedmuon", "gradient before the step", None),
-    ("fedmuon", "M weighed by examples", "result 2"),
-    ("fedmuon", "M of one client", "result 2"),
-    ("fedmuon", "x orthogonalized by the server", "result 2"),
-    ("muon", "momentum 0.95", None),
-    ("muon", "Nesterov with the old momentum", None),
+    ("fedadam", "a step less", "steps: K - 1"),
+    ("fedmuon", "Frobenius instead of polar", "norm: Frobenius"),
+    ("fedmuon", "sign instead of polar", "norm: entries"),
+    ("fedmuon", "step doubled", "step of w: 2 times"),
+    ("fedmuon", "gradient before the step", "at the x before"),
+    ("fedmuon", "M weighed by examples", "server's M: by examples"),
+    ("fedmuon", "M of one client", "of the first client"),
+    ("fedmuon", "x orthogonalized by the server", None),
+    ("muon", "momentum 0.95", "momentum 0.95"),
+    ("muon", "Nesterov with the old momentum", "momentum: plain"),
     ("muon", "momentum dampened by t", "momentum: plain"),
-    ("muon", "spectral norm", None),
-    ("muon", "two steps", None),
+    ("muon", "spectral norm", "spectral norm"),
+    ("muon", "two steps", "Jordan x2"),
     ("muon", "a wrong coefficient", None),
     ("muon", "scale without a root", "scale: max(1, rows/cols)"),
-    ("muon", "scale of both", "scale: "),
-    ("muon", "rate times ten", "10 times"),
+    ("muon", "scale of both", "scale: tall 1.5, wide 1.581"),
+    ("muon", "rate times ten", "10 = 1/lr"),
     ("muon_decay", "no decay", "decay: none"),
     ("krum", "distances of w alone", None),
     ("krum", "cosine distances", None),
-    ("krum", "all neighbors", None),
+    ("krum", "all neighbors", "neighbors: n - 1"),
     ("krum", "the farthest", "best: largest score"),
     ("trimmed_mean", "whole messages by norm", None),
-    ("trimmed_mean", "divides by n", "times"),
+    ("trimmed_mean", "divides by n", "0.4286 times"),
     ("centered_clipping", "from the mean", "start: the mean"),
     ("centered_clipping", "tau squared", None),
     ("fedex_lora", "uniform", "weights: uniform"),
-    ("fedex_lora", "residual halved", "w, "),
+    ("fedex_lora", "residual halved", "step of w: 0.5"),
+    ("fedavg", "weighted twice", "weights: ["),
+    ("fedavg", "momentum of the server", "server: momentum"),
+    ("fedavg", "the median of clients", None),
+    ("fedavg", "gradients normalized", "norm 1"),
+    ("fedprox", "loss halved", "loss: half"),
+    ("fedprox", "rate decays in the round", None),
+    ("fedprox", "all gradients at x", None),
+    ("scaffold", "x over all clients", "weights: uniform over all"),
+    ("scaffold", "a step less", None),
+    ("scaffold", "loss halved", "loss: half"),
+    ("fedadam", "m begun anew", "first moment: (1 - b1) d"),
+    ("fedadam", "momentum", "local rule: momentum"),
+    ("fedmuon", "steps of the size of the gradient", None),
+    ("muon", "gradient orthogonalized first", None),
+    ("muon", "half the norm", None),
+    ("muon", "rows for columns", "sqrt(max(1, cols/rows))"),
+    ("trimmed_mean", "median of the rest", "f + 1 at each end"),
+    ("fedex_lora", "weighted twice", None),
 ]
