@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from conformance.family import SAME, Family, lines, setting
 from conformance.problems import Cases, adapter_cases, robust_cases
-from conformance.variants import VISIBLE, alone, variant
+from conformance.variants import VISIBLE, alone, existing
 from tests.oracles.problem import Trace
 
 HERE = "conformance.references"
@@ -29,10 +30,10 @@ def separating(family: Family, most: int = 6) -> list[int]:
     """
     choices = [{}, *alone(family)]
     everywhere = family._replace(problem=robust_cases([*range(200)]))
-    values = [variant(everywhere, one) for one in choices]
+    values = [existing(everywhere, one) for one in choices]
     size = np.linalg.norm(values[0], axis=1)
     far = [[np.linalg.norm(a - b, axis=1) / size for b in values] for a in values]
-    told = np.array(far) > 10 * VISIBLE  # [choices, choices, seeds]
+    told: Any = np.array(far) > 10 * VISIBLE  # [choices, choices, seeds]
     seeds = [0, 1]
     while len(seeds) < most:
         open_pairs = ~told[:, :, seeds].any(2)
@@ -79,7 +80,7 @@ def krum_axes(chosen: int | None) -> dict:
     if chosen is None:
         found["weights"] = {
             "uniform": SAME,
-            "by examples": to("w = np.ones(len(best))", "w = n[best]"),
+            "by examples": to("w = np.ones(len(best))", 'w = case["weights"][best]'),
         }
     return found
 
@@ -95,14 +96,15 @@ def robust() -> dict[str, Callable[[], Family]]:
     }.items():
         ends[name] = lines("trimmed_mean", "f : len(V) - f", kept)
     mean_of = lambda scope, new: lines(scope, "np.mean(moves, axis=0)", new)
-    share = "np.average(moves, axis=0, weights=n[: len(moves)])"
+    share = 'np.average(moves, axis=0, weights=case["weights"][: len(moves)])'
     clip = lambda new: lines(
         "centered_clipping", "d * min(1.0, tau / np.linalg.norm(d))", new
     )
     clip_one = lambda new: lines(
         "norm_clipping", "d * min(1.0, tau / np.linalg.norm(d))", new
     )
-    by_array = "np.concatenate([p * min(1.0, tau / np.linalg.norm(p)) for p in np.split(d, [12])])"
+    clipped = "p * min(1.0, tau / np.linalg.norm(p))"
+    by_array = f"np.concatenate([{clipped} for p in np.split(d, [12])])"
     middle = "(s[(len(V) - 1) // 2] + s[len(V) // 2]) / 2"
     geometric = lambda *pairs: lines("geometric_median", *pairs)
     start = "z = w @ V / w.sum()"
@@ -111,35 +113,41 @@ def robust() -> dict[str, Callable[[], Family]]:
     )
     weighted = {
         "by examples": SAME,
-        "uniform": lines("average", "n / n.sum()", "np.full(len(n), 1 / len(n))"),
-        "sum": lines("average", "n / n.sum()", "np.ones(len(n))"),
-        "by examples, not normalized": lines("average", "n / n.sum()", "n"),
+        "uniform": lines(
+            "mean_by_examples", "n / n.sum()", "np.full(len(n), 1 / len(n))"
+        ),
+        "sum": lines("mean_by_examples", "n / n.sum()", "np.ones(len(n))"),
+        "by examples, not normalized": lines("mean_by_examples", "n / n.sum()", "n"),
         "by square roots of examples": lines(
-            "average", "n / n.sum()", "n**0.5 / (n**0.5).sum()"
+            "mean_by_examples", "n / n.sum()", "n**0.5 / (n**0.5).sum()"
         ),
     }
     rules = [
         partial(
             server_rule,
-            "average",
+            "mean_by_examples",
             "McMahan et al. 2017, arXiv:1602.05629",
             "sum n_i x_i / sum n_i",
             {"weights": weighted},
         ),
         partial(
             server_rule,
-            "median",
+            "coordinate_median",
             "Yin et al. 2018, arXiv:1803.01498",
             "median of each coordinate",
             {
                 "middle of an even number": {
                     "mean of two": SAME,
-                    "the lower": lines("median", middle, "s[(len(V) - 1) // 2]"),
-                    "the upper": lines("median", middle, "s[len(V) // 2]"),
+                    "the lower": lines(
+                        "coordinate_median", middle, "s[(len(V) - 1) // 2]"
+                    ),
+                    "the upper": lines("coordinate_median", middle, "s[len(V) // 2]"),
                 },
                 "values": {
                     "all": SAME,
-                    "absolute": lines("median", "np.sort(V,", "np.sort(abs(V),"),
+                    "absolute": lines(
+                        "coordinate_median", "np.sort(V,", "np.sort(abs(V),"
+                    ),
                 },
             },
         ),
@@ -153,7 +161,7 @@ def robust() -> dict[str, Callable[[], Family]]:
                 "weights": {
                     "uniform": SAME,
                     "by examples": lines(
-                        "trimmed_mean", "np.ones(len(V))[kept]", "n[kept]"
+                        "trimmed_mean", "np.ones(len(V))[kept]", 'case["weights"][kept]'
                     ),
                 },
                 "order": {
@@ -169,7 +177,8 @@ def robust() -> dict[str, Callable[[], Family]]:
             server_rule,
             "krum",
             "Blanchard et al. 2017, arXiv:1703.02757",
-            "the message with the least sum of squared distances to its n - f - 2 nearest others",
+            "the message with the least sum of squared distances to its n - f - "
+            "2 nearest others",
             krum_axes(1),
             f=2,
             chosen=1,
@@ -201,7 +210,9 @@ def robust() -> dict[str, Callable[[], Family]]:
                 },
                 "weights": {
                     "uniform": SAME,
-                    "by examples": geometric("w = np.ones(len(V))", "w = n / n.sum()"),
+                    "by examples": geometric(
+                        "w = np.ones(len(V))", 'w = case["weights"]'
+                    ),
                 },
                 "distances": {
                     "whole messages": SAME,
@@ -293,13 +304,8 @@ class Adapters(Cases):
         for case in self.cases:
             ends = [{"A": m["B"], "B": m["A"]} for m in case["messages"]]
             n = len(ends)
-            trace = Trace(
-                lambda x, batch: x,
-                n,
-                [],
-                [([*range(n)], ends)],
-                case["weights"].tolist(),
-            )
+            rounds: list = [([*range(n)], ends)]
+            trace = Trace(lambda x, batch: x, n, [], rounds, [*case["weights"]])
             x = {"w": case["w"], **ends[0], "b": np.zeros(0)}
             (last,), _ = method(x, trace, weights=case["weights"], **settings)
             found.append(
@@ -365,7 +371,8 @@ def adapters() -> dict[str, Callable[[], Family]]:
             name,
             "aggregate",
             sources[name],
-            f"kernel w + s B A, s = alpha/r; {kind}; gives w and the product BA of the new factors",
+            f"kernel w + s B A, s = alpha/r; {kind}; gives w and the product BA "
+            "of the new factors",
             (ORACLE, here),
             {"lr": 0.0, "scale": 4.0, "method": name},
             {"alpha": 8.0, "rank": 2},

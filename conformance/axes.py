@@ -49,7 +49,7 @@ def weights(
         return lines(scope, *pairs)
 
     found = {"uniform": SAME, "by examples": by("examples")}
-    if "x = {}" != form:  # where displacements are averaged
+    if form != "x = {}":  # where displacements are averaged
         found["uniform over all clients"] = by("uniform over all")
     return found
 

@@ -81,13 +81,13 @@ class Task:
 
     def grad(self, i, x):
         """The gradient of client i's loss at x, with NumPy."""
-        X, Y = self.data[i]
+        X, Y = vars(self)["data"][i]
         error = 2 / Y.size * (X @ x["w"].T + x["b"] - Y)
         return {"w": error.T @ X, "b": error.sum(0)}
 
     def loss(self, i, x):
         """Client i's loss in operators only, for whatever framework owns x."""
-        X, Y = self.data[i]
+        X, Y = vars(self)["data"][i]
         return ((X @ x["w"].T + x["b"] - Y) ** 2).mean()
 
 
@@ -168,7 +168,7 @@ def _decide(spec, errs, free, report, extra=lambda j: {}):
     level = next((k for k, most in LEVELS.items() if errs[best] <= most), None)
     report |= {"error": float(errs[best]), "level": level}
     if level is None:
-        near = words(choices(best)) or "the reference itself"
+        near = words(choices(best)) or "the reference"
         facts.append(f"closest known variant, {errs[best]:.1%} off: {near}")
         report["verdict"] = "DIFFERS from all known variants"
         return
@@ -192,8 +192,8 @@ def _by_variants(spec, rows, mine, report, free):
     want, start = arrays(spec["reference"]), arrays(spec["start"])
     kept, begin = arrays(spec["sketches"])[:, :, rows], sketch(start, shapes)
     errs = errors(sketch(mine, shapes), kept, begin, chained)
-    exact = [parts(v, shapes) for v in (mine, want[None, rows], start)]
-    errs[0] = errors(*exact, chained)[0]
+    a, b, first = (parts(v, shapes) for v in (mine, want[None, rows], start))
+    errs[0] = errors(a, b, first, chained)[0]
     _decide(spec, errs, free, report)
     if report["level"] in (None, "bfloat16"):
         last = np.concatenate([start[None], want[:-1]]) if chained else start + 0 * want
@@ -286,9 +286,9 @@ def main(arguments=None):
         what = ", ".join({*found} - {*names}) or "no function for any vectors"
         parser.error(f"{given.file} has {what}; the vectors are {', '.join(names)}")
     reports = []
-    for name, implementation in found.items():
+    for name, mine in found.items():
         spec = json.loads((given.vectors / f"{name}.json").read_text())
-        reports.append(one := judge(spec, implementation, given.free))
+        reports.append(one := judge(spec, mine, given.free))
         error = "" if one["error"] is None else f" [error {one['error']:.1e}]"
         print(f"{name}: {one['verdict']}{error}", *one["facts"], sep="\n    ")
     if given.json:

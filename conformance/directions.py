@@ -1,6 +1,6 @@
 """Orthogonalizations and scales of shapes that public codes have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -33,7 +33,7 @@ GROWING = [
     (2.8769, -3.1427, 1.2046),
     (2.8366, -3.0525, 1.2012),
 ]
-SERIES = {
+SERIES: Mapping[str, Sequence[tuple[float, ...]]] = {
     "Jordan x5": JORDAN * 5,
     "Jordan x2": JORDAN * 2,
     "Jordan x3": JORDAN * 3,

@@ -1,6 +1,7 @@
 """What a file of vectors is made of: a reference, and the departures from it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 Axes = dict[str, dict[str, "Change"]]
@@ -10,7 +11,7 @@ class Change(NamedTuple):
     """What a choice changes; the first choice of an axis changes nothing."""
 
     edits: tuple = ()  # (function, old code, new code)
-    settings: dict[str, Any] = {}
+    settings: Mapping[str, Any] = MappingProxyType({})
     trace: Callable[[Any], Any] | None = None
 
 

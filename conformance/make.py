@@ -1,10 +1,10 @@
 """Writes the vectors: python -m conformance.make [FOLDER].
 
-A reference is a transcription of `tests/oracles`, or of `conformance/references.py` where
-there is none. A departure is a change of it: another setting, other lines, other data. So
-an axis is data, and the reference stays the transcription that the library is tested by.
-The vectors have the reference whole, and sketches of all variants: every combination of
-the free axes with at most two departures. A departure that cannot be seen is an error.
+A reference is a transcription of `tests/oracles`, or of `references.py` where there is
+none. A departure is a change of it: another setting, other lines, other data.
+So an axis is data, and the reference stays what the library is tested by. The vectors
+have the reference whole, and sketches of all variants: every combination of the free
+axes with at most two departures. A departure that cannot be seen is an error.
 """
 
 import base64
@@ -44,7 +44,8 @@ def build(family: Family) -> dict[str, Any]:
     """The file of a family."""
     words = {axis: list(choices) for axis, choices in family.axes.items()}
     chained, start = family.kind != "aggregate", family.problem.start
-    shapes, values, rows, seen = family.problem.shapes, [], [], set()
+    shapes, rows, seen = family.problem.shapes, [], set()
+    values: list[np.ndarray] = []
     singles = alone(family)
     for row in variants(family):
         choices = {a: words[a][i] for a, i in zip(words, row, strict=True) if i}
@@ -84,7 +85,7 @@ def head(family: Family) -> dict[str, Any]:
         "free": list(family.free),
         "numbers": {**family.hyper, **family.problem.numbers},
         "shapes": {k: list(s) for k, s in family.problem.shapes.items()},
-        "given": tree(family.problem.given),
+        "given": tree(dict(family.problem.given)),
         **({"cases": tree(family.problem.cases)} if family.kind == "aggregate" else {}),
     }
 
@@ -97,11 +98,10 @@ def text(spec: dict[str, Any]) -> str:
 
 def families() -> dict[str, Callable[[], Family]]:
     """Every file whose variants are changes of a reference."""
-    from conformance import aggregates, families, optimizers
+    from conformance import aggregates, families, muons, optimizers
 
-    return (
-        families.FAMILIES | aggregates.FAMILIES | {"muon_decay": optimizers.muon_decay}
-    )
+    methods = families.FAMILIES | muons.FAMILIES | aggregates.FAMILIES
+    return methods | {"muon_decay": optimizers.muon_decay}
 
 
 def specs() -> dict[str, Callable[[], dict[str, Any]]]:

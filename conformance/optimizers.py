@@ -68,7 +68,8 @@ def table(name: str, problem: Steps, layouts: dict, scales: dict) -> dict[str, A
     hyper = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0}
     kinds = [*SERIES, "exact", "none"] if len(layouts) == 1 else [*SERIES, "exact"]
     free = ("orthogonalization",) if "rank_one" in problem.x0 else ()
-    rows, by_leaf = [], {k: [] for k in problem.x0}
+    rows: list[tuple[int, ...]] = []
+    by_leaf: dict[str, list] = {k: [] for k in problem.x0}
     words = {
         "momentum": [*momenta([np.zeros(1)], 0.5)],
         "orthogonalization": kinds,
@@ -92,7 +93,7 @@ def table(name: str, problem: Steps, layouts: dict, scales: dict) -> dict[str, A
                 first = momenta([turn(v) for v in g], 0.9)
                 plain = momenta(g, 0.9)
                 some = [[turn(v) for v in value] for value in plain.values()]
-                by_leaf[k] += some + [first["Nesterov"], first["plain"]]
+                by_leaf[k] += [*some, first["Nesterov"], first["plain"]]
             rows += [(m, o, y, 0) for m in range(len(words["momentum"]))]
             rows += [(0, o, y, 1), (1, o, y, 1)]
     order = sorted(range(len(rows)), key=lambda j: sum(map(bool, rows[j])))
@@ -103,11 +104,13 @@ def table(name: str, problem: Steps, layouts: dict, scales: dict) -> dict[str, A
     sketches = sketch(np.concatenate(values, axis=2)[order], problem.shapes)
     rows = [rows[j] for j in order]
     check_visible(name, rows, sketches, free)
-    x, want = problem.x0, []
+    x: dict[str, np.ndarray] = problem.x0
+    want = []
     for t in range(len(problem.gradients)):
-        move = {k: by_leaf[k][0][t] for k in x}
-        first = next(iter(scales.values()))
-        x = {k: x[k] - hyper["lr"] * first[k] * move[k] for k in x}
+        rates = {
+            k: hyper["lr"] * scale for k, scale in next(iter(scales.values())).items()
+        }
+        x = {k: x[k] - rates[k] * by_leaf[k][0][t] for k in x}
         want.append(joined(x))
     family = Family(
         name, "rule", SOURCE, FORMULA, (HERE, "muon"), {}, hyper, {}, problem
@@ -203,7 +206,8 @@ def muon_decay() -> Family:
                     "v - lr * decay * v * (g[k] * v > 0) - lr * u"
                 ),
                 "times sqrt(max(1, rows/cols))": by(
-                    "(1 - lr * decay * max(1, v.shape[0] / v.shape[1]) ** 0.5) * v - lr * u"
+                    "(1 - lr * decay * max(1, v.shape[0] / v.shape[1]) ** 0.5) * "
+                    "v - lr * u"
                 ),
                 "times 0.2 sqrt(max(rows, cols))": by(
                     "(1 - lr * decay * 0.2 * max(v.shape) ** 0.5) * v - lr * u"

@@ -1,6 +1,7 @@
 """What the references and the implementations are given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,10 +90,21 @@ class Steps(NamedTuple):
     x0: Arrays
     gradients: list[Arrays]
 
-    numbers = property(lambda self: {})
-    shapes = property(lambda self: {k: v.shape for k, v in self.x0.items()})
-    start = property(lambda self: joined(self.x0))
-    given = property(lambda self: self._asdict())
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {}
+
+    @property
+    def shapes(self) -> dict[str, tuple]:
+        return {k: v.shape for k, v in self.x0.items()}
+
+    @property
+    def start(self) -> np.ndarray:
+        return joined(self.x0)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return self._asdict()
 
     def results(self, method, settings) -> np.ndarray:
         path = method(self.x0, self.gradients, **settings)
@@ -106,16 +118,16 @@ def steps(seed: int, count: int, **shapes: tuple) -> Steps:
 
 
 class Cases(NamedTuple):
-    """Sets of messages for a rule of the server."""
+    """Messages for a rule of the server, and the shapes and origin of its results."""
 
     cases: list[dict[str, Any]]
-    out: dict[str, tuple]
-    origin: np.ndarray
-    given: dict[str, Any] = {}
+    shapes: dict[str, tuple]
+    start: np.ndarray
+    given: Mapping[str, Any] = MappingProxyType({})
 
-    numbers = property(lambda self: {"n": len(self.cases[0]["messages"])})
-    shapes = property(lambda self: self.out)
-    start = property(lambda self: self.origin)
+    @property
+    def numbers(self) -> dict[str, float]:
+        return {"n": len(self.cases[0]["messages"])}
 
     def results(self, method, settings) -> np.ndarray:
         return np.array([joined(method(case, **settings)) for case in self.cases])

@@ -24,7 +24,7 @@ def muon(x, gradients, lr, momentum, decay, direction=polar):
 def stacked(case):
     """The messages as rows."""
     rows = [np.concatenate([v.ravel() for v in m.values()]) for m in case["messages"]]
-    return np.stack(rows), case["weights"]
+    return np.stack(rows)
 
 
 def arrays(case, row):
@@ -35,24 +35,24 @@ def arrays(case, row):
     return out
 
 
-def average(case):
+def mean_by_examples(case):
     """The mean, weighted by examples."""
-    V, n = stacked(case)
+    V, n = stacked(case), case["weights"]
     w = n / n.sum()
     return arrays(case, w @ V)
 
 
-def median(case):
+def coordinate_median(case):
     """Coordinate by coordinate (Yin et al. 2018)."""
-    V, n = stacked(case)
+    V = stacked(case)
     s = np.sort(V, axis=0)
     middle = (s[(len(V) - 1) // 2] + s[len(V) // 2]) / 2
     return arrays(case, middle)
 
 
 def trimmed_mean(case, f):
-    """Without the f largest and the f smallest of every coordinate (Yin et al. 2018)."""
-    V, n = stacked(case)
+    """Without the f largest and the f smallest of a coordinate (Yin et al. 2018)."""
+    V = stacked(case)
     order = np.argsort(V, axis=0)
     kept = order[f : len(V) - f]
     W = np.ones(len(V))[kept]
@@ -63,7 +63,7 @@ def trimmed_mean(case, f):
 def krum(case, f, chosen=None):
     """The messages with the least sums of squared distances to their n - f - 2 nearest
     others (Blanchard et al. 2017); `chosen` of them, or n - f, are averaged."""
-    V, n = stacked(case)
+    V = stacked(case)
     N = len(V)
     scores = []
     for i in range(N):
@@ -76,7 +76,7 @@ def krum(case, f, chosen=None):
 
 def geometric_median(case, rounds=400):
     """The point with the least sum of distances, by Weiszfeld's iterations."""
-    V, n = stacked(case)
+    V = stacked(case)
     w = np.ones(len(V))
     z = w @ V / w.sum()
     for _ in range(rounds):
@@ -88,7 +88,7 @@ def geometric_median(case, rounds=400):
 def centered_clipping(case, tau, rounds):
     """``v <- v + mean((x_i - v) min(1, tau/|x_i - v|))`` from v = 0 (Karimireddy et al.
     2021)."""
-    V, n = stacked(case)
+    V = stacked(case)
     v = np.zeros(V.shape[1])
     for _ in range(rounds):
         moves = [d * min(1.0, tau / np.linalg.norm(d)) for d in V - v]
@@ -98,6 +98,6 @@ def centered_clipping(case, tau, rounds):
 
 def norm_clipping(case, tau):
     """``mean(x_i min(1, tau/|x_i|))``, as under differential privacy without noise."""
-    V, n = stacked(case)
+    V = stacked(case)
     moves = [d * min(1.0, tau / np.linalg.norm(d)) for d in V]
     return arrays(case, np.mean(moves, axis=0))

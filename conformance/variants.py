@@ -47,7 +47,7 @@ def changed(module: str, edits: tuple) -> dict[str, Any] | None:
     for place in dict.fromkeys(edit[0] for edit in edits if ":" in edit[0]):
         there, name = place.split(":")  # a function that the module imports
         of = tuple((name, *edit[1:]) for edit in edits if edit[0] == place)
-        vars(made)[name] = changed(there, of)[name]
+        vars(made)[name] = (changed(there, of) or {})[name]
     return vars(made)
 
 
@@ -71,6 +71,14 @@ def variant(family: Family, choices: dict[str, str]) -> np.ndarray | None:
     except np.linalg.LinAlgError:  # of infinities
         return None
     return value if np.isfinite(value).all() and abs(value).max() < 1e6 else None
+
+
+def existing(family: Family, choices: dict[str, str]) -> np.ndarray:
+    """The results of choices that do not diverge and whose edits fit together."""
+    value = variant(family, choices)
+    if value is None:
+        raise ValueError(f"{family.name}: nothing comes of {choices}")
+    return value
 
 
 def variants(family: Family):
@@ -107,8 +115,7 @@ def sources(family: Family, reference: np.ndarray) -> list[np.ndarray]:
             for scope, old, new in choices[1].edits
         )
         one = family._replace(axes={"weights": {"one": Change(edits)}})
-        value = variant(one, {"weights": "one"})
-        found.append(value[0] - problem.start)
+        found.append(existing(one, {"weights": "one"})[0] - problem.start)
     step = reference[0] - problem.start
     w = np.linalg.lstsq(np.transpose(found), step, rcond=None)[0]
     linear = np.linalg.norm(w @ np.array(found) - step) < 1e-9 * np.linalg.norm(step)

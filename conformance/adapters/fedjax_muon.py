@@ -1,6 +1,6 @@
 """This library: python conformance/check.py conformance/adapters/fedjax_muon.py."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ def squares(params: Any, batch: Any, key: Any) -> Any:
 
 
 def batches(task: Any, ids: Any, steps: int) -> tuple:
-    """Arrays [clients, steps, rows, ...]; the rows that a client lacks have weight 0."""
+    """Arrays [clients, steps, rows, ...]; rows that a client lacks have weight 0."""
     rows = max(task.sizes)
 
     def one(i: int) -> list[np.ndarray]:
@@ -49,7 +49,7 @@ def batches(task: Any, ids: Any, steps: int) -> tuple:
 def rounds(build: Callable, weighted: bool = False) -> Callable:
     """The rounds of an algorithm that `build` makes from the settings."""
 
-    def run(task: Any) -> Iterator[Arrays]:
+    def run(task: Any) -> list[Arrays]:
         with jax.enable_x64(True):
             algorithm, objective = build(task.hyper), Objective(squares)
             N, key = len(task.sizes), jax.random.key(0)
@@ -147,7 +147,7 @@ def aggregate(rule: Callable, weighted: bool = False) -> Callable:
 
 
 def adapters(method: Callable, scaled: bool) -> Callable:
-    """A round of clients that end where the messages are: a step of 1 against x - x_i."""
+    """A round of clients that end at the messages, by a step of 1 along x - x_i."""
 
     def grad(params, batch, key):
         del key
@@ -215,8 +215,8 @@ IMPLEMENTATIONS = {
     "muon_decay": optimizer,
     "muon_kernel": optimizer,
     "muon_rank": optimizer,
-    "average": aggregate(lambda h: unchanged, weighted=True),
-    "median": aggregate(lambda h: aggregators.median()),
+    "mean_by_examples": aggregate(lambda h: unchanged, weighted=True),
+    "coordinate_median": aggregate(lambda h: aggregators.median()),
     "trimmed_mean": aggregate(lambda h: aggregators.trimmed_mean(int(h["f"]))),
     "krum": aggregate(lambda h: aggregators.krum(int(h["f"]))),
     "multi_krum": aggregate(lambda h: aggregators.krum(int(h["f"]), chosen=None)),

@@ -354,7 +354,7 @@ def fedex_lora(task, wrong=""):
     return {"w": task.w + s * residual, "BA": B @ A}
 
 
-# vectors, the mistake, what the verdict has to say; None where it only says that it differs
+# vectors, the mistake, what the verdict has to say; None where it names nothing
 KNOWN = [
     ("fedavg", "a step less", "steps: K - 1"),
     ("fedavg", "a step more", "steps: K + 1"),

@@ -13,6 +13,7 @@ from conformance.adapters.fedjax_muon import IMPLEMENTATIONS
 from conformance.family import SAME, lines, setting
 from conformance.variants import alone, variant
 from tests.conformance import planted
+from tests.support.packages import needs
 
 VECTORS = Path(make.FOLDER)
 NAMES = sorted(path.stem for path in VECTORS.glob("*.json"))
@@ -76,7 +77,7 @@ def test_a_departure_that_cannot_be_seen_fails_the_build():
     family = FAMILIES["fedavg"]()
     no_change = lines("fedavg_weighted", "history = []", "history = list()")
     hidden = {**family.axes, "list": {"[]": SAME, "list()": no_change}}
-    with pytest.raises(ValueError, match="list.*seen already"):
+    with pytest.raises(ValueError, match=r"list.*seen already"):
         make.build(family._replace(axes=hidden))
     tiny = {"lr": {"lr": SAME, "a little more": setting(lr=0.2001)}}
     with pytest.raises(ValueError, match="does not show"):
@@ -192,6 +193,7 @@ def test_other_versions_are_refused():
 
 CODE = """
 from tests.conformance import planted
+from tests.support.packages import needs
 def fedavg(task): return planted.fedavg(task, "%s")
 def krum(task): return planted.krum(task)
 """
@@ -224,3 +226,19 @@ def test_the_checker_needs_numpy_alone_and_is_short():
         if re.match("(import|from) ", line)
     ]
     assert {*imports} <= {*sys.stdlib_module_names, "numpy"}
+
+
+@pytest.mark.slow
+def test_the_example_has_its_verdict(tmp_path, capsys):
+    needs("torch")
+    readme = (VECTORS.parent / "README.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)[1]
+    said = re.findall(r"^(fedmuon: .*) \[error", readme, re.MULTILINE)
+    assert len(code.splitlines()) < 40
+    mine = tmp_path / "mine.py"
+    inner = re.search(r"^ +g = .*\n +m = .*\n +y = .*\n", code, re.MULTILINE).group()
+    g, m, y = inner.splitlines(keepends=True)
+    for text, verdict in zip((code, code.replace(inner, y + g + m)), said, strict=True):
+        mine.write_text(text)
+        assert check.main([str(mine)]) == (verdict != "fedmuon: conforms")
+        assert verdict in capsys.readouterr().out
