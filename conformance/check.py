@@ -239,18 +239,18 @@ def _by_table(spec, rows, mine, report, free):
         gap = norm(move - scale[:, None, None] * D, axis=(1, 2))
         errs = np.maximum(errs, gap / max(norm(move), 1e-6 * lr))
         scales[name] = np.where(size > 0, scale / lr, np.nan)
-    _decide(spec, errs, free, report, lambda j: _scale(spec, scales, j))
+    _decide(spec, errs, free, report, lambda j: _scale(spec, scales, j, errs[j]))
 
 
-def _scale(spec, scales, j):
+def _scale(spec, scales, j, error):
     """The formula of rows and columns that gives the scales; {} if the reference's."""
     found = {k: s[j] for k, s in scales.items() if np.isfinite(s[j]) and s[j]}
     for number, (name, values) in enumerate(spec["scales"].items()):
-        if all(abs(f / values[k] - 1) < 2e-3 for k, f in found.items()):
+        if all(abs(f / values[k] - 1) < 2e-3 + 2 * error for k, f in found.items()):
             return {"scale": name} if number else {}
-    name, values = next(iter(spec["scales"].items()))
-    ratios = [f / values[k] for k, f in found.items()]
-    if np.ptp(ratios) < 2e-3 * abs(ratios[0]):
+    name = next(iter(spec["scales"]))
+    ratios = [f / spec["scales"][name][k] for k, f in found.items()]
+    if np.ptp(ratios) < (2e-3 + 2 * error) * abs(ratios[0]):
         return {"scale": f"{_named(ratios[0], spec['numbers'])} times {name}"}
     return {"scale": ", ".join(f"{k} {f:.4g}" for k, f in found.items())}
 

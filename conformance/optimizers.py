@@ -13,6 +13,13 @@ from conformance.variants import VISIBLE
 
 HERE = "conformance.references"
 JORDAN = "sqrt(max(1, rows/cols))"
+OTHER_SCALES = ("none", "0.2 sqrt(max(rows, cols))", "sqrt(rows/cols)")
+OTHER_SERIES = (
+    "exact",
+    "Polar Express x5, safety 1.01",
+    "Polar Express x5, cushion 0.02",
+    "growing quintics (4.0848, ...) x5",
+)
 SOURCE = "Jordan et al. 2024, https://kellerjordan.github.io/posts/muon"
 FORMULA = "M <- b M + (1-b) g; x <- x - lr sqrt(max(1, rows/cols)) NS5((1-b) g + b M)"
 
@@ -216,18 +223,21 @@ def muon_decay() -> Family:
             },
             "orthogonalization": {
                 "Jordan x5": SAME,
-                "exact": setting(orth="exact"),
-                "Polar Express x5, safety 1.01": setting(
-                    orth="Polar Express x5, safety 1.01"
-                ),
+                **{k: setting(orth=k) for k in OTHER_SERIES},
             },
             "scale": {
                 JORDAN: SAME,
-                **{k: setting(shape=k) for k in [*SCALES][:6] if k != JORDAN},
+                **{k: setting(shape=k) for k in SCALES if k in OTHER_SCALES},
             },
             "momentum": {
                 "Nesterov": SAME,
                 "plain": to(ahead, "ahead = M[k]"),
+                "Nesterov with NAdam's bias correction": to(
+                    ahead,
+                    "t = len(history) + 1\n            ahead = "
+                    "(1 - momentum) * g[k] / (1 - momentum**t) + "
+                    "momentum * M[k] / (1 - momentum ** (t + 1))",
+                ),
                 "Nesterov, g + average": to(ahead, "ahead = g[k] + M[k]"),
             },
         },
