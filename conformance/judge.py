@@ -22,7 +22,8 @@ computes, by the [test vectors](../conformance/README.md) of this library. "Depa
 is not "wrong": papers leave choices open, and a package may depart on purpose. A note
 marks what its documents state. "Coarse" means that the code rounds to bfloat16, so
 that only effects of more than a few percent are seen. Errors are relative to a step.
-`python -m conformance.judge` writes this page from the packages that are installed.
+[conformance/judge.py](../conformance/judge.py) writes this page from the packages
+that are installed.
 
 | Package | Version | Method | Vectors | Verdict | Error | Note |
 |---|---|---|---|---|---|---|
@@ -30,7 +31,7 @@ that only effects of more than a few percent are seen. Errors are relative to a 
 TAIL = """
 The vectors `muon` have Nesterov momentum, five steps with Jordan's coefficients, and
 the scale sqrt(max(1, rows/cols)). The verdict on `muon_decay` is on the decay alone.
-The same works for [a code of yours](../conformance/README.md#use-it).
+The same works for [a code of yours](../conformance/README.md).
 """
 
 
