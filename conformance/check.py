@@ -232,7 +232,7 @@ def _by_table(spec, rows, mine, report, free):
     start, lr = arrays(spec["start"]), spec["hyper"]["lr"]
     moves = -np.diff(np.concatenate([start[None], mine]), axis=0)
     moves = sketch(moves, spec["shapes"])
-    scales, errs, table = {}, 0.0, arrays(spec["table"])[:, :, rows]
+    scales, errs, table = {}, np.zeros(1), arrays(spec["table"])[:, :, rows]
     for name, move, D in zip(spec["shapes"], moves, table, strict=True):
         size = (D**2).sum((1, 2))
         scale = (D * move).sum((1, 2)) / np.maximum(size, 1e-30)
