@@ -1,0 +1,231 @@
+"""This library: python conformance/check.py conformance/adapters/fedjax_muon.py."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fedjax_muon as fm
+from fedjax_muon import engine
+from fedjax_muon.core import Messages, Objective
+from fedjax_muon.engine import plans
+from fedjax_muon.linalg.newton_schulz import polar
+from fedjax_muon.privacy.clipping import clipped
+from fedjax_muon.transforms import by_rank, jordan, muon, orthogonalize
+from fedjax_muon.wrappers import aggregators
+
+Arrays = dict[str, np.ndarray]
+
+
+# ------------------------------------------------------------------------------ methods
+def squares(params: Any, batch: Any, key: Any) -> Any:
+    """The gradient of the mean square over examples of weight 1."""
+    del key
+    x, y, weight = batch
+
+    def loss(p):
+        rows = jnp.mean((x @ p["w"] + p["b"][None] - y) ** 2, axis=1)
+        return jnp.sum(weight * rows) / jnp.sum(weight)
+
+    return jax.grad(loss)(params)
+
+
+def batches(task: Any, ids: Any, steps: int) -> tuple:
+    """Arrays [clients, steps, rows, ...]; rows that a client lacks have weight 0."""
+    rows = max(task.sizes)
+
+    def one(i: int) -> list[np.ndarray]:
+        pad = lambda a: np.concatenate([a, np.zeros((rows - len(a), a.shape[1]))])
+        X, Y = map(pad, task.data[i])
+        weight = (np.arange(rows) < task.sizes[i]).astype(float)
+        return [np.repeat(leaf[None], steps, axis=0) for leaf in (X, Y, weight)]
+
+    return tuple(jnp.asarray(np.stack(v)) for v in zip(*map(one, ids), strict=True))
+
+
+def rounds(build: Callable, weighted: bool = False) -> Callable:
+    """The rounds of an algorithm that `build` makes from the settings."""
+
+    def run(task: Any) -> list[Arrays]:
+        with jax.enable_x64(True):
+            algorithm, objective = build(task.hyper), Objective(squares)
+            N, key = len(task.sizes), jax.random.key(0)
+            x0 = {"w": jnp.asarray(task.x0["w"].T), "b": jnp.asarray(task.x0["b"])}
+            state = engine.init(algorithm, x0, N, project=objective.project)
+            if algorithm.prologue:
+                start = engine.make_prologue(algorithm, objective, N, plans.mapped)
+                first = jnp.arange(N), batches(task, range(N), 1), jnp.ones(N)
+                state, _ = jax.jit(start)(state, *first, key)
+            step = jax.jit(engine.make_round(algorithm, objective, N, plans.mapped))
+            path = []
+            for ids in task.cohorts:
+                sizes = [task.sizes[i] if weighted else 1 for i in ids]
+                weights = jnp.asarray(sizes, float)
+                given = jnp.array(ids, jnp.int32), batches(task, ids, task.steps)
+                state, _ = step(state, *given, weights, key)
+                x = jax.tree.map(np.asarray, state.server.params)
+                path.append({"w": x["w"].T, "b": x["b"]})
+            return path
+
+    return run
+
+
+def with_server(scale: Callable, *names: str) -> Callable:
+    """FedAvg with a rule of the server that has these settings."""
+
+    def build(h):
+        rule = optax.chain(
+            optax.scale(-1.0), optax.scale(-1.0), scale(**{n: h[n] for n in names})
+        )
+        return fm.fedavg(lr=h["lr"], server_lr=h["server_lr"], server_rule=rule)
+
+    return build
+
+
+exact = orthogonalize(polar)
+of = lambda h, *names: {name: h[name] for name in names}
+
+
+def align(h):
+    rule = muon(h["momentum"], polar=polar, rest=optax.scale_by_adam(0.9, 0.95, 1e-10))
+    return fm.fedmuon_align(**of(h, "lr", "align", "decay"), rule=rule)
+
+
+def diloco(h):
+    rule = optax.chain(optax.scale_by_adam(), optax.add_decayed_weights(h["decay"]))
+    server = optax.trace(h["outer_momentum"], nesterov=True)
+    return fm.diloco(lr=h["lr"], rule=rule, server_lr=h["outer_lr"], server_rule=server)
+
+
+def muloco(h):
+    rates = {"server_lr": h["outer_lr"], "server_momentum": h["outer_momentum"]}
+    return fm.muloco(**of(h, "lr", "momentum", "decay"), **rates, polar=polar)
+
+
+# ------------------------------------------------------------------------------- rules
+def optimizer(task: Any) -> list[Arrays]:
+    """Muon, whose kernels have their outputs last."""
+    h, turn = task.hyper, lambda v, a, b: np.moveaxis(np.asarray(v), a, b)
+    with jax.enable_x64(True):
+        here = lambda tree: {k: jnp.asarray(turn(v, 0, -1)) for k, v in tree.items()}
+        rule = optax.chain(
+            muon(h["momentum"], nesterov=True, shape_scale=jordan),
+            optax.add_decayed_weights(h["weight_decay"]),
+        )
+        x, path = here(task.x0), []
+        state = rule.init(x)
+        for g in task.gradients:
+            u, state = rule.update(here(g), state, x)
+            x = {k: x[k] - h["lr"] * u[k] for k in x}
+            path.append({k: turn(v, -1, 0) for k, v in x.items()})
+        return path
+
+
+# ------------------------------------------------------------------- rules of servers
+def aggregate(rule: Callable, weighted: bool = False) -> Callable:
+    def run(task: Any) -> Arrays:
+        with jax.enable_x64(True):
+            flat = [
+                np.concatenate([v.ravel() for v in m.values()]) for m in task.messages
+            ]
+            weights = task.weights if weighted else np.ones(len(flat))
+            ids, key = jnp.arange(len(flat)), jax.random.key(0)
+            given = Messages(
+                jnp.asarray(np.stack(flat)), jnp.asarray(weights), ids, key
+            )
+            out = rule(task.hyper)(given)
+            mean = np.average(out.values, axis=0, weights=out.weight)
+        first = task.messages[0]
+        ends = np.cumsum([v.size for v in first.values()])[:-1]
+        pieces = zip(first, np.split(mean, ends), strict=True)
+        return {k: v.reshape(first[k].shape) for k, v in pieces}
+
+    return run
+
+
+def adapters(method: Callable, scaled: bool) -> Callable:
+    """A round of clients that end at the messages, by a step of 1 along x - x_i."""
+
+    def grad(params, batch, key):
+        del key
+        layer = params["layer"]
+        pull = {k: layer[k] - batch[k] for k in ("a", "b")}
+        return {"layer": {"kernel": jnp.zeros_like(layer["kernel"]), **pull}}
+
+    def run(task: Any) -> Arrays:
+        s = task.hyper["alpha"] / task.hyper["rank"]
+        more = {"scale": s} if scaled else {}
+        with jax.enable_x64(True):
+            algorithm = method(lr=1.0, rule=optax.identity(), **more)
+            layout = lambda m: {"a": m["A"].T, "b": m["B"].T}
+            layers = [*map(layout, task.messages)]
+            layer = {"kernel": jnp.asarray(task.w.T), **layers[0]}
+            stack = lambda name: jnp.stack([m[name][None] for m in layers])
+            given = {name: stack(name) for name in ("a", "b")}
+            n, objective = len(layers), Objective(grad)
+            state = engine.init(
+                algorithm, {"layer": layer}, n, project=objective.project
+            )
+            step = engine.make_round(algorithm, objective, n, plans.mapped)
+            weights, key = jnp.asarray(task.weights), jax.random.key(0)
+            state, _ = jax.jit(step)(state, jnp.arange(n), given, weights, key)
+            after = state.server.params["layer"]
+            return {"w": after["kernel"].T, "BA": (after["a"] @ after["b"]).T}
+
+    return run
+
+
+def clipping(h):
+    """The clip of `ClientPrivacy`, message by message."""
+    clip = jax.vmap(lambda row: clipped(h["tau"], row))
+    return lambda messages: messages._replace(values=clip(messages.values))
+
+
+unchanged = lambda messages: messages
+IMPLEMENTATIONS = {
+    "fedavg": rounds(lambda h: fm.fedavg(lr=h["lr"]), weighted=True),
+    "fedprox": rounds(lambda h: fm.fedprox(**of(h, "lr", "mu"))),
+    "scaffold": rounds(lambda h: fm.scaffold(**of(h, "lr", "server_lr"))),
+    "fedadam": rounds(with_server(fm.transforms.scale_by_fedadam, "b1", "b2", "tau")),
+    "fedyogi": rounds(with_server(fm.transforms.scale_by_fedyogi, "b1", "b2", "tau")),
+    "fedadagrad": rounds(with_server(fm.transforms.scale_by_fedadagrad, "b1", "tau")),
+    "fedmuon": rounds(
+        lambda h: fm.fedmuon_unsynced(lr=h["lr"], momentum=1 - h["b"], polar=polar)
+    ),
+    "fedmuon_align": rounds(align),
+    "fedmuon_correct": rounds(
+        lambda h: fm.fedmuon_correct(
+            lr=h["lr"], momentum=1 - h["b"], rule=by_rank(exact)
+        )
+    ),
+    "local_muon": rounds(
+        lambda h: fm.local_muon(**of(h, "lr", "momentum", "decay"), polar=polar)
+    ),
+    "local_muon_persistent": rounds(
+        lambda h: fm.local_muon_persistent(
+            lr=h["lr"], momentum=1 - h["b"], rule=by_rank(exact)
+        )
+    ),
+    "diloco": rounds(diloco),
+    "muloco": rounds(muloco),
+    "muon": optimizer,
+    "muon_decay": optimizer,
+    "muon_kernel": optimizer,
+    "muon_rank": optimizer,
+    "mean_by_examples": aggregate(lambda h: unchanged, weighted=True),
+    "coordinate_median": aggregate(lambda h: aggregators.median()),
+    "trimmed_mean": aggregate(lambda h: aggregators.trimmed_mean(int(h["f"]))),
+    "krum": aggregate(lambda h: aggregators.krum(int(h["f"]))),
+    "multi_krum": aggregate(lambda h: aggregators.krum(int(h["f"]), chosen=None)),
+    "geometric_median": aggregate(lambda h: aggregators.geometric_median(1e-6, 500)),
+    "centered_clipping": aggregate(
+        lambda h: aggregators.centered_clipping(h["tau"], int(h["rounds"]))
+    ),
+    "norm_clipping": aggregate(clipping),
+    "fedit": adapters(fm.fedit, scaled=False),
+    "fedex_lora": adapters(fm.fedex_lora, scaled=True),
+    "flexlora": adapters(fm.flexlora, scaled=False),
+}

@@ -1,0 +1,490 @@
+"""Small implementations in NumPy, and mistakes in them that people make.
+
+`wrong` is the name of a mistake; without one, they are right.
+"""
+
+import numpy as np
+
+
+def add(a, b, s=1.0):
+    return {k: a[k] + s * b[k] for k in a}
+
+
+def mean(trees, w=None):
+    return {k: np.average([t[k] for t in trees], axis=0, weights=w) for k in trees[0]}
+
+
+def zeros(x):
+    return {k: 0 * v for k, v in x.items()}
+
+
+def sgd(task, i, x, wrong, pull=lambda y: 0, state=None, lr=None):
+    """K steps of client i; the mistakes are those of local training."""
+    y, m = dict(x), state or zeros(x)
+    lr = task.hyper["lr"] if lr is None else lr
+    steps = {"a step less": task.steps - 1, "a step more": task.steps + 1}
+    for k in range(steps.get(wrong, task.steps)):
+        g = task.grad(i, x if wrong == "all gradients at x" else y)
+        if wrong == "decay left on":
+            g = add(g, y, 0.01)
+        if wrong == "gradients clipped to 1":
+            norm = np.sqrt(sum((v**2).sum() for v in g.values()))
+            g = {k: v / max(1, norm) for k, v in g.items()}
+        if wrong == "loss halved":
+            g = {k: v / 2 for k, v in g.items()}
+        if wrong == "summed loss":
+            g = {k: v * task.sizes[i] for k, v in g.items()}
+        if wrong in ("momentum", "momentum kept"):
+            m = add(g, m, 0.9)
+            g = m
+        if wrong == "Nesterov momentum":
+            m = add(g, m, 0.9)
+            g = add(g, m, 0.9)
+        if wrong == "bias not trained":
+            g["b"] = 0 * g["b"]
+        if wrong == "gradients normalized":
+            norm = np.sqrt(sum((v**2).sum() for v in g.values()))
+            g = {k: v / norm for k, v in g.items()}
+        rate = lr / (k + 1) if wrong == "rate decays in the round" else lr
+        p = pull(y)
+        y = {j: y[j] - rate * (g[j] + (p[j] if p else 0)) for j in y}
+    return y, m
+
+
+def fedavg(task, wrong=""):
+    x, kept, first, step = dict(task.x0), {}, None, zeros(task.x0)
+    for r, cohort in enumerate(task.cohorts):
+        lr = task.hyper["lr"]
+        lr = {"lr squared": lr**2, "rate decays over rounds": lr / (r + 1)}.get(
+            wrong, lr
+        )
+        ends, start = [], x
+        cohort = cohort[:-1] if wrong == "the last client is lost" else cohort
+        for i in cohort:
+            state = kept.get(i) if wrong == "momentum kept" else None
+            if wrong == "clients go on from their own":
+                start = kept.get(i, x)
+            y, m = sgd(task, i, start, wrong, state=state, lr=lr)
+            kept[i] = y if wrong == "clients go on from their own" else m
+            if wrong == "model shared by clients":
+                start = y
+            if wrong == "uploads in float16":
+                y = {k: v.astype(np.float16).astype(float) for k, v in y.items()}
+            ends.append(y)
+        n = np.array([task.sizes[i] for i in cohort], float)
+        first = n if first is None else first
+        n = {
+            "uniform": np.ones(len(n)),
+            "square roots": n**0.5,
+            "weights of round 1": first,
+            "weights inverted": 1 / n,
+            "weighted twice": n**2,
+        }.get(wrong, n)
+        new = mean(ends, n)
+        if wrong == "divides by all":
+            new = add(x, add(new, x, -1), n.sum() / sum(task.sizes))
+        if wrong == "the server counts as a client":
+            new = add(x, add(new, x, -1), 0.75)
+        if wrong == "sum of changes":
+            new = add(x, add(new, x, -1), len(cohort))
+        if wrong == "mean with the old model":
+            new = mean([new, x])
+        if wrong == "momentum of the server":
+            step = add(add(new, x, -1), step, 0.9)
+            new = add(x, step)
+        if wrong == "the median of clients":
+            new = {k: np.median([e[k] for e in ends], axis=0) for k in x}
+        if wrong == "bias not averaged":
+            new["b"] = ends[0]["b"]
+        x = new
+        yield x
+
+
+def fedprox(task, wrong=""):
+    x, mu = dict(task.x0), task.hyper["mu"]
+    for cohort in task.cohorts:
+        size = {"mu doubled": 2, "mu halved": 0.5, "pull away": -1}.get(wrong, 1)
+        at = task.x0 if wrong == "pull to the first model" else x
+        at = zeros(x) if wrong == "pull to zero" else at
+        pull = lambda y, at=at, s=size: {
+            k: s * mu * v for k, v in add(y, at, -1).items()
+        }
+        ends = [sgd(task, i, x, wrong, pull)[0] for i in cohort]
+        x = mean(ends)
+        yield x
+
+
+def scaffold(task, wrong=""):
+    lr, eta, N = task.hyper["lr"], task.hyper["server_lr"], len(task.sizes)
+    x, c = dict(task.x0), zeros(task.x0)
+    own = [zeros(x) for _ in range(N)]
+    for cohort in task.cohorts:
+        ends, changes = [], []
+        for i in cohort:
+            move = add(c, own[i], -1)
+            if wrong == "sign of the correction":
+                move = add(own[i], c, -1)
+            if wrong == "own variate not subtracted":
+                move = c
+            y, _ = sgd(task, i, x, wrong, lambda _, m=move: m)
+            K = 1 if wrong == "K is the number of epochs" else task.steps
+            by = K * lr * (eta if wrong == "server rate in the divisor" else 1)
+            fresh = add(add(own[i], c, -1), add(x, y, -1), 1 / by)
+            if wrong == "option I":
+                fresh = task.grad(i, x)
+            if wrong == "c not subtracted":
+                fresh = add(own[i], add(x, y, -1), 1 / by)
+            ends.append(add(y, x, -1))
+            changes.append(add(fresh, own[i], -1))
+            own[i] = fresh
+            if wrong == "one variate for all":
+                own = [fresh] * N
+        S = len(cohort)
+        share = {"c over the cohort": 1, "c by the sum": S}.get(wrong, S / N)
+        share = eta * S / N if wrong == "server rate on c too" else share
+        c = add(c, mean(changes), share)
+        rate = {"server rate forgotten": 1, "server rate twice": eta**2}.get(wrong, eta)
+        rate = eta * S / N if wrong == "x over all clients" else rate
+        x = add(x, mean(ends), rate)
+        yield x
+
+
+def fedadam(task, wrong=""):
+    h, x = task.hyper, dict(task.x0)
+    b1, b2, tau, eta = h["b1"], h["b2"], h["tau"], h["server_lr"]
+    if wrong == "b1 and b2 swapped":
+        b1, b2 = b2, b1
+    m, v = zeros(x), {k: 0 * u + tau**2 for k, u in x.items()}
+    if wrong == "v begins at zero":
+        v = zeros(x)
+    for t, cohort in enumerate(task.cohorts, 1):
+        d = mean([add(sgd(task, i, x, wrong)[0], x, -1) for i in cohort])
+        if wrong == "rate used twice":
+            d = {k: eta * u for k, u in d.items()}
+        old = v
+        m = {
+            k: b1 * m[k] + (1 if wrong == "m without 1 - b1" else 1 - b1) * d[k]
+            for k in x
+        }
+        if wrong == "m begun anew":
+            m = {k: (1 - b1) * u for k, u in d.items()}
+        of = m if wrong == "v of the momentum" else d
+        v = {k: b2 * v[k] + (1 - b2) * of[k] ** 2 for k in x}
+        used = old if wrong == "v of the round before" else v
+        mm, vv = m, used
+        if wrong == "bias corrected":
+            mm = {k: u / (1 - b1**t) for k, u in m.items()}
+            vv = {k: u / (1 - b2**t) for k, u in used.items()}
+        root = {k: np.sqrt(u) + tau for k, u in vv.items()}
+        if wrong == "tau inside of the root":
+            root = {k: np.sqrt(u + tau) for k, u in vv.items()}
+        if wrong == "no root":
+            root = {k: u + tau for k, u in vv.items()}
+        x = {k: x[k] + eta * mm[k] / root[k] for k in x}
+        yield x
+
+
+def polar(m):
+    if not m.any():
+        return m
+    u, _, vt = np.linalg.svd(m, full_matrices=False)
+    return u @ vt
+
+
+def fedmuon(task, wrong=""):
+    lr, b, x = task.hyper["lr"], task.hyper["b"], dict(task.x0)
+    b = 1 - b if wrong == "b reversed" else b
+    start = [task.grad(i, x) for i in range(len(task.sizes))]
+    start = [zeros(x)] * len(start) if wrong == "M begins at zero" else start
+    bar = None
+    for cohort in task.cohorts:
+        xs, ms = [], []
+        for i in cohort:
+            m = start[i] if bar is None or wrong == "M not averaged" else bar
+            m = zeros(x) if wrong == "M reset" else m
+            y = dict(x)
+            for _ in range(task.steps):
+                before = task.grad(i, y)
+                if wrong == "M first":
+                    m = {k: (1 - b) * m[k] + b * before[k] for k in m}
+                of_w = polar(m["w"])
+                if wrong == "Frobenius instead of polar":
+                    of_w = m["w"] / np.linalg.norm(m["w"])
+                if wrong == "sign instead of polar":
+                    of_w = np.sign(m["w"])
+                of_w = 2 * of_w if wrong == "step doubled" else of_w
+                if wrong == "steps of the size of the gradient":
+                    of_w = np.linalg.norm(before["w"]) * of_w
+                y = {"w": y["w"] - lr * of_w, "b": y["b"] - lr * m["b"]}
+                g = before if wrong == "gradient before the step" else task.grad(i, y)
+                if wrong != "M first":
+                    m = {k: (1 - b) * m[k] + b * g[k] for k in m}
+            start[i] = m
+            xs.append(y), ms.append(m)
+        n = [task.sizes[i] for i in cohort] if wrong == "by examples" else None
+        x, bar = mean(xs, n), mean(ms, n)
+        if wrong == "M weighed by examples":
+            bar = mean(ms, [task.sizes[i] for i in cohort])
+        if wrong == "M of one client":
+            bar = ms[0]
+        if wrong == "x orthogonalized by the server":
+            bar["w"] = polar(bar["w"])
+        yield x
+
+
+def muon(task, wrong=""):
+    h, x = task.hyper, dict(task.x0)
+    b = {"momentum 0.95": 0.95}.get(wrong, h["momentum"])
+    M = zeros(x)
+    for t, g in enumerate(task.gradients, 1):
+        new = {}
+        for k, v in x.items():
+            if wrong == "coupled decay":
+                g = {**g, k: g[k] + h["weight_decay"] * v}
+            M[k] = b * M[k] + (1 - b) * g[k]
+            u = (1 - b) * g[k] + b * M[k]
+            if wrong == "gradient orthogonalized first":
+                M[k] = M[k] + (1 - b) * (polar(g[k]) - g[k])
+                u = M[k]
+            u = {"no Nesterov": M[k], "Nesterov adds g": g[k] + b * M[k]}.get(wrong, u)
+            if wrong == "Nesterov with the old momentum":
+                u = (1 - b) * g[k] + b * (M[k] - (1 - b) * g[k]) / b
+            if wrong == "momentum dampened by t":
+                u = M[k] / (1 - b**t) + 0 * u
+            wide = u.T if u.shape[0] > u.shape[1] else u
+            size = np.linalg.norm(wide)
+            size = np.linalg.norm(wide, 2) if wrong == "spectral norm" else size
+            size = 2 * size if wrong == "half the norm" else size
+            X = wide / (size + 1e-7)
+            for _ in range(
+                {"six steps": 6, "four steps": 4, "two steps": 2}.get(wrong, 5)
+            ):
+                A = X @ X.T
+                c = 2.0315 if wrong != "a wrong coefficient" else 2.315
+                X = 3.4445 * X + (-4.7750 * A + c * A @ A) @ X
+            X = X.T if u.shape[0] > u.shape[1] else X
+            rows, cols = v.shape
+            scale = {
+                "no scale": 1,
+                "scale transposed": max(1, cols / rows) ** 0.5,
+                "scale of Moonlight": 0.2 * max(v.shape) ** 0.5,
+                "scale without a root": max(1, rows / cols),
+                "scale of both": (max(v.shape) / min(v.shape)) ** 0.5,
+                "rows for columns": max(1, rows / cols) ** 0.5 * (cols / rows) ** 0.5,
+                "rate times ten": 10 * max(1, rows / cols) ** 0.5,
+            }.get(wrong, max(1, rows / cols) ** 0.5)
+            decay = h["lr"] * h["weight_decay"]
+            decay = h["weight_decay"] if wrong == "decay without lr" else decay
+            decay = decay * scale if wrong == "decay times scale" else decay
+            decay = 0 if wrong in ("coupled decay", "no decay") else decay
+            new[k] = v - decay * v - h["lr"] * scale * X
+            if wrong == "decay after the step":
+                new[k] = (v - h["lr"] * scale * X) * (1 - decay)
+        x = new
+        yield x
+
+
+def stacked(task):
+    return np.stack(
+        [np.concatenate([v.ravel() for v in m.values()]) for m in task.messages]
+    )
+
+
+def message(task, row):
+    return {"w": row[:12].reshape(3, 4), "b": row[12:]}
+
+
+def krum(task, wrong=""):
+    V, f = stacked(task), int(task.hyper["f"])
+    n = len(V)
+    W = V[:, :12] if wrong == "distances of w alone" else V
+    D = ((W[:, None] - W[None]) ** 2).sum(2)
+    D = np.sqrt(D) if wrong == "distances not squared" else D
+    if wrong == "cosine distances":
+        size = np.linalg.norm(V, axis=1)
+        D = 1 - V @ V.T / size[:, None] / size
+    many = {"n - f - 1": n - f - 1, "all neighbors": n - 1}.get(wrong, n - f - 2)
+    scores = np.sort(D, axis=1)[:, 1 : 1 + many].sum(1)
+    best = np.argmax(scores) if wrong == "the farthest" else np.argmin(scores)
+    return message(task, V[best])
+
+
+def trimmed_mean(task, wrong=""):
+    V, f = stacked(task), int(task.hyper["f"])
+    order = np.sort(V, axis=0)
+    if wrong == "f in total":
+        f = f // 2
+    if wrong == "only the largest":
+        return message(task, order[: len(V) - f].mean(0))
+    if wrong == "whole messages by norm":
+        V = V[np.argsort(np.linalg.norm(V, axis=1))]
+        return message(task, V[f : len(V) - f].mean(0))
+    if wrong == "median of the rest":
+        return message(task, np.median(order[f : len(V) - f], axis=0))
+    if wrong == "divides by n":
+        return message(task, order[f : len(V) - f].sum(0) / len(V))
+    return message(task, order[f : len(V) - f].mean(0))
+
+
+def centered_clipping(task, wrong=""):
+    V, tau = stacked(task), task.hyper["tau"]
+    v = V.mean(0) if wrong == "from the mean" else np.zeros(V.shape[1])
+    for _ in range(1 if wrong == "one iteration" else int(task.hyper["rounds"])):
+        d = V - v
+        norm = np.linalg.norm(d, axis=1, keepdims=True)
+        factor = np.minimum(1, tau / norm)
+        factor = tau / norm if wrong == "always scaled" else factor
+        factor = np.minimum(1, tau**2 / norm) if wrong == "tau squared" else factor
+        v = v + (d * factor).mean(0)
+    return message(task, v)
+
+
+def fedex_lora(task, wrong=""):
+    n = np.array(task.weights, float)
+    n = np.ones(len(n)) if wrong == "uniform" else n
+    n = n**2 if wrong == "weighted twice" else n
+    average = lambda rows: np.average(rows, axis=0, weights=n)
+    A, B = (average([m[k] for m in task.messages]) for k in "AB")
+    product = average([m["B"] @ m["A"] for m in task.messages])
+    s = task.hyper["alpha"] / task.hyper["rank"]
+    s = {"residual without its scale": 1.0, "residual halved": s / 2}.get(wrong, s)
+    residual = product - B @ A
+    residual = 0 * residual if wrong == "no residual" else residual
+    residual = product if wrong == "product not centered" else residual
+    return {"w": task.w + s * residual, "BA": B @ A}
+
+
+# vectors, the mistake, what the verdict has to say; None where it names nothing
+KNOWN = [
+    ("fedavg", "a step less", "steps: K - 1"),
+    ("fedavg", "a step more", "steps: K + 1"),
+    ("fedavg", "uniform", "weights: uniform"),
+    ("fedavg", "divides by all", "weights: by examples of all"),
+    ("fedavg", "momentum", "momentum 0.9, reset"),
+    ("fedavg", "momentum kept", "momentum 0.9, kept"),
+    ("fedavg", "loss halved", "loss: half"),
+    ("fedavg", "summed loss", "loss: sum over examples"),
+    ("fedavg", "clients go on from their own", "clients begin: at their own"),
+    ("fedavg", "model shared by clients", "clients begin: where the client before"),
+    ("fedprox", "mu doubled", "term: mu |"),
+    ("fedprox", "mu halved", "term: mu/4"),
+    ("fedprox", "pull away", "term: the sign flipped"),
+    ("fedprox", "pull to the first model", "anchor: the first model"),
+    ("scaffold", "sign of the correction", "correction: g + c_i - c"),
+    ("scaffold", "own variate not subtracted", "correction: g + c"),
+    ("scaffold", "option I", "client's variate: I"),
+    ("scaffold", "c not subtracted", "client's variate: II without - c"),
+    ("scaffold", "c over the cohort", "sum of changes / S"),
+    ("scaffold", "server rate forgotten", "server rate: not used"),
+    ("scaffold", "server rate twice", "server rate: used twice"),
+    ("fedadam", "v begins at zero", "its start: 0"),
+    ("fedadam", "rate used twice", "rate is used twice"),
+    ("fedadam", "bias corrected", "bias correction: Adam's"),
+    ("fedadam", "tau inside of the root", "sqrt(v + tau)"),
+    ("fedadam", "m without 1 - b1", "b1 m + d"),
+    ("fedmuon", "b reversed", "b: weighs the old"),
+    ("fedmuon", "M begins at zero", "start of M: zero"),
+    ("fedmuon", "M not averaged", "kept by the client"),
+    ("fedmuon", "M reset", "reset to zero"),
+    ("fedmuon", "M first", "order: refresh M"),
+    ("fedmuon", "by examples", "weights: by examples"),
+    ("muon", "no Nesterov", "momentum: plain"),
+    ("muon", "Nesterov adds g", "momentum: Nesterov, g + b average"),
+    ("muon", "six steps", "Jordan x6"),
+    ("muon", "four steps", "Jordan x4"),
+    ("muon", "no scale", "scale: none"),
+    ("muon", "scale transposed", "sqrt(max(1, cols/rows))"),
+    ("muon", "scale of Moonlight", "0.2 sqrt(max"),
+    ("muon_decay", "coupled decay", "decay: coupled"),
+    ("muon_decay", "decay without lr", "decay: without lr"),
+    ("muon_decay", "decay times scale", "decay: times sqrt(max(1, rows/cols))"),
+    ("muon_decay", "decay after the step", "decay: decoupled, after"),
+    ("krum", "n - f - 1", "neighbors: n - f - 1"),
+    ("krum", "distances not squared", "distances: not squared"),
+    ("trimmed_mean", "f in total", "cut: f/2"),
+    ("trimmed_mean", "only the largest", "cut: f at the upper end"),
+    ("centered_clipping", "one iteration", "iterations: 1"),
+    ("centered_clipping", "always scaled", "scaled to tau"),
+    ("fedex_lora", "no residual", "residual: none"),
+    ("fedex_lora", "residual without its scale", "scale: 1"),
+    ("fedex_lora", "product not centered", "nothing subtracted"),
+]
+# not thought of when the axes were made; for some of them an axis has been added since
+UNSEEN = [
+    ("fedavg", "all gradients at x", "one gradient, at"),
+    ("fedavg", "decay left on", None),
+    ("fedavg", "gradients clipped to 1", "clipped to norm 1"),
+    ("fedavg", "Nesterov momentum", "Nesterov momentum"),
+    ("fedavg", "rate decays in the round", None),
+    ("fedavg", "bias not trained", None),
+    ("fedavg", "lr squared", "local rate: lr^2"),
+    ("fedavg", "rate decays over rounds", "lr / round"),
+    ("fedavg", "the last client is lost", "weights: [0.357, 0.643, "),
+    ("fedavg", "uploads in float16", None),
+    ("fedavg", "square roots", "weights: [0.291, 0.39, 0.319]"),
+    ("fedavg", "weights of round 1", None),
+    ("fedavg", "weights inverted", "weights: [0.419, 0.233, 0.349]"),
+    ("fedavg", "the server counts as a client", "0.75 times"),
+    ("fedavg", "sum of changes", "3 = K = S times"),
+    ("fedavg", "mean with the old model", "(x + d) / 2"),
+    ("fedavg", "bias not averaged", None),
+    ("fedprox", "pull to zero", "anchor: zero"),
+    ("fedprox", "momentum", None),
+    ("fedprox", "a step more", "steps: K + 1"),
+    ("scaffold", "K is the number of epochs", "divisor: lr"),
+    ("scaffold", "server rate in the divisor", "divisor: K lr server_lr"),
+    ("scaffold", "one variate for all", None),
+    ("scaffold", "c by the sum", "sum of changes"),
+    ("scaffold", "server rate on c too", None),
+    ("scaffold", "momentum", None),
+    ("fedadam", "b1 and b2 swapped", "b1 and b2 swapped"),
+    ("fedadam", "v of the momentum", "of the first moment"),
+    ("fedadam", "v of the round before", "of the round before"),
+    ("fedadam", "no root", "v + tau"),
+    ("fedadam", "a step less", "steps: K - 1"),
+    ("fedmuon", "Frobenius instead of polar", "norm: Frobenius"),
+    ("fedmuon", "sign instead of polar", "norm: entries"),
+    ("fedmuon", "step doubled", "step of w: 2 times"),
+    ("fedmuon", "gradient before the step", "at the x before"),
+    ("fedmuon", "M weighed by examples", "server's M: by examples"),
+    ("fedmuon", "M of one client", "of the first client"),
+    ("fedmuon", "x orthogonalized by the server", None),
+    ("muon", "momentum 0.95", "momentum 0.95"),
+    ("muon", "Nesterov with the old momentum", "momentum: plain"),
+    ("muon", "momentum dampened by t", "momentum: plain"),
+    ("muon", "spectral norm", "spectral norm"),
+    ("muon", "two steps", "Jordan x2"),
+    ("muon", "a wrong coefficient", None),
+    ("muon", "scale without a root", "scale: max(1, rows/cols)"),
+    ("muon", "scale of both", "scale: tall 1.5, wide 1.581"),
+    ("muon", "rate times ten", "10 = 1/lr"),
+    ("muon_decay", "no decay", "decay: none"),
+    ("krum", "distances of w alone", None),
+    ("krum", "cosine distances", None),
+    ("krum", "all neighbors", "neighbors: n - 1"),
+    ("krum", "the farthest", "best: largest score"),
+    ("trimmed_mean", "whole messages by norm", None),
+    ("trimmed_mean", "divides by n", "0.4286 times"),
+    ("centered_clipping", "from the mean", "start: the mean"),
+    ("centered_clipping", "tau squared", None),
+    ("fedex_lora", "uniform", "weights: uniform"),
+    ("fedex_lora", "residual halved", "step of w: 0.5"),
+    ("fedavg", "weighted twice", "weights: ["),
+    ("fedavg", "momentum of the server", "server: momentum"),
+    ("fedavg", "the median of clients", None),
+    ("fedavg", "gradients normalized", "norm 1"),
+    ("fedprox", "loss halved", "loss: half"),
+    ("fedprox", "rate decays in the round", None),
+    ("fedprox", "all gradients at x", None),
+    ("scaffold", "x over all clients", "weights: uniform over all"),
+    ("scaffold", "a step less", None),
+    ("scaffold", "loss halved", "loss: half"),
+    ("fedadam", "m begun anew", "first moment: (1 - b1) d"),
+    ("fedadam", "momentum", "local rule: momentum"),
+    ("fedmuon", "steps of the size of the gradient", None),
+    ("muon", "gradient orthogonalized first", None),
+    ("muon", "half the norm", None),
+    ("muon", "rows for columns", "sqrt(max(1, cols/rows))"),
+    ("trimmed_mean", "median of the rest", "f + 1 at each end"),
+    ("fedex_lora", "weighted twice", None),
+]
