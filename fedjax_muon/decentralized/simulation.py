@@ -40,6 +40,7 @@ from fedjax_muon.simulation.arguments import (
     check_rule_kinds,
     check_rules,
     check_task,
+    on_device,
 )
 from fedjax_muon.simulation.batching import (
     Clients,
@@ -302,7 +303,7 @@ def decentralize(
     setup.check_sizes(list(map(len, parts)))
     mixed, links = _mix(setup, weights)
     clients = clients_of(dataset.x_train, dataset.y_train, parts)
-    test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
+    test = on_device(dataset.x_test), on_device(dataset.y_test)
     data = Data(setup.task, clients.x, clients.y, test)
     run = Run(numbers(algorithm, **noise), clients.partition, mixer=mixed)
     check_rule_kinds(algorithm)

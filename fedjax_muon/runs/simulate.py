@@ -206,7 +206,9 @@ def shared(problem: Problem, how: Mapping[str, Any]) -> Problem:
     """
     if how.get("devices"):
         return problem
-    return dataclasses.replace(problem, dataset=on_device(problem.dataset))
+    dataset = problem.dataset
+    x: Any = {n: on_device(getattr(dataset, n)) for n in ("x_train", "x_test")}
+    return dataclasses.replace(problem, dataset=dataset._replace(**x))
 
 
 def name_of(method: Method) -> str:

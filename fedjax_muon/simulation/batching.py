@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import Objective, Params, unconstrained
+from fedjax_muon.simulation.arguments import on_device
 from fedjax_muon.tasks.classification import weighted_mean
 from fedjax_muon.tasks.task import Batch, Task, per_example
 
@@ -72,7 +73,7 @@ def clients_of(x: Array, y: Array, parts: Sequence[np.ndarray]) -> Clients:
             "these examples are raw uint8 pixels; convert them first, with "
             "fedjax_muon.data.standardize(dataset) or to float32"
         )
-    return Clients(jnp.asarray(x), jnp.asarray(y), partition_of(y, parts))
+    return Clients(on_device(x), on_device(y), partition_of(y, parts))
 
 
 def partition_of(y: Array, parts: Sequence[np.ndarray]) -> Partition:

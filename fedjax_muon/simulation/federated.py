@@ -39,6 +39,7 @@ from fedjax_muon.simulation.arguments import (
     check_functions,
     check_parts,
     check_task,
+    on_device,
 )
 from fedjax_muon.simulation.batching import (
     Clients,
@@ -179,7 +180,7 @@ def federate(
     x, y = dataset.x_train, dataset.y_train
     clients = clients_of(x, y, parts)
     check_setup(setup)
-    test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
+    test = on_device(dataset.x_test), on_device(dataset.y_test)
     data = Data(setup.task, clients.x, clients.y, test)
     run = Run(numbers(algorithm), clients.partition, timing=members.blank(len(parts)))
     if test_parts is not None:
