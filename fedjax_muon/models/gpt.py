@@ -21,7 +21,8 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from fedjax_muon.core import Params, check_count, check_range
-from fedjax_muon.models.vit import Attention, Initializer, dropped, rows
+from fedjax_muon.models.dropout import Dropout
+from fedjax_muon.models.vit import Attention, Initializer, rows
 
 _normal = nn.initializers.normal(0.02)
 # The fast variance, a difference of means, is inexact where the mean is large.
@@ -104,9 +105,9 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array, start: int | jax.Array) -> jax.Array:
         y = self.norm(name="attention_norm")(x)
         y = self.attention(name="attention")(y, start=start)
-        x = x + dropped(self, self.dropout, y)
+        x = x + Dropout(self.dropout)(y)
         y = self.network(name="network")(self.norm(name="network_norm")(x))
-        return x + dropped(self, self.dropout, y)
+        return x + Dropout(self.dropout)(y)
 
 
 class GPT(nn.Module):
@@ -194,7 +195,7 @@ class GPT(nn.Module):
             table = embed(self.context, name="positions").embedding
             y = y + jax.lax.dynamic_slice_in_dim(table, start, x.shape[1])[None]
         # Cast after the lookup, since there the gradients of frequent tokens add up.
-        y = dropped(self, self.dropout, jnp.asarray(y, self.dtype))
+        y = Dropout(self.dropout)(jnp.asarray(y, self.dtype))
         block = nn.remat(Block) if self.remat else Block
         parts = self._norm(), self._attention(), self._network()
         for i in range(self.depth):

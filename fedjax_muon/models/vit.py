@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from fedjax_muon.core import check_count, check_range
+from fedjax_muon.models.dropout import Dropout
 
 Initializer = nn.initializers.Initializer
 
@@ -86,7 +87,7 @@ class Attention(nn.Module):
             )
         weights = _weights(query, key, bias, self._seen(mask, places, key))
         if self.dropout:
-            weights = dropped(self, self.dropout, weights)
+            weights = Dropout(self.dropout)(weights)
         y = jnp.einsum("...hqk,...khd->...qhd", weights, value)
         y = y.reshape(*outer, self.heads * self.head_width)
         out_init = self.out_init or self.kernel_init
@@ -168,8 +169,7 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         norm = partial(nn.LayerNorm, epsilon=self.epsilon, dtype=self.dtype)
         dense = partial(nn.Dense, kernel_init=self.kernel_init, dtype=self.dtype)
-        dropping = self.has_rng("dropout")
-        drop = partial(nn.Dropout, self.dropout, deterministic=not dropping)
+        drop = partial(Dropout, self.dropout)
         shape = self.heads, self.head_width, self.attention_bias
         attention = Attention(*shape, self.kernel_init, self.dtype)
         x = x + drop()(attention(norm()(x)))
@@ -177,11 +177,6 @@ class Block(nn.Module):
         y = _gelu(dense(self.hidden)(rows(norm()(x))))
         y = drop()(y.reshape(*x.shape[:-1], self.hidden))
         return x + drop()(dense(width)(rows(y)).reshape(x.shape))
-
-
-def dropped(module: nn.Module, rate: float, x: jax.Array) -> jax.Array:
-    """With dropout where the module gets a stream "dropout"."""
-    return nn.Dropout(rate, deterministic=not module.has_rng("dropout"))(x)
 
 
 def rows(x: jax.Array) -> jax.Array:
@@ -254,7 +249,7 @@ class ViT(nn.Module):
         )
         # Cast after the sum, since there the gradients of the batch add up.
         x = jnp.asarray(x + positions.embedding[None], self.dtype)
-        x = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(x)
+        x = Dropout(self.dropout)(x)
         sizes = self.heads, self.head_width, self.hidden, self.dropout
         rest = self.attention_bias, self.epsilon, self.kernel_init, self.dtype
         for _ in range(self.depth):
