@@ -42,9 +42,11 @@ says what its documents state, and which line of the release departs. Where a re
 contradicts its own documents or the paper that it cites, the note links to a
 [reproduction](../conformance/findings/README.md). Errors are relative to a step.
 
-Packages run as they are released, with one exception: Newton-Schulz steps in bfloat16
-run in float32, since their rounding hides effects of a few percent. "Coarse" marks
-where it remains. Where a package has the server alone, clients are plain SGD.
+Packages run as they are released, with these exceptions. Steps in half precision run in
+float32, since their rounding hides effects of a few percent; "coarse" marks where it
+remains. muonium and dtensor-muon run their own loops in place of kernels for GPUs. The
+constants 0.98 and 0.01 of the script of FedMuon are replaced by the settings of the
+vectors. Where a package has the server alone, clients are plain SGD.
 [conformance/judge.py](../conformance/judge.py) writes this page from the packages that
 are installed, and keeps the rows of the others.
 
@@ -105,8 +107,8 @@ def page_of(rows: list[Row]) -> str:
     for row in rows:
         said = row["verdict"].replace("|", "\\|")
         note = "" if said.startswith("conforms") else keys()[key(row)].note
-        cells = (row["package"], row["version"], f"`{row['method']}`")
-        cells += (f"`{row['vectors']}`", said, row["error"], note)
+        what = f"`{row['method']}`", f"`{row['vectors']}`"
+        cells = row["package"], row["version"], *what, said, row["error"], note
         lines.append(f"| {' | '.join(cells)} |\n")
     return HEAD + "".join(lines) + TAIL
 

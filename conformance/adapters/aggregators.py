@@ -199,7 +199,7 @@ PACKAGES = (
                 "AdamAdaptiveAggregation",
                 ("fedadam",),
                 openfl_adaptive("AdamAdaptiveAggregation", "b1", "b2"),
-                "documented: Adam of Kingma and Ba, `numpy/adam_optimizer.py:156-167`",
+                "its optimizer corrects bias, `numpy/adam_optimizer.py:156-167`",
             ),
             Entry(
                 "YogiAdaptiveAggregation",

@@ -30,7 +30,7 @@ def pieces(file: Path, names: tuple[str, ...], scope: dict, old=(), new=()) -> d
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in names
     }
-    body = [nodes[name] for name in names]
+    body: list[ast.stmt] = [nodes[name] for name in names]
     exec(compile(ast.Module(body, type_ignores=[]), str(file), "exec"), scope)
     return scope
 
@@ -86,7 +86,9 @@ def liu(method: str) -> Callable:
             worker.data_iterator = [examples(task, i)] * K
 
         worker.data_id_loader = choose
-        server, delta, m = layer(task.x0), {}, {}
+        server: Any = layer(task.x0)
+        delta: dict = {}
+        m: dict = {}
         x = server.state_dict()
         for cohort in task.cohorts:
             x = {k: v.clone() for k, v in x.items()}
@@ -158,7 +160,7 @@ PACKAGES = (
                     "Muon",
                     given=lambda p, h: {"params": p, **usual(h, momentum="mu")},
                 ),
-                "documented: `adjust_lr` is `spectral_norm` unless set",
+                "`adjust_lr` is an option, and `spectral_norm` by default",
             ),
         ),
     ),

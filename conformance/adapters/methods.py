@@ -4,7 +4,7 @@ import importlib
 import itertools
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -110,20 +110,18 @@ def fedlab(
 
 
 # --------------------------------------------------------------------- fedjax of Google
-class Whole(NamedTuple):
+class Whole:
     """A client that gives all of its examples in each of its steps."""
 
-    X: np.ndarray
-    Y: np.ndarray
-    steps: int
+    def __init__(self, X: np.ndarray, Y: np.ndarray, steps: int) -> None:
+        self.all, self.steps = {"x": X, "y": Y}, steps
+
+    def __len__(self) -> int:
+        return len(self.all["x"])
 
     def shuffle_repeat_batch(self, hparams: Any) -> Iterator[dict]:
-        return itertools.repeat({"x": self.X, "y": self.Y}, self.steps)
-
-
-class Examples(Whole):
-    def __len__(self) -> int:
-        return len(self.X)
+        del hparams
+        return itertools.repeat(self.all, self.steps)
 
 
 def fedjax(build: Callable) -> Callable:
@@ -141,11 +139,9 @@ def fedjax(build: Callable) -> Callable:
         rates = sgd(task.hyper["lr"]), sgd(1.0)
         algorithm, key = build(module, task, losses, rates), jax.random.PRNGKey(0)
         state = algorithm.init({k: jnp.asarray(v) for k, v in task.x0.items()})
+        given = lambda i: (*task.data[i], task.steps)
         for cohort in task.cohorts:
-            clients = [
-                (str(i).encode(), Examples(*task.data[i], task.steps), key)
-                for i in cohort
-            ]
+            clients = [(str(i).encode(), Whole(*given(i)), key) for i in cohort]
             state, _ = algorithm.apply(state, clients)
             yield {k: np.asarray(v) for k, v in state.params.items()}
 
@@ -178,7 +174,9 @@ def decent(name: str, **names: str) -> Callable:
             row = np.array(arrays.to_numpy(row))
             return {"w": row[:n].reshape(task.x0["w"].shape), "b": row[n:]}
 
-        class Loss(get("decent_bench.costs").ZeroCost):
+        Zero: Any = get("decent_bench.costs").ZeroCost
+
+        class Loss(Zero):
             number = 0
 
             def gradient(self, x: Any, **more: Any) -> Any:
@@ -233,7 +231,11 @@ PACKAGES = (
         "fluke",
         "0.8.1",
         (
-            Entry("FedAvg", ("fedavg",), fluke("fedavg", "Client", "Server")),
+            Entry(
+                "FedAvg, weighted=True",
+                ("fedavg",),
+                fluke("fedavg", "Client", "Server", weighted=True),
+            ),
             Entry(
                 "FedProx, weighted=False",
                 ("fedprox",),

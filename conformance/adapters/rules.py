@@ -149,9 +149,18 @@ def two_loops(package: str, **more: Any) -> Callable:
     return without_triton(inside, plain(names={"weight_decay": "wd"}, **more))
 
 
-PLAIN = {"orthogonalization_strategy": "newton_schulz", "use_cautious_wd": False}
-JORDAN = {"ns_coefficients": (3.4445, -4.775, 2.0315), "ns_norm_scale": 1.0}
-AS_JORDAN = {"coefficient_type": "simple", "scale_mode": "shape_scaling"}
+PLAIN: dict[str, Any] = {
+    "orthogonalization_strategy": "newton_schulz",
+    "use_cautious_wd": False,
+}
+JORDAN: dict[str, Any] = {
+    "ns_coefficients": (3.4445, -4.775, 2.0315),
+    "ns_norm_scale": 1.0,
+}
+AS_JORDAN: dict[str, Any] = {
+    "coefficient_type": "simple",
+    "scale_mode": "shape_scaling",
+}
 EXPRESS = "documented: Polar Express is the default"
 CAUTIOUS = (
     "two departures at once: the default decay is cautious (documented) and scaled ({})"
@@ -183,8 +192,7 @@ PACKAGES = (
                 "contrib.muon",
                 MATRIX,
                 optax_muon,
-                "deliberate: the code corrects bias as in NAdam, "
-                "`contrib/_muon.py:488-497`",
+                "the bias is corrected as in NAdam, `contrib/_muon.py:488-497`",
             ),
         ),
     ),
@@ -243,7 +251,7 @@ PACKAGES = (
                 "Muon, heavyball_momentum",
                 ALL,
                 heavyball(heavyball_momentum=True),
-                "coefficients differ in each step, `utils.py:590`",
+                "coefficients differ in each step, `utils.py:591-597`",
             ),
         ),
     ),
@@ -292,13 +300,13 @@ PACKAGES = (
                 "Muon",
                 ("muon_decay",),
                 two_loops("muonium"),
-                CAUTIOUS.format("`optim/algorithms/muon.py:72-80`"),
+                CAUTIOUS.format("`optim/algorithms/muon.py:70-77`"),
             ),
             Entry(
                 "Muon, plain decay and Newton-Schulz",
                 ("muon", "muon_decay"),
                 two_loops("muonium", **PLAIN),
-                SCALED.format("`optim/algorithms/muon.py:76-80`"),
+                SCALED.format("`optim/algorithms/muon.py:73-77`"),
             ),
             Entry(
                 "Muon, plain decay and Newton-Schulz",

@@ -52,7 +52,7 @@ def flower(
 ) -> Callable:
     """A strategy, whose arguments are settings of these names."""
 
-    def strategy(module: Any, task: Any) -> Callable:
+    def strategy(module: Any, task: Any) -> tuple[Any, Callable]:
         from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
         from flwr.supercore.task_identity import TaskIdentity
 
@@ -64,7 +64,7 @@ def flower(
         one = getattr(module, name)(**more, **given(task))
         number = itertools.count(1)
 
-        def server(messages: list[Arrays], weights: list[float]) -> Arrays:
+        def rule(messages: list[Arrays], weights: list[float]) -> Arrays:
             replies = []
             for arrays, weight in zip(messages, weights, strict=True):
                 packed = ArrayRecord({k: Array(v) for k, v in arrays.items()})
@@ -75,21 +75,21 @@ def flower(
             arrays, _ = one.aggregate_train(next(number), replies)
             return {k: v.numpy() for k, v in arrays.items()}
 
-        server.strategy = one
-        return server
+        return one, rule
 
     def build(module, task):
-        served = strategy(module, task)
+        one, rule = strategy(module, task)
 
         def server(x: Arrays, ends: Ends) -> Arrays:
-            served.strategy.current_arrays = x
-            return served([*ends.values()], [task.sizes[i] for i in ends])
+            one.current_arrays = x
+            return rule([*ends.values()], [task.sizes[i] for i in ends])
 
         return server
 
     def run(task: Any, module: Any) -> Any:
-        one = hasattr(task, "messages")
-        return (aggregate(strategy) if one else rounds(build))(task, module)
+        if hasattr(task, "messages"):
+            return aggregate(lambda *given: strategy(*given)[1])(task, module)
+        return rounds(build)(task, module)
 
     return run
 
@@ -98,8 +98,8 @@ def flower(
 def appfl(name: str, weights: str = "sample_size") -> Callable:
     def build(module, task):
         import torch
-        from omegaconf import OmegaConf
 
+        OmegaConf = importlib.import_module("omegaconf").OmegaConf
         h = task.hyper
         settings = {
             "client_weights_mode": weights,
@@ -225,13 +225,13 @@ PACKAGES = (
                 "FedYogi",
                 ("fedyogi",),
                 flower("FedYogi", ADAM),
-                "`fedyogi.py:149`",
+                "v begins at 0, `fedyogi.py:153`",
             ),
             Entry(
                 "FedAdagrad",
                 ("fedadagrad",),
                 flower("FedAdagrad", {"eta": "server_lr", "tau": "tau"}),
-                "`fedadagrad.py:147`",
+                "v begins at 0, `fedadagrad.py:147`",
             ),
             Entry("Krum", ("krum",), flower("Krum", {"num_malicious_nodes": "f"})),
             Entry(
