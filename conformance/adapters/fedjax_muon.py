@@ -10,7 +10,8 @@ import optax
 
 import fedjax_muon as fm
 from fedjax_muon import engine
-from fedjax_muon.core import Messages, Objective
+from fedjax_muon.core import Messages, Objective, tree
+from fedjax_muon.core.pair import Pair
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.privacy.clipping import clipped
@@ -21,16 +22,35 @@ Arrays = dict[str, np.ndarray]
 
 
 # ------------------------------------------------------------------------------ methods
+def here(x: Arrays) -> Any:
+    """Parameters of the library, whose kernels have their outputs last."""
+    layer = lambda w, b: {"w": jnp.asarray(x[w].T), "b": jnp.asarray(x[b])}
+    return Pair(layer("w", "b"), layer("v", "c")) if "v" in x else layer("w", "b")
+
+
+def there(params: Any) -> Arrays:
+    """Parameters as `check.py` wants them; agents are the first axis, if there are."""
+    turn = lambda p: (np.moveaxis(np.asarray(p["w"]), -1, -2), np.asarray(p["b"]))
+    leaves = [
+        v for p in (params if isinstance(params, Pair) else [params]) for v in turn(p)
+    ]
+    return dict(zip("wbvc", leaves, strict=False))
+
+
 def squares(params: Any, batch: Any, key: Any) -> Any:
-    """The gradient of the mean square over examples of weight 1."""
+    """The gradient of the loss in `check.Task`, over examples of weight 1."""
     del key
     x, y, weight = batch
 
     def loss(p):
-        rows = jnp.mean((x @ p["w"] + p["b"][None] - y) ** 2, axis=1)
+        of = lambda layer: x @ layer["w"] + layer["b"][None]
+        left, right = p if isinstance(p, Pair) else (p, None)
+        E, D = of(left) - y, of(right) if right else 0.0
+        rows = jnp.mean(E**2 + 2 * E * D - D**2, axis=1)
         return jnp.sum(weight * rows) / jnp.sum(weight)
 
-    return jax.grad(loss)(params)
+    g = jax.grad(loss)(params)
+    return Pair(g.x, tree.scale(g.y, -1)) if isinstance(g, Pair) else g
 
 
 def batches(task: Any, ids: Any, steps: int) -> tuple:
@@ -53,7 +73,7 @@ def rounds(build: Callable, weighted: bool = False) -> Callable:
         with jax.enable_x64(True):
             algorithm, objective = build(task.hyper), Objective(squares)
             N, key = len(task.sizes), jax.random.key(0)
-            x0 = {"w": jnp.asarray(task.x0["w"].T), "b": jnp.asarray(task.x0["b"])}
+            x0 = here(task.x0)
             state = engine.init(algorithm, x0, N, project=objective.project)
             if algorithm.prologue:
                 start = engine.make_prologue(algorithm, objective, N, plans.mapped)
@@ -66,8 +86,7 @@ def rounds(build: Callable, weighted: bool = False) -> Callable:
                 weights = jnp.asarray(sizes, float)
                 given = jnp.array(ids, jnp.int32), batches(task, ids, task.steps)
                 state, _ = step(state, *given, weights, key)
-                x = jax.tree.map(np.asarray, state.server.params)
-                path.append({"w": x["w"].T, "b": x["b"]})
+                path.append(there(state.server.params))
             return path
 
     return run
@@ -103,6 +122,21 @@ def diloco(h):
 def muloco(h):
     rates = {"server_lr": h["outer_lr"], "server_momentum": h["outer_momentum"]}
     return fm.muloco(**of(h, "lr", "momentum", "decay"), **rates, polar=polar)
+
+
+def two(h: Any, name: str) -> Pair:
+    """A setting of both players."""
+    return Pair(h[f"{name}_x"], h[f"{name}_y"])
+
+
+def guided(method: Callable, **more: Any) -> Callable:
+    def build(h):
+        past = lambda b: fm.core.after_first(1 - b)
+        momentum = Pair(past(h["b_x"]), past(h["b_y"]))
+        rates = {"lr": two(h, "lr"), "server_lr": two(h, "server_lr")}
+        return method(**rates, momentum=momentum, **more)
+
+    return build
 
 
 # ------------------------------------------------------------------------------- rules
@@ -211,6 +245,9 @@ IMPLEMENTATIONS = {
     ),
     "diloco": rounds(diloco),
     "muloco": rounds(muloco),
+    "local_sgda": rounds(lambda h: fm.minimax.local_sgda(lr=two(h, "lr"))),
+    "fed_nsgda_m": rounds(guided(fm.minimax.fed_nsgda_m)),
+    "fedmuon_da": rounds(guided(fm.minimax.fedmuon_da, polar=polar)),
     "muon": optimizer,
     "muon_decay": optimizer,
     "muon_kernel": optimizer,

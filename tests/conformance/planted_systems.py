@@ -1,0 +1,331 @@
+"""Small implementations with two players, or without a server, and mistakes in them."""
+
+import numpy as np
+
+from tests.conformance.planted import add, mean, polar, zeros
+
+X, Y = ("w", "b"), ("v", "c")
+pick = lambda x, names: {k: x[k] for k in names}
+length = lambda x: np.sqrt(sum((v**2).sum() for v in x.values()))
+
+
+def rates(h, wrong=""):
+    """What a gradient is multiplied by."""
+    x, y = h["lr_x"], h["lr_y"]
+    x, y = (y, x) if wrong == "rates swapped" else (x, y)
+    y = {"y descends": -y, "one rate": x}.get(wrong, y)
+    return dict.fromkeys(X, -x) | dict.fromkeys(Y, y)
+
+
+def moved(z, rate, d):
+    return {k: z[k] + rate[k] * d[k] for k in z}
+
+
+# ------------------------------------------------------------------------- two players
+def local_sgda(task, wrong=""):
+    z, rate, kept = dict(task.x0), rates(task.hyper, wrong), {}
+    for cohort in task.cohorts:
+        ends, sizes = [], [task.sizes[i] for i in cohort]
+        for i in cohort:
+            y = {**z, **kept.get(i, {})}
+            for k in range(task.steps - (wrong == "a step less")):
+                g = task.grad(i, y)
+                if wrong == "gradient of y at the server's model":
+                    g |= pick(task.grad(i, z), Y)
+                if wrong == "extragradient":
+                    g = task.grad(i, moved(y, rate, g))
+                if wrong == "x first":
+                    g |= pick(task.grad(i, y | pick(moved(y, rate, g), X)), Y)
+                if wrong == "y first":
+                    g |= pick(task.grad(i, y | pick(moved(y, rate, g), Y)), X)
+                if wrong == "y moves once" and k:
+                    g |= zeros(pick(y, Y))
+                y = moved(y, rate, g)
+            if wrong == "y stays with clients":
+                kept[i] = pick(y, Y)
+            ends.append(y)
+        new = mean(ends, sizes if wrong == "by examples" else None)
+        if wrong == "y over all clients":
+            share = len(cohort) / len(task.sizes)
+            new |= pick(add(z, add(new, z, -1), share), Y)
+        if wrong == "c of one client":
+            new["c"] = ends[0]["c"]
+        z = new
+        yield z
+
+
+def guided(task, wrong, direction):
+    h, z, N = task.hyper, dict(task.x0), len(task.sizes)
+    rate, u, g, own = rates(h, wrong), zeros(z), zeros(z), [zeros(z)] * N
+    by = lambda x, y: dict.fromkeys(X, x) | dict.fromkeys(Y, y)
+    server = by(h["server_lr_x"], h["server_lr_y"])
+    server = by(h["server_lr_x"], 1) if wrong == "server's rate on x alone" else server
+    for r, cohort in enumerate(task.cohorts):
+        b = by(h["b_x"], h["b_x"] if wrong == "y with x's b" else h["b_y"])
+        b = {k: 1 - v for k, v in b.items()} if wrong == "b reversed" else b
+        b = by(1, 1) if r == 0 and wrong != "b in round 1 too" else b
+        mix = lambda new, old, b=b: {k: b[k] * new[k] + (1 - b[k]) * old[k] for k in b}
+        fresh, ends = list(own), []
+        for i in cohort:
+            y, seen, m = z, [], u
+            for _ in range(task.steps):
+                seen.append(task.grad(i, y))
+                right = add(add(seen[-1], g), own[i], -1)
+                d = {
+                    "no correction": seen[-1],
+                    "own control not subtracted": add(seen[-1], g),
+                    "sign of the correction": add(add(seen[-1], g, -1), own[i]),
+                }.get(wrong, right)
+                if wrong == "orthogonalized before the momentum":
+                    d = mix(direction(d), m)
+                else:
+                    d = mix(d, m)
+                    m = d if wrong == "momentum of the steps" else m
+                    d = d if wrong == "not normalized" else direction(d)
+                y = moved(y, rate, d)
+            ends.append(y)
+            kinds = {"control of the last step": seen[-1], "at x": seen[0]}
+            fresh[i] = kinds.get(wrong, mean(seen))
+        news = mean([add(fresh[i], own[i], -1) for i in cohort])
+        part = 1 if wrong == "g over the cohort" else len(cohort) / N
+        after = add(g, news, part)
+        u = mix(after if wrong == "momentum of the new g" else add(g, news), u)
+        u = add(after, zeros(z)) if wrong == "no momentum" else u
+        g, own = after, fresh
+        if wrong == "absent clients forget":
+            own = [own[i] if i in cohort else zeros(z) for i in range(N)]
+        z = moved(z, server, add(mean(ends), z, -1))
+        yield z
+
+
+def fed_nsgda_m(task, wrong=""):
+    def direction(d):
+        if wrong == "norms of arrays":
+            return {k: v / np.linalg.norm(v) for k, v in d.items()}
+        sizes = [length(d)] * 2 if wrong == "one norm" else [length(pick(d, X)), 0]
+        sizes[1] = sizes[1] or length(pick(d, Y))
+        return {k: v / sizes[k in Y] for k, v in d.items()}
+
+    return guided(task, wrong, direction)
+
+
+def fedmuon_da(task, wrong=""):
+    def direction(d):
+        unit = lambda v: v / np.linalg.norm(v)
+        right = {k: polar(v) if v.ndim > 1 else unit(v) for k, v in d.items()}
+        if wrong == "vectors along u":
+            return right | pick(d, ("b", "c"))
+        if wrong == "vectors by sign":
+            return right | {k: np.sign(d[k]) for k in ("b", "c")}
+        if wrong == "y not orthogonalized":
+            return right | {"v": d["v"]}
+        if wrong == "norms of arrays":
+            return {k: unit(v) for k, v in d.items()}
+        return right
+
+    return guided(task, wrong, direction)
+
+
+# -------------------------------------------------------------------- without a server
+def network(task, wrong):
+    W = np.array(task.mixing)
+    if wrong == "W without itself":
+        W = W - np.diag(np.diag(W))
+        W = W / W.sum(1, keepdims=True)
+    kinds = {"W transposed": W.T, "no mixing": np.eye(len(W)), "W twice": W @ W}
+    kinds |= {"mean of all": np.full(W.shape, 1 / len(W))}
+    kinds |= {"neighbors alike": (W > 0) / (W > 0).sum(1, keepdims=True)}
+    W = kinds.get(wrong, W)
+    return lambda trees: [
+        {k: np.tensordot(row, [t[k] for t in trees], 1) for k in trees[0]} for row in W
+    ]
+
+
+stacked = lambda trees: {k: np.stack([t[k] for t in trees]) for k in trees[0]}
+
+
+def dsgd(task, wrong=""):
+    mix, m, lr = network(task, wrong), len(task.sizes), task.hyper["lr"]
+    x = [dict(task.x0)] * m
+    lr = {"rate times m": lr * m, "rate by W": lr * task.mixing[0, 0]}.get(wrong, lr)
+    for t in range(task.iterations):
+        at = mix(x) if wrong == "gradient at the mixed point" else x
+        half = [add(x[i], task.grad(i, at[i]), -lr) for i in range(m)]
+        if wrong == "another step":
+            half = [add(half[i], task.grad(i, half[i]), -lr) for i in range(m)]
+        new = mix(half)
+        if wrong in ("step not mixed", "gradient at the mixed point"):
+            start = mix(x)
+            new = [add(start[i], task.grad(i, at[i]), -lr) for i in range(m)]
+        if wrong == "neighbors' old models":
+            own = task.mixing.diagonal()
+            new = [add(y, add(half[i], x[i], -1), own[i]) for i, y in enumerate(mix(x))]
+        if wrong == "one after another":
+            new = list(half)
+            for i in range(m):
+                new[i] = mix(new)[i]
+        if wrong == "mixing in every second iteration" and t % 2:
+            new = half
+        x = new
+        yield stacked(x)
+
+
+def tracking(task, wrong, estimate, direction, names=None):
+    """Gradient tracking of estimates."""
+    mix, m = network(task, wrong), len(task.sizes)
+    rate = names or dict.fromkeys(task.x0, -task.hyper.get("lr", 0))
+    x, v = [dict(task.x0)] * m, [zeros(task.x0)] * m
+    old = list(v)
+    for t in range(task.iterations):
+        g = estimate(t, x)
+        if wrong == "tracker begun at the gradient" and t == 0:
+            v = old = g
+        change = [add(g[i], old[i], -1) for i in range(m)]
+        change = g if wrong == "old gradient not subtracted" else change
+        new = mix([add(v[i], change[i]) for i in range(m)])
+        if wrong == "tracker not mixed":
+            new = [add(v[i], change[i]) for i in range(m)]
+        if wrong == "change not mixed":
+            new = [add(a, b) for a, b in zip(mix(v), change, strict=True)]
+        new = {"no tracking": g, "gradients mixed": mix(g)}.get(wrong, new)
+        along = v if wrong == "steps along the old tracker" else new
+        half = [moved(x[i], rate, direction(along[i])) for i in range(m)]
+        before, x, v, old = x, mix(half), new, g
+        if wrong == "x not mixed":
+            x = half
+        if wrong == "step not mixed":
+            x = [
+                add(a, add(h, b, -1))
+                for a, h, b in zip(mix(before), half, before, strict=True)
+            ]
+        if wrong == "tracker replaced every second time" and t % 2:
+            v = g
+        yield stacked(x)
+
+
+def gradient_tracking(task, wrong=""):
+    every = range(len(task.sizes))
+    estimate = lambda t, x: [task.grad(i, x[i]) for i in every]
+    return tracking(task, wrong, estimate, lambda v: v)
+
+
+def demuon(task, wrong=""):
+    beta, M = task.hyper["beta"], [zeros(task.x0)] * len(task.sizes)
+    beta = 1 - beta if wrong == "beta reversed" else beta
+    unit = lambda k, v: polar(v) if v.ndim > 1 else v / np.linalg.norm(v)
+
+    def direction(v):
+        if wrong == "not orthogonalized":
+            return {k: a / np.linalg.norm(a) for k, a in v.items()}
+        if wrong == "vectors along V":
+            return {"w": polar(v["w"]), "b": v["b"]}
+        if wrong == "polar before tracking":
+            return v
+        return {k: unit(k, a) for k, a in v.items()}
+
+    def estimate(t, x):
+        nonlocal M
+        g = [task.grad(i, y) for i, y in enumerate(x)]
+        M = g if wrong == "M begun at the gradient" and t == 0 else M
+        share = 1 if wrong == "heavy ball" else 1 - beta
+        M = [
+            {k: beta * a[k] + share * b[k] for k in a}
+            for a, b in zip(M, g, strict=True)
+        ]
+        if wrong == "polar before tracking":
+            return [{k: unit(k, a) for k, a in m.items()} for m in M]
+        if wrong == "Nesterov":
+            return [add(mean([a, a], [1, 1]), b) for a, b in zip(M, g, strict=True)]
+        return g if wrong == "no momentum" else M
+
+    return tracking(task, wrong, estimate, direction)
+
+
+def dpmixsgd(task, wrong=""):
+    h, seen = task.hyper, []
+    clip, keep = h["clip"], 1 - h["beta"]
+    keep = {"beta reversed": 1 - keep, "no STORM": 0, "keeps all": 1}.get(wrong, keep)
+
+    def short(g):
+        if wrong == "no clip":
+            return g
+        if wrong == "players clipped apart":
+            return short_to(pick(g, X)) | short_to(pick(g, Y))
+        if wrong == "arrays clipped apart":
+            return {k: v * min(1, clip / np.linalg.norm(v)) for k, v in g.items()}
+        return short_to(g)
+
+    def short_to(g, by=min):
+        size = length(g)
+        by = max if wrong == "always of the length clip" else by
+        factor = clip / size if by is max else min(1, clip / size)
+        return {k: factor * v for k, v in g.items()}
+
+    def clipped(i, x, rows):
+        if wrong == "the batch clipped":
+            return short(task.grad(i, x, rows))
+        return mean([short(task.grad(i, x, [row])) for row in rows])
+
+    def estimate(t, x):
+        found = []
+        for i, y in enumerate(x):
+            rows = task.rows[t][i]
+            g = clipped(i, y, rows)
+            if t:
+                points, last = seen[-1]
+                at = (
+                    task.rows[t - 1][i] if wrong == "old gradient of old rows" else rows
+                )
+                old = clipped(i, points[i], at)
+                old = task.grad(i, points[i], at) if wrong == "old not clipped" else old
+                g = add(add(g, last[i], keep), old, -keep)
+            if wrong == "estimate clipped":
+                g = short(g)
+            found.append(g)
+        seen.append((x, found))
+        return found
+
+    return tracking(task, wrong, estimate, lambda v: v, rates(h, wrong))
+
+
+# vectors, the mistake, what the verdict has to say; None where it names nothing
+KNOWN = [
+    ("local_sgda", "x first", "order: x, then y"),
+    ("local_sgda", "y descends", "y: descends"),
+    ("local_sgda", "rates swapped", "rates: swapped"),
+    ("local_sgda", "a step less", "steps: K - 1"),
+    ("local_sgda", "gradient of y at the server's model", "of y at the server's"),
+    ("fed_nsgda_m", "no correction", "correction: none"),
+    ("fed_nsgda_m", "own control not subtracted", "correction: grad + g"),
+    ("fed_nsgda_m", "b reversed", "b: weighs the old"),
+    ("fed_nsgda_m", "norms of arrays", "norm: of each array"),
+    ("fed_nsgda_m", "one norm", "norm: of x and y together"),
+    ("fed_nsgda_m", "g over the cohort", "changes / S"),
+    ("fed_nsgda_m", "b in round 1 too", "first round: weight b"),
+    ("fedmuon_da", "vectors along u", "vectors: along the momentum"),
+    ("fedmuon_da", "y descends", "y: descends"),
+    ("fedmuon_da", "rates swapped", "rates: swapped"),
+]
+UNSEEN = [
+    ("local_sgda", "extragradient", None),
+    ("local_sgda", "y first", "order: y, then x"),
+    ("local_sgda", "y moves once", None),
+    ("local_sgda", "y stays with clients", "y kept by the client"),
+    ("local_sgda", "y over all clients", "step of v: 0.6 = S/N"),
+    ("local_sgda", "c of one client", None),
+    ("local_sgda", "one rate", "rates: lr_x for both"),
+    ("fed_nsgda_m", "momentum of the steps", "momentum: refreshed by every step"),
+    ("fed_nsgda_m", "control of the last step", "g_i: the last gradient"),
+    ("fed_nsgda_m", "at x", "g_i: the first gradient"),
+    ("fed_nsgda_m", "server's rate on x alone", "step of v: 0.8333 = 1/"),
+    ("fed_nsgda_m", "y with x's b", "b: b_x for both"),
+    ("fed_nsgda_m", "momentum of the new g", None),
+    ("fed_nsgda_m", "not normalized", "norm: none"),
+    ("fed_nsgda_m", "no momentum", None),
+    ("fedmuon_da", "sign of the correction", "correction: the sign flipped"),
+    ("fedmuon_da", "orthogonalized before the momentum", None),
+    ("fedmuon_da", "absent clients forget", "g_i set to 0"),
+    ("fedmuon_da", "vectors by sign", "vectors: signs"),
+    ("fedmuon_da", "y not orthogonalized", None),
+    ("fedmuon_da", "norms of arrays", "norm: Frobenius"),
+]
