@@ -98,10 +98,11 @@ def text(spec: dict[str, Any]) -> str:
 
 def families() -> dict[str, Callable[[], Family]]:
     """Every file whose variants are changes of a reference."""
-    from conformance import aggregates, families, muons, optimizers, saddles
+    from conformance import agents, aggregates, families, muons, optimizers, saddles
 
-    methods = families.FAMILIES | muons.FAMILIES | aggregates.FAMILIES
-    return methods | saddles.FAMILIES | {"muon_decay": optimizers.muon_decay}
+    found = families.FAMILIES | muons.FAMILIES | aggregates.FAMILIES
+    found |= saddles.FAMILIES | agents.FAMILIES
+    return found | {"muon_decay": optimizers.muon_decay}
 
 
 def specs() -> dict[str, Callable[[], dict[str, Any]]]:

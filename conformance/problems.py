@@ -192,7 +192,8 @@ def agents(*, players: int = 1, size: int = 0) -> Agents:
     """Batches have so many examples, or all."""
     whole = rounds(players=players)
     shift = lambda *places: np.eye(5)[[*places]]
-    W = 0.5 * np.eye(5) + 0.3 * shift(1, 2, 3, 4, 0) + 0.2 * shift(2, 0, 1, 4, 3)
+    W = 0.3 * np.eye(5) + 0.3 * shift(1, 2, 3, 4, 0)
+    W += 0.25 * shift(1, 0, 2, 4, 3) + 0.15 * shift(0, 2, 1, 3, 4)
     rng = np.random.default_rng(1)
     draw = lambda n: sorted(rng.permutation(n)[:size].tolist())
     rows = [[draw(n) for n in whole.sizes] for _ in range(4)] if size else None

@@ -9,9 +9,11 @@ import numpy as np
 import optax
 
 import fedjax_muon as fm
-from fedjax_muon import engine
+from fedjax_muon import decentralized as gossip, engine
 from fedjax_muon.core import Messages, Objective, tree
 from fedjax_muon.core.pair import Pair
+from fedjax_muon.decentralized import engine as gossip_engine
+from fedjax_muon.decentralized.private import Mechanism, private
 from fedjax_muon.engine import plans
 from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.privacy.clipping import clipped
@@ -53,15 +55,18 @@ def squares(params: Any, batch: Any, key: Any) -> Any:
     return Pair(g.x, tree.scale(g.y, -1)) if isinstance(g, Pair) else g
 
 
-def batches(task: Any, ids: Any, steps: int) -> tuple:
-    """Arrays [clients, steps, rows, ...]; rows that a client lacks have weight 0."""
-    rows = max(task.sizes)
+def batches(task: Any, ids: Any, steps: int, rows: Any = None) -> tuple:
+    """Arrays [clients, steps, rows, ...]; rows that a client lacks have weight 0.
+
+    Of each client's `rows`, or of all.
+    """
+    most = max(map(len, rows or [X for X, _ in task.data]))
 
     def one(i: int) -> list[np.ndarray]:
-        pad = lambda a: np.concatenate([a, np.zeros((rows - len(a), a.shape[1]))])
-        X, Y = map(pad, task.data[i])
-        weight = (np.arange(rows) < task.sizes[i]).astype(float)
-        return [np.repeat(leaf[None], steps, axis=0) for leaf in (X, Y, weight)]
+        pad = lambda a: np.concatenate([a, np.zeros((most - len(a), a.shape[1]))])
+        X, Y = (a[rows[i]] if rows else a for a in task.data[i])
+        weight = (np.arange(most) < len(X)).astype(float)
+        return [np.repeat(a[None], steps, axis=0) for a in (pad(X), pad(Y), weight)]
 
     return tuple(jnp.asarray(np.stack(v)) for v in zip(*map(one, ids), strict=True))
 
@@ -137,6 +142,37 @@ def guided(method: Callable, **more: Any) -> Callable:
         return method(**rates, momentum=momentum, **more)
 
     return build
+
+
+# -------------------------------------------------------------------- without a server
+def examples(params: Any, batch: Any, key: Any) -> Any:
+    """The gradients of single examples."""
+    row = lambda *row: squares(params, tuple(a[None] for a in row), key)
+    return jax.vmap(row)(*batch)
+
+
+def agents(build: Callable) -> Callable:
+    def run(task: Any) -> list[Arrays]:
+        with jax.enable_x64(True):
+            objective, m = Objective(squares, example_grad=examples), len(task.sizes)
+            mixer, key = gossip.dense(task.mixing), jax.random.key(0)
+            parts = gossip_engine.make(build(task.hyper), objective, mixer, m)
+            start, step = map(jax.jit, parts)
+            state, path = here(task.x0), []
+            for t in range(task.iterations):
+                rows = task.rows[t] if hasattr(task, "rows") else None
+                batch = [a[:, 0] for a in batches(task, range(m), 1, rows)]
+                state = (step if t else start)(state, tuple(batch), key)
+                path.append(there(state.agents.params))
+            return path
+
+    return run
+
+
+def dpmixsgd(h):
+    method = gossip.dpmixsgd(two(h, "lr"), beta=h["beta"])
+    mechanism = Mechanism(h["clip"], h["clip"], h["beta"], batch_size=4)
+    return private(method, mechanism, 0.0)
 
 
 # ------------------------------------------------------------------------------- rules
@@ -248,6 +284,10 @@ IMPLEMENTATIONS = {
     "local_sgda": rounds(lambda h: fm.minimax.local_sgda(lr=two(h, "lr"))),
     "fed_nsgda_m": rounds(guided(fm.minimax.fed_nsgda_m)),
     "fedmuon_da": rounds(guided(fm.minimax.fedmuon_da, polar=polar)),
+    "dsgd": agents(lambda h: gossip.dsgd(h["lr"])),
+    "gradient_tracking": agents(lambda h: gossip.gradient_tracking(h["lr"])),
+    "demuon": agents(lambda h: gossip.demuon(h["lr"], momentum=h["beta"], polar=polar)),
+    "dpmixsgd": agents(dpmixsgd),
     "muon": optimizer,
     "muon_decay": optimizer,
     "muon_kernel": optimizer,

@@ -227,15 +227,12 @@ def demuon(task, wrong=""):
         nonlocal M
         g = [task.grad(i, y) for i, y in enumerate(x)]
         M = g if wrong == "M begun at the gradient" and t == 0 else M
-        share = 1 if wrong == "heavy ball" else 1 - beta
-        M = [
-            {k: beta * a[k] + share * b[k] for k in a}
-            for a, b in zip(M, g, strict=True)
-        ]
+        mix = lambda a, b: {k: beta * a[k] + (1 - beta) * b[k] for k in a}
+        M = [*map(mix, M, g)]
         if wrong == "polar before tracking":
             return [{k: unit(k, a) for k, a in m.items()} for m in M]
         if wrong == "Nesterov":
-            return [add(mean([a, a], [1, 1]), b) for a, b in zip(M, g, strict=True)]
+            return [*map(mix, M, g)]
         return g if wrong == "no momentum" else M
 
     return tracking(task, wrong, estimate, direction)
@@ -279,8 +276,6 @@ def dpmixsgd(task, wrong=""):
                 old = clipped(i, points[i], at)
                 old = task.grad(i, points[i], at) if wrong == "old not clipped" else old
                 g = add(add(g, last[i], keep), old, -keep)
-            if wrong == "estimate clipped":
-                g = short(g)
             found.append(g)
         seen.append((x, found))
         return found
@@ -305,6 +300,27 @@ KNOWN = [
     ("fedmuon_da", "vectors along u", "vectors: along the momentum"),
     ("fedmuon_da", "y descends", "y: descends"),
     ("fedmuon_da", "rates swapped", "rates: swapped"),
+    ("dsgd", "W transposed", "W: transposed"),
+    ("dsgd", "no mixing", "W: none"),
+    ("dsgd", "mean of all", "W: 1/m"),
+    ("dsgd", "step not mixed", "order: W x - lr g(x)"),
+    ("dsgd", "gradient at the mixed point", "order: W x - lr g(W x)"),
+    ("gradient_tracking", "no tracking", "tracker: g, "),
+    ("gradient_tracking", "old gradient not subtracted", "tracker: W (v + g)"),
+    ("gradient_tracking", "tracker not mixed", "tracker: g, "),
+    ("gradient_tracking", "x not mixed", "tracker: g, "),
+    ("gradient_tracking", "W transposed", "W: transposed"),
+    ("demuon", "beta reversed", "M: (1-beta) M + beta g"),
+    ("demuon", "no momentum", "M: none"),
+    ("demuon", "not orthogonalized", "norm: Frobenius"),
+    ("demuon", "vectors along V", "vectors: along V"),
+    ("demuon", "x not mixed", "x: x - lr v, not mixed"),
+    ("dpmixsgd", "no clip", "clip: none"),
+    ("dpmixsgd", "the batch clipped", "clip: the batch"),
+    ("dpmixsgd", "players clipped apart", "clip: each example, each player"),
+    ("dpmixsgd", "beta reversed", "estimate: beta weighs"),
+    ("dpmixsgd", "no STORM", "estimate: g, "),
+    ("dpmixsgd", "W transposed", "W: transposed"),
 ]
 UNSEEN = [
     ("local_sgda", "extragradient", None),
@@ -328,4 +344,31 @@ UNSEEN = [
     ("fedmuon_da", "vectors by sign", "vectors: signs"),
     ("fedmuon_da", "y not orthogonalized", None),
     ("fedmuon_da", "norms of arrays", "norm: Frobenius"),
+    ("dsgd", "W without itself", None),
+    ("dsgd", "W twice", "W: mixed twice"),
+    ("dsgd", "neighbors alike", "W: uniform over neighbors"),
+    ("dsgd", "rate times m", "rate: lr m"),
+    ("dsgd", "rate by W", "step of w: 0.45 times"),
+    ("dsgd", "another step", None),
+    ("dsgd", "neighbors' old models", "W_ii (x_i - lr g_i)"),
+    ("dsgd", "one after another", None),
+    ("dsgd", "mixing in every second iteration", "mixing: in every second"),
+    ("gradient_tracking", "change not mixed", "tracker: W v + g - g_"),
+    ("gradient_tracking", "gradients mixed", "tracker: W g"),
+    ("gradient_tracking", "steps along the old tracker", None),
+    ("gradient_tracking", "step not mixed", "or W x - lr v"),
+    ("gradient_tracking", "tracker replaced every second time", None),
+    ("gradient_tracking", "W without itself", None),
+    ("demuon", "polar before tracking", None),
+    ("demuon", "M begun at the gradient", "M: begun at the gradient"),
+    ("demuon", "Nesterov", None),
+    ("demuon", "change not mixed", "tracker: W v + g - g_"),
+    ("demuon", "step not mixed", "x: W x - lr v"),
+    ("dpmixsgd", "arrays clipped apart", "each array apart"),
+    ("dpmixsgd", "always of the length clip", "to the length clip"),
+    ("dpmixsgd", "keeps all", "estimate: g + old estimate"),
+    ("dpmixsgd", "old gradient of old rows", "estimate: g, "),
+    ("dpmixsgd", "old not clipped", None),
+    ("dpmixsgd", "rates swapped", "rates: swapped"),
+    ("dpmixsgd", "no tracking", "tracker: g, "),
 ]
