@@ -98,10 +98,11 @@ def text(spec: dict[str, Any]) -> str:
 
 def families() -> dict[str, Callable[[], Family]]:
     """Every file whose variants are changes of a reference."""
-    from conformance import agents, aggregates, families, muons, optimizers, saddles
+    from conformance import agents, aggregates, muons, optimizers, saddles, systems
+    from conformance.families import FAMILIES
 
-    found = families.FAMILIES | muons.FAMILIES | aggregates.FAMILIES
-    found |= saddles.FAMILIES | agents.FAMILIES
+    found = FAMILIES | muons.FAMILIES | aggregates.FAMILIES
+    found |= saddles.FAMILIES | agents.FAMILIES | systems.FAMILIES
     return found | {"muon_decay": optimizers.muon_decay}
 
 

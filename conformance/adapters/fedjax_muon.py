@@ -71,12 +71,16 @@ def batches(task: Any, ids: Any, steps: int, rows: Any = None) -> tuple:
     return tuple(jnp.asarray(np.stack(v)) for v in zip(*map(one, ids), strict=True))
 
 
-def rounds(build: Callable, weighted: bool = False) -> Callable:
+def rounds(
+    build: Callable, weighted: bool = False, arrivals: Callable | None = None
+) -> Callable:
     """The rounds of an algorithm that `build` makes from the settings."""
 
     def run(task: Any) -> list[Arrays]:
         with jax.enable_x64(True):
             algorithm, objective = build(task.hyper), Objective(squares)
+            if arrivals:
+                algorithm = arrivals(task.hyper).executed(algorithm)
             N, key = len(task.sizes), jax.random.key(0)
             x0 = here(task.x0)
             state = engine.init(algorithm, x0, N, project=objective.project)
@@ -86,11 +90,12 @@ def rounds(build: Callable, weighted: bool = False) -> Callable:
                 state, _ = jax.jit(start)(state, *first, key)
             step = jax.jit(engine.make_round(algorithm, objective, N, plans.mapped))
             path = []
-            for ids in task.cohorts:
+            for r, ids in enumerate(task.cohorts):
                 sizes = [task.sizes[i] if weighted else 1 for i in ids]
                 weights = jnp.asarray(sizes, float)
                 given = jnp.array(ids, jnp.int32), batches(task, ids, task.steps)
-                state, _ = step(state, *given, weights, key)
+                starts = [jnp.array(task.starts[r], jnp.int32)] if arrivals else []
+                state, _ = step(state, *given, weights, key, *starts)
                 path.append(there(state.server.params))
             return path
 
@@ -142,6 +147,15 @@ def guided(method: Callable, **more: Any) -> Callable:
         return method(**rates, momentum=momentum, **more)
 
     return build
+
+
+def fedasync(h):
+    late = fm.staleness.polynomial(h["exponent"])
+    return fm.fedasync(5, weight=h["weight"], staleness=late)
+
+
+def fedbuff(h):
+    return fm.buffered(5, 3, staleness=fm.staleness.polynomial(h["exponent"]))
 
 
 # -------------------------------------------------------------------- without a server
@@ -284,6 +298,10 @@ IMPLEMENTATIONS = {
     "local_sgda": rounds(lambda h: fm.minimax.local_sgda(lr=two(h, "lr"))),
     "fed_nsgda_m": rounds(guided(fm.minimax.fed_nsgda_m)),
     "fedmuon_da": rounds(guided(fm.minimax.fedmuon_da, polar=polar)),
+    "fedasync": rounds(lambda h: fm.fedavg(lr=h["lr"]), arrivals=fedasync),
+    "fedbuff": rounds(
+        lambda h: fm.fedavg(**of(h, "lr", "server_lr")), arrivals=fedbuff
+    ),
     "dsgd": agents(lambda h: gossip.dsgd(h["lr"])),
     "gradient_tracking": agents(lambda h: gossip.gradient_tracking(h["lr"])),
     "demuon": agents(lambda h: gossip.demuon(h["lr"], momentum=h["beta"], polar=polar)),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.conformance.planted import add, mean, polar, zeros
+from tests.conformance.planted import add, mean, polar, sgd, zeros
 
 X, Y = ("w", "b"), ("v", "c")
 pick = lambda x, names: {k: x[k] for k in names}
@@ -283,6 +283,71 @@ def dpmixsgd(task, wrong=""):
     return tracking(task, wrong, estimate, lambda v: v, rates(h, wrong))
 
 
+# ------------------------------------------------------------------- asynchronous steps
+def arrivals(task, wrong):
+    """The weight of a message's staleness, its end, and where it began, by steps."""
+    p, last = task.hyper["exponent"], {}
+    for r, (cohort, starts) in enumerate(zip(task.cohorts, task.starts, strict=True)):
+        models = yield
+        found = []
+        for i, start in zip(cohort, starts, strict=True):
+            late = r - start
+            late = max(late, 1) - 1 if wrong == "late by one less" else late
+            late = r - last.get(i, 0) if wrong == "since the client's last" else late
+            last[i] = r
+            s = {
+                "off by one": (2 + late) ** -p,
+                "no staleness": 1,
+                "root's sign": (1 + late) ** p,
+                "one over": 1 / (1 + late),
+                "hinge": 1 if late < 2 else 1 / late,
+                "by round": (1 + r) ** -p,
+            }.get(wrong, (1 + late) ** -p)
+            at = models[r if wrong == "trains the newest" else start]
+            found.append((s, sgd(task, i, at, wrong)[0], models[start]))
+        yield found
+
+
+def fedasync(task, wrong=""):
+    x, models, w = dict(task.x0), [dict(task.x0)], task.hyper["weight"]
+    steps = arrivals(task, wrong)
+    for _ in steps:
+        ((s, end, start),) = steps.send(models)
+        a = w * s
+        a = 1 - a if wrong == "weight of the old model" else a
+        from_start = wrong == "change since its start"
+        x = add(x, add(end, start if from_start else x, -1), a)
+        if wrong == "old model by the weight alone":
+            x = add({k: (1 - w) * v for k, v in models[-1].items()}, end, a)
+        models.append(x)
+        yield x
+
+
+def fedbuff(task, wrong=""):
+    x, models, lr = dict(task.x0), [dict(task.x0)], task.hyper["server_lr"]
+    steps = arrivals(task, wrong)
+    lr = {"server rate forgotten": 1, "server rate twice": lr**2}.get(wrong, lr)
+    for r, _ in enumerate(steps):
+        found = steps.send(models)
+        found = found[:-1] if wrong == "a smaller buffer" else found
+        since = lambda start, x=x: x if wrong == "change since now" else start
+        deltas = [add(end, since(start), -1) for _, end, start in found]
+        s = np.array([s for s, *_ in found])
+        s = np.full(len(s), s.min()) if wrong == "that of the latest for all" else s
+        if wrong == "by examples":
+            n = np.array([task.sizes[i] for i in task.cohorts[r]])
+            s = s * n / n.mean()
+        by = {"normalized": s.sum(), "sum": 1, "over all": len(task.sizes)}
+        change = {k: sum(a * d[k] for a, d in zip(s, deltas, strict=True)) for k in x}
+        x = add(x, change, lr / by.get(wrong, len(s)))
+        if wrong == "models averaged":
+            x = add(
+                models[-1], add(mean([e for _, e, _ in found], s), models[-1], -1), lr
+            )
+        models.append(x)
+        yield x
+
+
 # vectors, the mistake, what the verdict has to say; None where it names nothing
 KNOWN = [
     ("local_sgda", "x first", "order: x, then y"),
@@ -321,6 +386,17 @@ KNOWN = [
     ("dpmixsgd", "beta reversed", "estimate: beta weighs"),
     ("dpmixsgd", "no STORM", "estimate: g, "),
     ("dpmixsgd", "W transposed", "W: transposed"),
+    ("fedasync", "off by one", "staleness: (2 + late)^-p"),
+    ("fedasync", "no staleness", "staleness: none"),
+    ("fedasync", "root's sign", "staleness: (1 + late)^p"),
+    ("fedasync", "weight of the old model", "server: a x + (1 - a) x_i"),
+    ("fedasync", "change since its start", "server: x + a (x_i - models[start])"),
+    ("fedbuff", "off by one", "staleness: (2 + late)^-p"),
+    ("fedbuff", "no staleness", "staleness: none"),
+    ("fedbuff", "normalized", "mean: by the sum of the weights"),
+    ("fedbuff", "sum", "mean: a sum"),
+    ("fedbuff", "server rate forgotten", "server rate: not used"),
+    ("fedbuff", "server rate twice", "server rate: used twice"),
 ]
 UNSEEN = [
     ("local_sgda", "extragradient", None),
@@ -371,4 +447,20 @@ UNSEEN = [
     ("dpmixsgd", "old not clipped", None),
     ("dpmixsgd", "rates swapped", "rates: swapped"),
     ("dpmixsgd", "no tracking", "tracker: g, "),
+    ("fedasync", "trains the newest", "clients begin: at the newest"),
+    ("fedasync", "late by one less", "staleness: max(1, late)^-p"),
+    ("fedasync", "one over", "staleness: 1/(1 + late)"),
+    ("fedasync", "hinge", None),
+    ("fedasync", "since the client's last", None),
+    ("fedasync", "old model by the weight alone", "server: (1 - weight) x + a x_i"),
+    ("fedasync", "a step less", "steps: K - 1"),
+    ("fedbuff", "trains the newest", "clients begin: at the newest"),
+    ("fedbuff", "by round", None),
+    ("fedbuff", "change since now", "change: x_i - x"),
+    ("fedbuff", "models averaged", "change: x_i - x"),
+    ("fedbuff", "over all", "mean: over all clients"),
+    ("fedbuff", "a smaller buffer", "weights: [0.5, 0.5, "),
+    ("fedbuff", "that of the latest for all", None),
+    ("fedbuff", "by examples", "weights: by examples"),
+    ("fedbuff", "loss halved", "loss: half"),
 ]
