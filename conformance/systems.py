@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 
-from conformance.axes import LOSS, STEPS
+import numpy as np
+
+from conformance.axes import LOSS, MUON_AXES, MUON_FREE, NORMS, STEPS
 from conformance.family import SAME, Axes, Family, lines, setting
 from conformance.problems import rounds
+from tests.oracles.compression import largest
 
 HERE = "conformance.references"
 
@@ -116,4 +119,178 @@ def fedbuff() -> Family:
     )
 
 
-FAMILIES: dict[str, Callable[[], Family]] = {"fedasync": fedasync, "fedbuff": fedbuff}
+COMPRESSION = "tests.oracles.compression"
+SHARE = 1 / 3  # of the entries of an array: 8 of 24, and 2 of 6
+
+LONGER = [[0, 1, 2], [3, 4, 0], [2, 4, 1], [0, 3, 2], [1, 0, 4]]
+
+
+def of_rows(v: np.ndarray) -> np.ndarray:
+    return np.stack([largest(SHARE)(row) for row in np.atleast_2d(v)]).reshape(v.shape)
+
+
+def fedavg_top_k() -> Family:
+    here = "fedavg"
+    sent = lambda *pairs: lines("send", *pairs)
+    error, whole = "errors[i] = sub(whole, sent)", "whole = add(times("
+    kept = lambda compress: setting(compress=compress)
+    last = "x = sub(x, times(1 / sum(weights), total(heard)))"
+    axes: Axes = {
+        "error": {
+            "e + message - sent": SAME,
+            "none": setting(feedback=None),
+            "message - sent": sent(error, "errors[i] = sub(message, sent)"),
+            "sent - message - e": sent(error, "errors[i] = sub(sent, whole)"),
+            "2 e + message sent": setting(feedback=2.0),
+            "e/2 + message sent": setting(feedback=0.5),
+            "of all clients together": sent(f"    {whole}", f"    i = 0\n    {whole}"),
+            "0 for absent clients": lines(
+                here,
+                last,
+                f"{last}\n        errors = [e if i in ids else zeros(x) for i, e in "
+                "enumerate(errors)]",
+            ),
+        },
+        "kept": {
+            "the largest magnitudes of every array": SAME,
+            "of all arrays together": sent(
+                "    sent = each(compress, whole)\n",
+                "    flat = np.concatenate([v.ravel() for v in whole.values()])\n"
+                "    ends = np.cumsum([v.size for v in whole.values()])[:-1]\n"
+                "    flat = np.split(compress(flat), ends)\n"
+                "    shaped = zip(whole.items(), flat)\n"
+                "    sent = {k: a.reshape(v.shape) for (k, v), a in shaped}\n",
+            ),
+            "of every row": kept(of_rows),
+            "one more": kept(lambda v: largest(SHARE + 1 / v.size)(v)),
+            "times 1/share": kept(lambda v: largest(SHARE)(v) / SHARE),
+            "all": kept(lambda v: v),
+        },
+        "server": {
+            "the mean": SAME,
+            "the mean compressed too": lines(
+                here,
+                last,
+                "x = sub(x, each(compress, times(1 / sum(weights), total(heard))))",
+            ),
+        },
+        "weights": {
+            "by examples": SAME,
+            "uniform": lines(
+                here,
+                "heard.append(times(trace.sizes[i], got))",
+                "heard.append(got)",
+                last,
+                'x = sub(x, weighed(trace, r, "uniform", heard))',
+            ),
+        },
+        **STEPS,
+        **LOSS,
+    }
+    return Family(
+        "fedavg_top_k",
+        "rounds",
+        "Karimireddy et al. 2019, arXiv:1901.09847, for the messages of FedAvg",
+        "e_i <- e_i + x - x_i; sent = its round(share size) entries of largest "
+        "magnitude in every array, else 0; e_i <- e_i - sent; x <- x - mean of sent, "
+        "by examples; e_i = 0 at first",
+        (COMPRESSION, here),
+        {"lr": 0.2, "compress": largest(SHARE), "feedback": 1.0},
+        {"lr": 0.2, "share": SHARE},
+        axes,
+        rounds(cohorts=LONGER),
+        base=((here, "return history, kept", "return history"),),
+    )
+
+
+def of_matrices(v: np.ndarray) -> np.ndarray:
+    """Signs of vectors, which EF21-Muon broadcasts, have no largest entries."""
+    return largest(SHARE)(v) if v.ndim > 1 else v
+
+
+def ef21_muon() -> Family:
+    here = "ef21_muon"
+    to = lambda *pairs: lines(here, *pairs)
+    R = "R.append(each(compress, sub(M[i], G_j[i])))"
+    own = "G_j[i] = add(G_j[i], R[-1])"
+    W = "W = add(W, each(broadcast, sub(X, W)))"
+    vectors = lambda new: to("else np.sign(g)", f"else {new}")
+    return Family(
+        here,
+        "rounds",
+        "Gruntkowska et al. 2025, arXiv:2510.00643, as we read it; absent clients "
+        "take no part",
+        "M_i = G_i = gradients of all clients at x, G = mean; x <- x - lr polar(G), "
+        "signs of vectors; then in a round W <- W + C(x - W), M_i <- (1-b) M_i + b "
+        "g_i(W), R_i = C(M_i - G_i), G_i <- G_i + R_i, G <- G + sum(R_i) / N, and x <- "
+        "x - lr polar(G); W = x at first; C keeps round(share size) largest entries of "
+        "a matrix, and all of a vector; one gradient a round",
+        ("tests.oracles.outer", here),
+        {
+            "lr": 0.05,
+            "b": 0.3,
+            "compress": of_matrices,
+            "broadcast": of_matrices,
+            "orth": "exact",
+            "shape": "none",
+        },
+        {"lr": 0.05, "b": 0.3, "share": SHARE},
+        {
+            "b": {
+                "weighs the fresh gradient": SAME,
+                "weighs the old momentum": setting(b=0.7),
+                "1": setting(b=1.0),
+            },
+            "R": {
+                "C(M - G_i)": SAME,
+                "M - G_i": setting(compress=lambda v: v),
+                "C(M) in place of G_i": to(
+                    R, "R.append(sub(each(compress, M[i]), G_j[i]))"
+                ),
+            },
+            "G_i": {
+                "G_i + R": SAME,
+                "M": to(own, "G_j[i] = M[i]"),
+                "that of the start": to(own, "pass"),
+            },
+            "G": {
+                "G + sum(R) / N": SAME,
+                "G + sum(R) / S": to("times(1 / N, total(R))", "mean(R)"),
+            },
+            "broadcast": {
+                "W + C(x - W)": SAME,
+                "x": setting(broadcast=lambda v: v),
+                "C(x)": to(W, "W = each(broadcast, X)"),
+            },
+            "start": {
+                "G_i = M_i": SAME,
+                "G_i = 0": to("G_j = list(M)", "G_j = [zeros(x) for _ in M]"),
+                "G_i = C(M_i)": to(
+                    "G_j = list(M)", "G_j = [each(compress, m) for m in M]"
+                ),
+            },
+            "first step": {
+                "before round 1": SAME,
+                "none": to("X, history = moved(x, G, 0), []", "X, history = x, []"),
+            },
+            "vectors": {
+                "signs": SAME,
+                "along G": vectors("g"),
+                "G / |G|": vectors("g / np.linalg.norm(g)"),
+            },
+            **NORMS,
+            **MUON_AXES,
+        },
+        rounds(cohorts=LONGER),
+        free=MUON_FREE,
+        base=((here, "history.append((X, W, G, list(G_j)))", "history.append(X)"),),
+        together=1,
+    )
+
+
+FAMILIES: dict[str, Callable[[], Family]] = {
+    "fedasync": fedasync,
+    "fedbuff": fedbuff,
+    "fedavg_top_k": fedavg_top_k,
+    "ef21_muon": ef21_muon,
+}

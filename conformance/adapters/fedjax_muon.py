@@ -19,6 +19,7 @@ from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.privacy.clipping import clipped
 from fedjax_muon.transforms import by_rank, jordan, muon, orthogonalize
 from fedjax_muon.wrappers import aggregators
+from fedjax_muon.wrappers.compression import Compressor
 
 Arrays = dict[str, np.ndarray]
 
@@ -156,6 +157,20 @@ def fedasync(h):
 
 def fedbuff(h):
     return fm.buffered(5, 3, staleness=fm.staleness.polynomial(h["exponent"]))
+
+
+def fedavg_top_k(h):
+    return fm.compress(fm.fedavg(lr=h["lr"]), fm.top_k(h["share"]), feedback=1.0)
+
+
+def ef21_muon(h):
+    top, is_matrix = fm.top_k(h["share"]), lambda x: len(x.shape) > 1
+    C = Compressor(
+        lambda x, key: top.encode(x, key) if is_matrix(x) else x,
+        lambda sent, like: top.decode(sent, like) if is_matrix(like) else sent,
+    )
+    both = {"compressor": C, "broadcast_compressor": C}
+    return fm.ef21_muon(lr=h["lr"], momentum=1 - h["b"], polar=polar, **both)
 
 
 # -------------------------------------------------------------------- without a server
@@ -302,6 +317,8 @@ IMPLEMENTATIONS = {
     "fedbuff": rounds(
         lambda h: fm.fedavg(**of(h, "lr", "server_lr")), arrivals=fedbuff
     ),
+    "fedavg_top_k": rounds(fedavg_top_k, weighted=True),
+    "ef21_muon": rounds(ef21_muon),
     "dsgd": agents(lambda h: gossip.dsgd(h["lr"])),
     "gradient_tracking": agents(lambda h: gossip.gradient_tracking(h["lr"])),
     "demuon": agents(lambda h: gossip.demuon(h["lr"], momentum=h["beta"], polar=polar)),

@@ -348,6 +348,89 @@ def fedbuff(task, wrong=""):
         yield x
 
 
+# ----------------------------------------------------------------- compressed messages
+def top(x, share, wrong=""):
+    """The largest entries of every array."""
+    if wrong == "top k of all together":
+        flat = np.concatenate([v.ravel() for v in x.values()])
+        least = np.sort(abs(flat))[-round(share * flat.size)]
+        return {k: v * (abs(v) >= least) for k, v in x.items()}
+    found = {}
+    for k, v in x.items():
+        size = -v if wrong == "smallest values" else abs(v)
+        many = round(share * v.size) + (wrong == "k + 1")
+        sent = v * (size >= np.sort(size, axis=None)[-many])
+        if wrong == "of each row" and v.ndim > 1:
+            sent = np.stack([top({"": row}, share)[""] for row in v])
+        found[k] = sent / share if wrong == "scaled by 1/share" else sent
+    return found
+
+
+def fedavg_top_k(task, wrong=""):
+    x, share = dict(task.x0), task.hyper["share"]
+    errors = [zeros(x) for _ in task.sizes]
+    for cohort in task.cohorts:
+        heard = []
+        for i in cohort:
+            own = 0 if wrong == "one error for all" else i
+            error = errors[own]
+            start = add(x, error, -1) if wrong == "trained from x - e" else x
+            change = add(start, sgd(task, i, start, wrong)[0], -1)
+            factor = {"no feedback": 0, "error twice": 2, "error halved": 0.5}
+            whole = add(change, error, factor.get(wrong, 1))
+            whole = add(x, change, -1) if wrong == "model compressed" else whole
+            heard.append(top(whole, share, wrong))
+            base = change if wrong == "old error forgotten" else whole
+            sign = -1 if wrong == "error's sign" else 1
+            errors[own] = {k: sign * v for k, v in add(base, heard[-1], -1).items()}
+        got = mean(
+            heard, None if wrong == "uniform" else [task.sizes[i] for i in cohort]
+        )
+        got = top(got, share) if wrong == "the mean compressed too" else got
+        if wrong == "absent clients forget":
+            errors = [e if i in cohort else zeros(x) for i, e in enumerate(errors)]
+        x = add(zeros(x), got) if wrong == "model compressed" else add(x, got, -1)
+        yield x
+
+
+def ef21_muon(task, wrong=""):
+    h, x, every = task.hyper, dict(task.x0), range(len(task.sizes))
+    b = 1 - h["b"] if wrong == "b reversed" else h["b"]
+    short = lambda v: {**v, "w": top(v, h["share"])["w"]}
+    if wrong == "vectors compressed too":
+        short = lambda v: top(v, h["share"])
+
+    def step(x):
+        signs = np.sign(G["b"])
+        signs = G["b"] if wrong == "vectors along G" else signs
+        return {"w": x["w"] - h["lr"] * polar(G["w"]), "b": x["b"] - h["lr"] * signs}
+
+    M = [task.grad(i, x) for i in every]
+    own = [short(m) for m in M] if wrong == "the first message compressed" else list(M)
+    own = [zeros(x) for _ in every] if wrong == "G begins at zero" else own
+    error = [zeros(x) for _ in every]
+    G, W = mean(own), x
+    x = x if wrong == "no first step" else step(x)
+    for cohort in task.cohorts:
+        W = add(W, short(add(x, W, -1)))
+        W = {"broadcast whole": x, "C(x) sent": short(x)}.get(wrong, W)
+        sent = []
+        for i in cohort:
+            g = task.grad(i, x if wrong == "gradient at x" else W)
+            M[i] = {k: (1 - b) * M[i][k] + b * g[k] for k in g}
+            M[i] = g if wrong == "no momentum" else M[i]
+            R = short(add(M[i], own[i], -1))
+            if wrong == "error feedback of the change":
+                R = short(add(add(M[i], own[i], -1), error[i]))
+                error[i] = add(add(add(M[i], own[i], -1), error[i]), R, -1)
+            own[i] = M[i] if wrong == "own G is M" else add(own[i], R)
+            sent.append(R)
+        share = 1 if wrong == "G over the cohort" else len(cohort) / len(task.sizes)
+        G = add(G, mean(sent), share)
+        x = step(x)
+        yield x
+
+
 # vectors, the mistake, what the verdict has to say; None where it names nothing
 KNOWN = [
     ("local_sgda", "x first", "order: x, then y"),
@@ -397,6 +480,17 @@ KNOWN = [
     ("fedbuff", "sum", "mean: a sum"),
     ("fedbuff", "server rate forgotten", "server rate: not used"),
     ("fedbuff", "server rate twice", "server rate: used twice"),
+    ("fedavg_top_k", "no feedback", "error: none"),
+    ("fedavg_top_k", "old error forgotten", "error: message - sent"),
+    ("fedavg_top_k", "error twice", "error: 2 e + message"),
+    ("fedavg_top_k", "one error for all", "error: of all clients together"),
+    ("fedavg_top_k", "top k of all together", "kept: of all arrays together"),
+    ("fedavg_top_k", "uniform", "weights: uniform"),
+    ("ef21_muon", "b reversed", "b: weighs the old momentum"),
+    ("ef21_muon", "G over the cohort", "G: G + sum(R) / S"),
+    ("ef21_muon", "vectors along G", "vectors: along G"),
+    ("ef21_muon", "no first step", "first step: none"),
+    ("ef21_muon", "broadcast whole", "broadcast: x"),
 ]
 UNSEEN = [
     ("local_sgda", "extragradient", None),
@@ -463,4 +557,22 @@ UNSEEN = [
     ("fedbuff", "that of the latest for all", None),
     ("fedbuff", "by examples", "weights: by examples"),
     ("fedbuff", "loss halved", "loss: half"),
+    ("fedavg_top_k", "smallest values", None),
+    ("fedavg_top_k", "k + 1", "kept: one more"),
+    ("fedavg_top_k", "of each row", "kept: of every row"),
+    ("fedavg_top_k", "scaled by 1/share", "kept: times 1/share"),
+    ("fedavg_top_k", "trained from x - e", None),
+    ("fedavg_top_k", "error halved", "error: e/2 + message"),
+    ("fedavg_top_k", "model compressed", None),
+    ("fedavg_top_k", "error's sign", "error: sent - message - e"),
+    ("fedavg_top_k", "the mean compressed too", "server: the mean compressed too"),
+    ("fedavg_top_k", "absent clients forget", "error: 0 for absent"),
+    ("ef21_muon", "the first message compressed", "start: G_i = C(M_i)"),
+    ("ef21_muon", "G begins at zero", "start: G_i = 0"),
+    ("ef21_muon", "C(x) sent", "broadcast: C(x)"),
+    ("ef21_muon", "gradient at x", "broadcast: x"),
+    ("ef21_muon", "no momentum", "b: 1"),
+    ("ef21_muon", "error feedback of the change", None),
+    ("ef21_muon", "own G is M", "G_i: M"),
+    ("ef21_muon", "vectors compressed too", None),
 ]
