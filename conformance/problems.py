@@ -101,7 +101,8 @@ class Rounds(Problem):
         if not self.own:
             return nested(self.x0)
         own = {k: self.x0[k] for k in self.own}
-        return self.x0, [own for _ in self.sizes]
+        shared = {k: v for k, v in self.x0.items() if k not in own}
+        return shared or self.x0, [own for _ in self.sizes]
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from conformance.axes import LOSS, MUON_AXES, MUON_FREE, NORMS, STEPS
+from conformance.axes import LOSS, MUON_AXES, MUON_FREE, NORMS, STEPS, weights
 from conformance.family import SAME, Axes, Family, lines, setting
 from conformance.problems import rounds
 from tests.oracles.compression import largest
@@ -288,9 +288,135 @@ def ef21_muon() -> Family:
     )
 
 
+PERSONAL = "tests.oracles.personal"
+
+
+def fedper() -> Family:
+    to = lambda *pairs: lines("fedper", *pairs)
+    shared = "x = {name: x[name] if name in own else shared[name] for name in x}"
+    means = "{name: shared[name] for name in own}"
+    every = "for batch in batches:"
+    return Family(
+        "fedper",
+        "rounds",
+        "Arivazhagan et al. 2019, arXiv:1912.00818",
+        "every client keeps its b, first that of x0: K steps of SGD of w and b; w <- "
+        "mean of w_i; results: w, and own_b of all clients",
+        (PERSONAL, "fedper"),
+        {"lr": 0.2},
+        {"lr": 0.2},
+        {
+            "head": {
+                "kept": SAME,
+                "averaged for all": to(
+                    shared, f"x, kept = shared, [{means} for _ in kept]"
+                ),
+                "averaged for the cohort": to(
+                    shared,
+                    f"{shared}\n        kept = [mean([kept[j] for j in ids]) if i in "
+                    "ids else v for i, v in enumerate(kept)]",
+                ),
+                "begun anew every round": to("**kept[i]}", "}"),
+            },
+            "order": {
+                "head and body together": SAME,
+                "K steps of the head, then of the body": to(
+                    every,
+                    "for head, batch in [(h, b) for h in (1, 0) for b in batches]:",
+                    "local = sub(local, times(rate(lr, r), u))",
+                    "local = {k: v - lr * u[k] * ((k in own) == head) for k, v in "
+                    "local.items()}",
+                ),
+            },
+            "momentum": {"none": SAME, "0.9": setting(momentum=0.9)},
+            "weights": weights(
+                "fedper",
+                "shared = add(x, mean(changes))",
+                "shared = add(x, {})",
+                "changes",
+            ),
+            **STEPS,
+            **LOSS,
+        },
+        rounds(cohorts=LONGER, own=("b",)),
+    )
+
+
+def ditto() -> Family:
+    to = lambda *pairs: lines("ditto", *pairs)
+    term = "times(pull, sub(v, x))"
+    step = "d = add(trace.grad(v, batch), times(pull, sub(v, x)))"
+    server = "x = add(x, mean(changes))"
+    later = (
+        f"        {server}\n        for i, batches in zip(ids, data, strict=True):\n"
+        f"            v = own[i]\n            for batch in batches:\n"
+        f"                {step}\n"
+        "                v = sub(v, times(personal_lr, d))\n            own[i] = v\n"
+    )
+    begin = "local, v = x, own[i]"
+    train = f"{begin}\n            end = x\n            for batch in batches:\n"
+    train += " " * 16 + "end = sub(end, times(rate(lr, r), trace.grad(end, batch)))"
+    trained = lambda *pairs: to(*pairs, f"            {begin}", f"            {train}")
+    return Family(
+        "ditto",
+        "rounds",
+        "Li et al. 2021, arXiv:2012.04221, Algorithm 1",
+        "x_i: K steps of SGD from x; v_i <- v_i - personal_lr (g_i(v_i) + pull (v_i - "
+        "x)), K steps, x as received; x <- mean of x_i; results: w, b, and own_w, "
+        "own_b of v_i",
+        (PERSONAL, "ditto"),
+        {"lr": 0.2, "personal_lr": 0.1, "pull": 0.7},
+        {"lr": 0.2, "personal_lr": 0.1, "pull": 0.7},
+        {
+            "pull": {
+                "pull (v - x)": SAME,
+                "none": setting(pull=0.0),
+                "2 pull (v - x)": setting(pull=1.4),
+                "the sign flipped": setting(pull=-0.7),
+            },
+            "anchor": {
+                "x as received": SAME,
+                "the new model": to(
+                    "            own[i] = v\n", "", f"        {server}\n", later
+                ),
+                "the client's x_i": trained(term, term.replace("x", "end")),
+                "the first model": to(
+                    "    own, history =",
+                    "    first = x\n    own, history =",
+                    term,
+                    term.replace("x", "first"),
+                ),
+                "zero": to(term, "times(pull, v)"),
+            },
+            "v begins": {
+                "at v of its last round": SAME,
+                "at x": to(begin, "local, v = x, x"),
+                "at x_i": to(
+                    f"            {begin}", f"            {train}\n            v = end"
+                ),
+            },
+            "personal rate": {"personal_lr": SAME, "lr": setting(personal_lr=0.2)},
+            "gradient": {
+                "at v": SAME,
+                "at x_i": trained("trace.grad(v,", "trace.grad(end,"),
+            },
+            "server": {
+                "mean of x_i": SAME,
+                "mean of v_i": to("sub(local, x))\n        x", "sub(v, x))\n        x"),
+            },
+            "weights": weights("ditto", server, "x = add(x, {})", "changes"),
+            **STEPS,
+            **LOSS,
+        },
+        rounds(own=("w", "b")),
+    )
+
+
 FAMILIES: dict[str, Callable[[], Family]] = {
     "fedasync": fedasync,
     "fedbuff": fedbuff,
     "fedavg_top_k": fedavg_top_k,
     "ef21_muon": ef21_muon,
+    "fedper": fedper,
+    "ditto": ditto,
 }

@@ -20,6 +20,7 @@ from fedjax_muon.privacy.clipping import clipped
 from fedjax_muon.transforms import by_rank, jordan, muon, orthogonalize
 from fedjax_muon.wrappers import aggregators
 from fedjax_muon.wrappers.compression import Compressor
+from fedjax_muon.wrappers.personalization import params_of_clients
 
 Arrays = dict[str, np.ndarray]
 
@@ -73,7 +74,10 @@ def batches(task: Any, ids: Any, steps: int, rows: Any = None) -> tuple:
 
 
 def rounds(
-    build: Callable, weighted: bool = False, arrivals: Callable | None = None
+    build: Callable,
+    weighted: bool = False,
+    arrivals: Callable | None = None,
+    own: tuple[str, ...] = (),
 ) -> Callable:
     """The rounds of an algorithm that `build` makes from the settings."""
 
@@ -97,7 +101,14 @@ def rounds(
                 given = jnp.array(ids, jnp.int32), batches(task, ids, task.steps)
                 starts = [jnp.array(task.starts[r], jnp.int32)] if arrivals else []
                 state, _ = step(state, *given, weights, key, *starts)
-                path.append(there(state.server.params))
+                x = there(state.server.params)
+                if own:
+                    every = there(
+                        params_of_clients(state.server.params, state.client_states)
+                    )
+                    x = {k: v for k, v in x.items() if {*own} != {k}}
+                    x |= {f"own_{k}": every[k] for k in own}
+                path.append(x)
             return path
 
     return run
@@ -319,6 +330,13 @@ IMPLEMENTATIONS = {
     ),
     "fedavg_top_k": rounds(fedavg_top_k, weighted=True),
     "ef21_muon": rounds(ef21_muon),
+    "fedper": rounds(
+        lambda h: fm.keep_own(fm.fedavg(**of(h, "lr")), ["b"]), own=("b",)
+    ),
+    "ditto": rounds(
+        lambda h: fm.ditto(fm.fedavg(lr=h["lr"]), **of(h, "personal_lr", "pull")),
+        own=("w", "b"),
+    ),
     "dsgd": agents(lambda h: gossip.dsgd(h["lr"])),
     "gradient_tracking": agents(lambda h: gossip.gradient_tracking(h["lr"])),
     "demuon": agents(lambda h: gossip.demuon(h["lr"], momentum=h["beta"], polar=polar)),

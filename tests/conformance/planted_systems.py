@@ -431,6 +431,63 @@ def ef21_muon(task, wrong=""):
         yield x
 
 
+# ------------------------------------------------------------------ models of clients
+def fedper(task, wrong=""):
+    x, lr = dict(task.x0), task.hyper["lr"]
+    heads, bodies = [pick(x, "b")] * len(task.sizes), {}
+    for cohort in task.cohorts:
+        ends, before = [], list(heads)
+        for i in cohort:
+            y = x | heads[i] | bodies.get(i, {})
+            y = x if wrong == "the server's head" else y
+            if wrong == "head first, then body":
+                for names in ("b", "w"):
+                    for _ in range(task.steps):
+                        y = y | pick(add(y, task.grad(i, y), -lr), names)
+            else:
+                y = sgd(task, i, y, wrong)[0]
+            if wrong == "body with the old head":
+                end = sgd(task, i, x | heads[i], "bias not trained")[0]
+                y = end | pick(y, "b")
+            heads[i] = pick(y, "b")
+            bodies = bodies | {i: pick(y, "w")} if wrong == "body kept" else bodies
+            ends.append(y)
+        sizes = [task.sizes[i] for i in cohort]
+        x = mean(ends, sizes if wrong == "by examples" else None)
+        if wrong == "head averaged":
+            heads = [pick(x, "b")] * len(heads)
+        if wrong == "head averaged in the cohort":
+            heads = [pick(x, "b") if i in cohort else h for i, h in enumerate(heads)]
+        shown = before if wrong == "head reported late" else heads
+        x["b"] = task.x0["b"] if wrong == "the server's head" else x["b"]
+        yield {"w": x["w"], "own_b": np.stack([h["b"] for h in shown])}
+
+
+def ditto(task, wrong=""):
+    h, x, own = task.hyper, dict(task.x0), [dict(task.x0)] * len(task.sizes)
+    pull = {"pull forgotten": 0, "pull doubled": 2, "pull's sign": -1}.get(wrong, 1)
+    rate = h["lr"] if wrong == "rate of the shared model" else h["personal_lr"]
+
+    def personal(i, at, end):
+        v = {"v begins at x": at, "v begins at x_i": end}.get(wrong, own[i])
+        to = {"pull to x_i": end, "pull to the first model": task.x0}.get(wrong, at)
+        to = zeros(at) if wrong == "pull to zero" else to
+        for _ in range(1 if wrong == "one step of v" else task.steps):
+            g = task.grad(i, end if wrong == "gradient at x_i" else v)
+            v = add(v, add(g, add(v, to, -1), pull * h["pull"]), -rate)
+        return v
+
+    for cohort in task.cohorts:
+        ends = [sgd(task, i, x, wrong)[0] for i in cohort]
+        new = mean(ends)
+        received = new if wrong == "pull to the new model" else x
+        trained = range(len(own)) if wrong == "absent clients too" else cohort
+        made = {i: personal(i, received, (ends * 2)[j]) for j, i in enumerate(trained)}
+        own = [made.get(i, v) for i, v in enumerate(own)]
+        x = mean([own[i] for i in cohort]) if wrong == "x of the v" else new
+        yield x | {f"own_{k}": v for k, v in stacked(own).items()}
+
+
 # vectors, the mistake, what the verdict has to say; None where it names nothing
 KNOWN = [
     ("local_sgda", "x first", "order: x, then y"),
@@ -491,6 +548,15 @@ KNOWN = [
     ("ef21_muon", "vectors along G", "vectors: along G"),
     ("ef21_muon", "no first step", "first step: none"),
     ("ef21_muon", "broadcast whole", "broadcast: x"),
+    ("fedper", "head averaged", "head: averaged for all"),
+    ("fedper", "the server's head", "head: begun anew"),
+    ("fedper", "by examples", "weights: by examples"),
+    ("ditto", "pull forgotten", "pull: none"),
+    ("ditto", "pull doubled", "pull: 2 pull"),
+    ("ditto", "pull to the new model", "anchor: the new model"),
+    ("ditto", "pull to x_i", "anchor: the client's x_i"),
+    ("ditto", "v begins at x", "v begins: at x"),
+    ("ditto", "x of the v", "server: mean of v_i"),
 ]
 UNSEEN = [
     ("local_sgda", "extragradient", None),
@@ -575,4 +641,18 @@ UNSEEN = [
     ("ef21_muon", "error feedback of the change", None),
     ("ef21_muon", "own G is M", "G_i: M"),
     ("ef21_muon", "vectors compressed too", None),
+    ("fedper", "head averaged in the cohort", "head: averaged for the cohort"),
+    ("fedper", "head first, then body", "order: K steps of the head"),
+    ("fedper", "body with the old head", None),
+    ("fedper", "body kept", None),
+    ("fedper", "head reported late", None),
+    ("fedper", "momentum", "momentum: 0.9"),
+    ("ditto", "pull's sign", "pull: the sign flipped"),
+    ("ditto", "pull to zero", "anchor: zero"),
+    ("ditto", "pull to the first model", "anchor: the first model"),
+    ("ditto", "rate of the shared model", "personal rate: lr"),
+    ("ditto", "v begins at x_i", "v begins: at x_i"),
+    ("ditto", "one step of v", None),
+    ("ditto", "gradient at x_i", "gradient: at x_i"),
+    ("ditto", "absent clients too", None),
 ]
