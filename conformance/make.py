@@ -103,7 +103,7 @@ def families() -> dict[str, Callable[[], Family]]:
 
     found = FAMILIES | muons.FAMILIES | aggregates.FAMILIES
     found |= saddles.FAMILIES | agents.FAMILIES | systems.FAMILIES
-    return found | {"muon_decay": optimizers.muon_decay}
+    return found | optimizers.FAMILIES
 
 
 def specs() -> dict[str, Callable[[], dict[str, Any]]]:

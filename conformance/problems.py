@@ -212,6 +212,19 @@ class Steps(Problem):
         return self.x0, self.gradients
 
 
+class Updates(Steps):
+    """The reference gives what is subtracted from a matrix, over the learning rate."""
+
+    def results(self, method, settings) -> np.ndarray:
+        settings = dict(settings)
+        lr, found = settings.pop("lr"), {}
+        for k, x in self.x0.items():
+            updates = np.array([*method([g[k] for g in self.gradients], **settings)])
+            found[k] = x - lr * np.cumsum(updates, axis=0)
+        rows = range(len(self.gradients))
+        return np.array([joined({k: v[t] for k, v in found.items()}) for t in rows])
+
+
 def steps(seed: int, count: int, **shapes: tuple) -> Steps:
     rng = np.random.default_rng(seed)
     draw = lambda: {k: rng.standard_normal(s) for k, s in shapes.items()}

@@ -1,6 +1,7 @@
 """This library: python conformance/check.py conformance/adapters/fedjax_muon.py."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from fedjax_muon.engine import plans
 from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.privacy.clipping import clipped
 from fedjax_muon.transforms import by_rank, jordan, muon, orthogonalize
+from fedjax_muon.transforms.variants import scale_by_adamuon, scale_by_normuon
 from fedjax_muon.wrappers import aggregators
 from fedjax_muon.wrappers.compression import Compressor
 from fedjax_muon.wrappers.personalization import params_of_clients
@@ -216,14 +218,18 @@ def dpmixsgd(h):
 
 
 # ------------------------------------------------------------------------------- rules
-def optimizer(task: Any) -> list[Arrays]:
-    """Muon, whose kernels have their outputs last."""
+def optimizer(task: Any, rule: Any = None) -> list[Arrays]:
+    """Muon or another rule; kernels have their outputs last."""
     h, turn = task.hyper, lambda v, a, b: np.moveaxis(np.asarray(v), a, b)
     with jax.enable_x64(True):
         here = lambda tree: {k: jnp.asarray(turn(v, 0, -1)) for k, v in tree.items()}
-        rule = optax.chain(
-            muon(h["momentum"], nesterov=True, shape_scale=jordan),
-            optax.add_decayed_weights(h["weight_decay"]),
+        rule = (
+            rule(h)
+            if rule
+            else optax.chain(
+                muon(h["momentum"], nesterov=True, shape_scale=jordan),
+                optax.add_decayed_weights(h["weight_decay"]),
+            )
         )
         x, path = here(task.x0), []
         state = rule.init(x)
@@ -232,6 +238,10 @@ def optimizer(task: Any) -> list[Arrays]:
             x = {k: x[k] - h["lr"] * u[k] for k in x}
             path.append({k: turn(v, -1, 0) for k, v in x.items()})
         return path
+
+
+normuon = lambda h: scale_by_normuon(h["momentum"], h["b2"], polar=polar)
+adamuon = lambda h: scale_by_adamuon(h["momentum"], polar=polar)
 
 
 # ------------------------------------------------------------------- rules of servers
@@ -341,6 +351,8 @@ IMPLEMENTATIONS = {
     "gradient_tracking": agents(lambda h: gossip.gradient_tracking(h["lr"])),
     "demuon": agents(lambda h: gossip.demuon(h["lr"], momentum=h["beta"], polar=polar)),
     "dpmixsgd": agents(dpmixsgd),
+    "normuon": partial(optimizer, rule=normuon),
+    "adamuon": partial(optimizer, rule=adamuon),
     "muon": optimizer,
     "muon_decay": optimizer,
     "muon_kernel": optimizer,

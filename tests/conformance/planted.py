@@ -284,6 +284,48 @@ def muon(task, wrong=""):
         yield x
 
 
+def second_moments(task, wrong, adaptive):
+    """NorMuon, and AdaMuon, which is adaptive for every entry."""
+    h, x = task.hyper, dict(task.x0)
+    b, b2 = h["momentum"], h.get("b2", h["momentum"])
+    b2 = {"b2 reversed": 1 - b2, "b2 = 0": 0}.get(wrong, b2)
+    M, v = zeros(x), dict.fromkeys(x, 0)
+    norm, new = np.linalg.norm, {}
+    for t, g in enumerate(task.gradients):
+        for k in x:
+            M[k] = b * M[k] + (1 - b) * g[k]
+            n = M[k] if wrong == "no Nesterov" else (1 - b) * g[k] + b * M[k]
+            O = polar(np.sign(n) if adaptive and wrong != "no signs" else n)
+            seen = {"v of the gradient": g[k], "v of the momentum": n}.get(wrong, O)
+            axis = None if adaptive != (wrong == "the other's v") else 1
+            axis = 0 if wrong == "v of columns" else axis
+            square = seen**2 if axis is None else (seen**2).mean(axis, keepdims=True)
+            square = np.mean(seen**2) if wrong == "one v for all" else square
+            start = square if t == 0 and wrong == "v begun at the first" else v[k]
+            v[k] = b2 * start + (1 - b2) * square
+            hat = O / (v[k] if wrong == "no root" else np.sqrt(v[k]) + 1e-10)
+            hat = np.sign(hat) * abs(hat) ** 0.5 if wrong == "fourth root" else hat
+            rows, cols = n.shape
+            want = 0.2 * (rows * cols) ** 0.5
+            if not adaptive:
+                want = max(1, rows / cols) ** 0.5 * norm(O)
+            want = {
+                "norm not restored": norm(hat),
+                "norm 1": 1,
+            }.get(wrong, want)
+            new[k] = x[k] - h["lr"] * want * hat / norm(hat)
+        x = dict(new)
+        yield x
+
+
+def normuon(task, wrong=""):
+    return second_moments(task, wrong, adaptive=False)
+
+
+def adamuon(task, wrong=""):
+    return second_moments(task, wrong, adaptive=True)
+
+
 def stacked(task):
     return np.stack(
         [np.concatenate([v.ravel() for v in m.values()]) for m in task.messages]
@@ -399,6 +441,14 @@ KNOWN = [
     ("muon_decay", "decay without lr", "decay: without lr"),
     ("muon_decay", "decay times scale", "decay: times sqrt(max(1, rows/cols))"),
     ("muon_decay", "decay after the step", "decay: decoupled, after"),
+    ("normuon", "v of columns", "v: mean of O^2 over rows"),
+    ("normuon", "the other's v", "v: O^2 of every entry"),
+    ("normuon", "norm not restored", "norm: not restored"),
+    ("normuon", "b2 reversed", "b2: weighs the new"),
+    ("adamuon", "no signs", "signs: none"),
+    ("adamuon", "the other's v", "v: mean of O^2 over columns"),
+    ("adamuon", "v of the gradient", "v: g^2"),
+    ("adamuon", "norm 1", "norm: 1"),
     ("krum", "n - f - 1", "neighbors: n - f - 1"),
     ("krum", "distances not squared", "distances: not squared"),
     ("trimmed_mean", "f in total", "cut: f/2"),
@@ -459,6 +509,16 @@ UNSEEN = [
     ("muon", "scale of both", "scale: tall 1.5, wide 1.581"),
     ("muon", "rate times ten", "10 = 1/lr"),
     ("muon_decay", "no decay", "decay: none"),
+    ("normuon", "v of the momentum", "v: of the momentum"),
+    ("normuon", "one v for all", "v: none, or one number"),
+    ("normuon", "v begun at the first", "start of v: the first"),
+    ("normuon", "no root", "divisor: v"),
+    ("normuon", "no Nesterov", "momentum: M"),
+    ("adamuon", "b2 reversed", "b: weighs the new"),
+    ("adamuon", "v of the momentum", "v: of the momentum"),
+    ("adamuon", "fourth root", None),
+    ("adamuon", "norm not restored", "norm: not restored"),
+    ("adamuon", "no Nesterov", "momentum: M"),
     ("krum", "distances of w alone", None),
     ("krum", "cosine distances", None),
     ("krum", "all neighbors", "neighbors: n - 1"),
