@@ -25,6 +25,10 @@ from fedjax_muon.wrappers.compression import Compressor
 from fedjax_muon.wrappers.personalization import params_of_clients
 
 Arrays = dict[str, np.ndarray]
+# compiled in half the time, for programs that run a few times
+QUICKLY = {"xla_backend_optimization_level": 0}
+QUICKLY |= {"xla_llvm_disable_expensive_passes": True}
+quick = partial(jax.jit, compiler_options=QUICKLY)
 
 
 # ------------------------------------------------------------------------------ methods
@@ -94,8 +98,8 @@ def rounds(
             if algorithm.prologue:
                 start = engine.make_prologue(algorithm, objective, N, plans.mapped)
                 first = jnp.arange(N), batches(task, range(N), 1), jnp.ones(N)
-                state, _ = jax.jit(start)(state, *first, key)
-            step = jax.jit(engine.make_round(algorithm, objective, N, plans.mapped))
+                state, _ = quick(start)(state, *first, key)
+            step = quick(engine.make_round(algorithm, objective, N, plans.mapped))
             path = []
             for r, ids in enumerate(task.cohorts):
                 sizes = [task.sizes[i] if weighted else 1 for i in ids]
@@ -199,7 +203,7 @@ def agents(build: Callable) -> Callable:
             objective, m = Objective(squares, example_grad=examples), len(task.sizes)
             mixer, key = gossip.dense(task.mixing), jax.random.key(0)
             parts = gossip_engine.make(build(task.hyper), objective, mixer, m)
-            start, step = map(jax.jit, parts)
+            start, step = map(quick, parts)
             state, path = here(task.x0), []
             for t in range(task.iterations):
                 rows = task.rows[t] if hasattr(task, "rows") else None
@@ -232,9 +236,9 @@ def optimizer(task: Any, rule: Any = None) -> list[Arrays]:
             )
         )
         x, path = here(task.x0), []
-        state = rule.init(x)
+        state, update = rule.init(x), quick(rule.update)
         for g in task.gradients:
-            u, state = rule.update(here(g), state, x)
+            u, state = update(here(g), state, x)
             x = {k: x[k] - h["lr"] * u[k] for k in x}
             path.append({k: turn(v, -1, 0) for k, v in x.items()})
         return path
@@ -245,7 +249,9 @@ adamuon = lambda h: scale_by_adamuon(h["momentum"], polar=polar)
 
 
 # ------------------------------------------------------------------- rules of servers
-def aggregate(rule: Callable, weighted: bool = False) -> Callable:
+def aggregate(
+    rule: Callable, weighted: bool = False, compiled: Callable = quick
+) -> Callable:
     def run(task: Any) -> Arrays:
         with jax.enable_x64(True):
             flat = [
@@ -256,7 +262,7 @@ def aggregate(rule: Callable, weighted: bool = False) -> Callable:
             given = Messages(
                 jnp.asarray(np.stack(flat)), jnp.asarray(weights), ids, key
             )
-            out = rule(task.hyper)(given)
+            out = compiled(rule(task.hyper))(given)
             mean = np.average(out.values, axis=0, weights=out.weight)
         first = task.messages[0]
         ends = np.cumsum([v.size for v in first.values()])[:-1]
@@ -291,7 +297,7 @@ def adapters(method: Callable, scaled: bool) -> Callable:
             )
             step = engine.make_round(algorithm, objective, n, plans.mapped)
             weights, key = jnp.asarray(task.weights), jax.random.key(0)
-            state, _ = jax.jit(step)(state, jnp.arange(n), given, weights, key)
+            state, _ = quick(step)(state, jnp.arange(n), given, weights, key)
             after = state.server.params["layer"]
             return {"w": after["kernel"].T, "BA": (after["a"] @ after["b"]).T}
 
@@ -362,7 +368,10 @@ IMPLEMENTATIONS = {
     "trimmed_mean": aggregate(lambda h: aggregators.trimmed_mean(int(h["f"]))),
     "krum": aggregate(lambda h: aggregators.krum(int(h["f"]))),
     "multi_krum": aggregate(lambda h: aggregators.krum(int(h["f"]), chosen=None)),
-    "geometric_median": aggregate(lambda h: aggregators.geometric_median(1e-6, 500)),
+    "geometric_median": aggregate(
+        lambda h: aggregators.geometric_median(1e-6, 500),
+        compiled=lambda f: f,  # of 500 iterations
+    ),
     "centered_clipping": aggregate(
         lambda h: aggregators.centered_clipping(h["tau"], int(h["rounds"]))
     ),
