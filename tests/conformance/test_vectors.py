@@ -13,6 +13,7 @@ from conformance.adapters.fedjax_muon import IMPLEMENTATIONS
 from conformance.family import SAME, lines, setting
 from conformance.variants import alone, variant
 from tests.conformance import planted, planted_systems
+from tests.conformance.mistakes import KNOWN, UNSEEN
 from tests.support.packages import needs
 
 VECTORS = Path(make.FOLDER)
@@ -101,8 +102,6 @@ def test_the_library_conforms(name):
 
 
 # ------------------------------------------------------------------------ the checker
-KNOWN = planted.KNOWN + planted_systems.KNOWN
-UNSEEN = planted.UNSEEN + planted_systems.UNSEEN
 MISTAKEN = sorted({name for name, *_ in KNOWN + UNSEEN})
 
 
