@@ -35,12 +35,12 @@ MIXING: Axes = {
 def dsgd() -> Family:
     step, mixed = "half.append(sub(x[i], times(lr, u)))", "x = mix(trace.W(t), half)"
     to = lambda *pairs: lines("dsgd", *pairs)
-    share = "times(trace.W(t)[i, i]"
     return Family(
         "dsgd",
         "rounds",
-        "Lian et al. 2017, arXiv:1705.09056; the step is mixed too",
-        "x_i <- sum_j W_ij (x_j - lr g_j(x_j))",
+        "Lian et al. 2017, arXiv:1705.09056, which has W x - lr g(x); Chen and Sayed "
+        "2012 have both other orders",
+        "x_i <- sum_j W_ij (x_j - lr g_j(x_j)); or W x - lr g(x); or W x - lr g(W x)",
         (GOSSIP, "dsgd"),
         {"lr": 0.1},
         {"lr": 0.1},
@@ -59,9 +59,12 @@ def dsgd() -> Family:
                     mixed,
                     "x = half",
                 ),
-                "W_ii (x_i - lr g_i) + sum of W_ij x_j": to(
+            },
+            "neighbors": {
+                "after their steps": SAME,
+                "before their steps": to(
                     step,
-                    f"half.append({share}, times(lr, u)))",
+                    "half.append(times(trace.W(t)[i, i], times(lr, u)))",
                     mixed,
                     "x = [sub(a, b) for a, b in zip(mix(trace.W(t), x), half)]",
                 ),
@@ -78,6 +81,7 @@ def dsgd() -> Family:
             **LOSS,
         },
         agents(),
+        free=("order",),
     )
 
 
@@ -85,7 +89,7 @@ def tracking(here: str, v: str, fresh: str, old: str, muon: bool) -> Axes:
     """What is done with the tracker v of what is fresh.
 
     Along v itself, these are the same: a tracker or an x that is not mixed, and an x
-    or a tracker whose step alone is not mixed.
+    or a tracker whose step alone is not mixed. Both are published.
     """
     track = f"{v} = mix(trace.W(t), [add({v}[i], sub({fresh}[i], {old}[i])) "
     track += "for i in range(m)])"
@@ -94,27 +98,31 @@ def tracking(here: str, v: str, fresh: str, old: str, muon: bool) -> Axes:
     apart = f"[add(a, sub({fresh}[i], {old}[i])) "
     apart += f"for i, a in enumerate(mix(trace.W(t), {v}))]"
     x_alone = "x = [add(a, sub(h, b)) for a, h, b in zip(mix(trace.W(t), x), half, x)]"
-    also = "" if muon else ", or x - lr v not mixed"
+    x_alone += f"\n        {old} = {fresh}"
+    total = f"mix(trace.W(t), [add({v}[i], {fresh}[i]) for i in range(m)])"
+    begun = to(f"{fresh} if t == 0 else {track.partition(' = ')[2]}")
     axes: Axes = {
         "tracker": {
             "W (v + g - g_)": SAME,
-            f"g, which is v + g - g_ not mixed{also}": to(fresh),
+            "g, which is v + g - g_ not mixed": to(fresh),
             "W g": to(f"mix(trace.W(t), {fresh})"),
-            "W (v + g)": to(
-                f"mix(trace.W(t), [add({v}[i], {fresh}[i]) for i in range(m)])"
-            ),
-            "W v + g - g_" + ", or W x - lr v" * (not muon): to(apart),
-            "begun at the gradient, not mixed": to(
-                f"{fresh} if t == 0 else {track.partition(' = ')[2]}"
-            ),
+            "W (v + g)": to(total),
         },
+        "first v": {"W g": SAME, "g": begun},
     }
-    if muon:
-        axes["x"] = {
-            "W (x - lr v)": SAME,
-            "W x - lr v": lines(here, half, f"{x_alone}\n        {old} = {fresh}"),
-            "x - lr v, not mixed": lines(here, half, f"x, {old} = half, {fresh}"),
+    if not muon:
+        forms = {
+            "both steps mixed": SAME,
+            "x or v mixed without its step": to(apart),
+            "both mixed without their steps": to(apart, half, x_alone),
         }
+        return axes | {"form": forms}
+    axes["tracker"]["W v + g - g_"] = to(apart)
+    axes["x"] = {
+        "W (x - lr v)": SAME,
+        "W x - lr v": lines(here, half, x_alone),
+        "x - lr v, not mixed": lines(here, half, f"x, {old} = half, {fresh}"),
+    }
     return axes
 
 
@@ -123,7 +131,8 @@ def gradient_tracking() -> Family:
     return Family(
         here,
         "rounds",
-        "Nedic et al. 2017, arXiv:1607.03218; both steps are mixed",
+        "Nedic et al. 2017, arXiv:1607.03218, which has W x - lr v and W v + g - g_; "
+        "Xu et al. 2015 mix the steps too",
         "v <- W (v + g(x) - g_); x <- W (x - lr v); v = g_ = 0 at first, then g_ is "
         "the last g",
         (GOSSIP, here),
@@ -131,6 +140,7 @@ def gradient_tracking() -> Family:
         {"lr": 0.1},
         {**tracking(here, "v", "g", "before", muon=False), **MIXING, **LOSS},
         agents(),
+        free=("form", "first v"),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from conformance.axes import MUON_AXES, MUON_FREE, NORMS, STEPS
+from conformance.axes import MUON_AXES, NORMS, STEPS
 from conformance.family import SAME, Family, lines, setting
 from conformance.problems import rounds
 
@@ -98,8 +98,6 @@ def guided(name: str) -> Family:
     whole = "whole = combined(sub, combined(add, raw[-1], g), g_i[i])"
     used = lambda new: to(whole, f"whole = {new}")
     control = lambda new: to("fresh[i] = averaged(raw)", f"fresh[i] = {new}")
-    momentum = "mixed(beta, combined(add, g, averaged(news)), momentum)"
-    part = "times(1 / N, total(parts))"
     again = "combined(sub, combined(add, trace.grad(half, batch), g), g_i[i])"
     axes: dict[str, dict] = {
         "order": {
@@ -142,26 +140,11 @@ def guided(name: str) -> Family:
                 "u_i = mixed(beta, whole, momentum)",
                 "u_i = m = mixed(beta, whole, m)",
             ),
-            "with the new g": to(
-                momentum, "mixed(beta, averaged([fresh[i] for i in ids]), momentum)"
-            ),
         },
         "g_i": {
             "mean of the K gradients": SAME,
             "the last gradient": control("raw[-1]"),
             "the first gradient": control("raw[0]"),
-        },
-        "g": {
-            "g + sum of changes / N": SAME,
-            "g + sum of changes / S": to(part, "times(1 / len(ids), total(parts))"),
-        },
-        "absent clients": {
-            "keep g_i": SAME,
-            "g_i set to 0": to(
-                "g_i = combined(add, g, combined(change, *news)), fresh",
-                "g_i = combined(add, g, combined(change, *news)), [fresh[j] if j in "
-                "ids else combined(zeros, start) for j in range(N)]",
-            ),
         },
         "server rates": {
             "server_lr_x and server_lr_y": SAME,
@@ -179,7 +162,9 @@ def guided(name: str) -> Family:
             "along the momentum": vectors("leaf"),
             "signs": vectors("np.sign(leaf)"),
         }
-        axes |= NORMS | MUON_AXES
+        axes |= NORMS | {axis: dict(choices) for axis, choices in MUON_AXES.items()}
+        del axes["orthogonalization"]["Polar Express x8, safety 1.01"]
+        del axes["scale"]["sqrt(max(1, cols/rows))"]  # of matrices that are tall
         base: tuple = (
             (
                 name,
@@ -211,17 +196,17 @@ def guided(name: str) -> Family:
     return Family(
         name,
         "rounds",
-        f"{ZHANG}, Algorithm {3 if muon else 1}; partial participation as we read it",
+        f"{ZHANG}, Algorithm {3 if muon else 1}",
         "u_i = b (grad + g - g_i) + (1-b) u, b = 1 in round 1; x_i <- x_i - lr_x "
         f"direction(u_i), y_i ascends; direction: {direction}; g_i^+ = mean of K "
-        "gradients; u <- b (g + mean(g_i^+ - g_i)) + (1-b) u; g <- g + sum(g_i^+ - "
-        "g_i)/N; x <- x + server_lr_x mean(x_i - x); u = g = g_i = 0 at first",
+        "gradients; g <- mean of g_i^+; u <- b g + (1-b) u; x <- x + server_lr_x "
+        "mean(x_i - x); u = g = g_i = 0 at first",
         (MINIMAX, name),
         {**hyper, **({"orth": "exact", "shape": "none"} if muon else {})},
         hyper,
         axes,
-        PROBLEM,
-        free=MUON_FREE if muon else (),
+        rounds(players=2, cohorts=[[*range(5)]] * 3),
+        free=("first round", *(("vectors", "orthogonalization") if muon else ())),
         base=base,
         together=1 if muon else 2,
     )

@@ -78,7 +78,8 @@ def fedbuff() -> Family:
     return Family(
         "fedbuff",
         "rounds",
-        "Nguyen et al. 2022, arXiv:2106.06639, Algorithm 1; weights as we read it",
+        "Nguyen et al. 2022, arXiv:2106.06639, Algorithm 1; the authors' FLSim divides "
+        "by the sum of the weights",
         "x_i: K steps of SGD from models[start]; late = r - start, r from 0; x <- x + "
         "server_lr mean((1 + late)^-exponent (x_i - models[start]))",
         (HERE, "fedbuff"),
@@ -116,6 +117,7 @@ def fedbuff() -> Family:
             cohorts=[[0, 1, 2], [1, 3, 0], [4, 2, 1], [0, 3, 2]],
             starts=[[0, 0, 0], [1, 0, 1], [0, 1, 2], [2, 2, 3]],
         ),
+        free=("weights",),
     )
 
 
@@ -199,6 +201,7 @@ def fedavg_top_k() -> Family:
         {"lr": 0.2, "share": SHARE},
         axes,
         rounds(cohorts=LONGER),
+        free=("weights",),
         base=((here, "return history, kept", "return history"),),
     )
 
@@ -339,6 +342,7 @@ def fedper() -> Family:
             **LOSS,
         },
         rounds(cohorts=LONGER, own=("b",)),
+        free=("weights",),
     )
 
 
@@ -370,6 +374,7 @@ def ditto() -> Family:
         {
             "pull": {
                 "pull (v - x)": SAME,
+                "lr in place of personal_lr": setting(personal_lr=0.2),
                 "none": setting(pull=0.0),
                 "2 pull (v - x)": setting(pull=1.4),
                 "the sign flipped": setting(pull=-0.7),
@@ -395,7 +400,6 @@ def ditto() -> Family:
                     f"            {begin}", f"            {train}\n            v = end"
                 ),
             },
-            "personal rate": {"personal_lr": SAME, "lr": setting(personal_lr=0.2)},
             "gradient": {
                 "at v": SAME,
                 "at x_i": trained("trace.grad(v,", "trace.grad(end,"),
@@ -404,11 +408,15 @@ def ditto() -> Family:
                 "mean of x_i": SAME,
                 "mean of v_i": to("sub(local, x))\n        x", "sub(v, x))\n        x"),
             },
-            "weights": weights("ditto", server, "x = add(x, {})", "changes"),
+            "weights": {
+                k: weights("ditto", server, "x = add(x, {})", "changes")[k]
+                for k in ("uniform", "by examples")
+            },
             **STEPS,
             **LOSS,
         },
         rounds(own=("w", "b")),
+        free=("weights",),
     )
 
 

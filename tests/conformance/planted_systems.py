@@ -25,7 +25,7 @@ def moved(z, rate, d):
 def local_sgda(task, wrong=""):
     z, rate, kept = dict(task.x0), rates(task.hyper, wrong), {}
     for cohort in task.cohorts:
-        ends, sizes = [], [task.sizes[i] for i in cohort]
+        ends = []
         for i in cohort:
             y = {**z, **kept.get(i, {})}
             for _ in range(task.steps - (wrong == "a step less")):
@@ -42,6 +42,7 @@ def local_sgda(task, wrong=""):
             if wrong == "y stays with clients":
                 kept[i] = pick(y, Y)
             ends.append(y)
+        sizes = [task.sizes[i] for i in cohort]
         new = mean(ends, sizes if wrong == "by examples" else None)
         if wrong == "y over all clients":
             share = len(cohort) / len(task.sizes)
@@ -59,7 +60,7 @@ def guided(task, wrong, direction):
     for r, cohort in enumerate(task.cohorts):
         b = by(h["b_x"], h["b_x"] if wrong == "y with x's b" else h["b_y"])
         b = {k: 1 - v for k, v in b.items()} if wrong == "b reversed" else b
-        b = by(1, 1) if r == 0 else b
+        b = by(1, 1) if r == 0 and wrong != "b in round 1 too" else b
         mix = lambda new, old, b=b: {k: b[k] * new[k] + (1 - b[k]) * old[k] for k in b}
         fresh, ends = list(own), []
         for i in cohort:
@@ -83,12 +84,8 @@ def guided(task, wrong, direction):
             kinds = {"control of the last step": seen[-1], "at x": seen[0]}
             fresh[i] = kinds.get(wrong, mean(seen))
         news = mean([add(fresh[i], own[i], -1) for i in cohort])
-        part = 1 if wrong == "g over the cohort" else len(cohort) / N
-        after = add(g, news, part)
-        u = mix(add(g, news), u)
-        g, own = after, fresh
-        if wrong == "absent clients forget":
-            own = [own[i] if i in cohort else zeros(z) for i in range(N)]
+        g, own = add(g, news), fresh
+        u = mix(g, u)
         z = moved(z, server, add(mean(ends), z, -1))
         yield z
 
@@ -110,8 +107,6 @@ def fedmuon_da(task, wrong=""):
         right = {k: polar(v) if v.ndim > 1 else unit(v) for k, v in d.items()}
         if wrong == "vectors along u":
             return right | pick(d, ("b", "c"))
-        if wrong == "vectors by sign":
-            return right | {k: np.sign(d[k]) for k in ("b", "c")}
         if wrong == "norms of arrays":
             return {k: unit(v) for k, v in d.items()}
         return right
@@ -140,12 +135,10 @@ def dsgd(task, wrong=""):
     mix, m, lr = network(task, wrong), len(task.sizes), task.hyper["lr"]
     x = [dict(task.x0)] * m
     for t in range(task.iterations):
-        at = mix(x) if wrong == "gradient at the mixed point" else x
-        half = [add(x[i], task.grad(i, at[i]), -lr) for i in range(m)]
+        half = [add(x[i], task.grad(i, x[i]), -lr) for i in range(m)]
         new = mix(half)
-        if wrong in ("step not mixed", "gradient at the mixed point"):
-            start = mix(x)
-            new = [add(start[i], task.grad(i, at[i]), -lr) for i in range(m)]
+        if wrong == "step not mixed":
+            new = [add(y, task.grad(i, x[i]), -lr) for i, y in enumerate(mix(x))]
         if wrong == "neighbors' old models":
             own = task.mixing.diagonal()
             new = [add(y, add(half[i], x[i], -1), own[i]) for i, y in enumerate(mix(x))]
@@ -174,7 +167,7 @@ def tracking(task, wrong, estimate, direction, names=None):
         new = mix([add(v[i], change[i]) for i in range(m)])
         if wrong == "tracker not mixed":
             new = [add(v[i], change[i]) for i in range(m)]
-        if wrong == "change not mixed":
+        if wrong in ("change not mixed", "DIGing"):
             new = [add(a, b) for a, b in zip(mix(v), change, strict=True)]
         new = {"no tracking": g, "gradients mixed": mix(g)}.get(wrong, new)
         along = v if wrong == "steps along the old tracker" else new
@@ -182,7 +175,7 @@ def tracking(task, wrong, estimate, direction, names=None):
         before, x, v, old = x, mix(half), new, g
         if wrong == "x not mixed":
             x = half
-        if wrong == "step not mixed":
+        if wrong in ("step not mixed", "DIGing"):
             x = [
                 add(a, add(h, b, -1))
                 for a, h, b in zip(mix(before), half, before, strict=True)
@@ -312,16 +305,13 @@ def fedbuff(task, wrong=""):
     x, models, lr = dict(task.x0), [dict(task.x0)], task.hyper["server_lr"]
     steps = arrivals(task, wrong)
     lr = {"server rate forgotten": 1, "server rate twice": lr**2}.get(wrong, lr)
-    for r, _ in enumerate(steps):
+    for _ in steps:
         found = steps.send(models)
         found = found[:-1] if wrong == "a smaller buffer" else found
         since = lambda start, x=x: x if wrong == "change since now" else start
         deltas = [add(end, since(start), -1) for _, end, start in found]
         s = np.array([s for s, *_ in found])
         s = np.full(len(s), s.min()) if wrong == "that of the latest for all" else s
-        if wrong == "by examples":
-            n = np.array([task.sizes[i] for i in task.cohorts[r]])
-            s = s * n / n.mean()
         by = {"normalized": s.sum(), "sum": 1, "over all": len(task.sizes)}
         change = {k: sum(a * d[k] for a, d in zip(s, deltas, strict=True)) for k in x}
         x = add(x, change, lr / by.get(wrong, len(s)))
@@ -368,9 +358,7 @@ def fedavg_top_k(task, wrong=""):
             base = change if wrong == "old error forgotten" else whole
             sign = -1 if wrong == "error's sign" else 1
             errors[own] = {k: sign * v for k, v in add(base, heard[-1], -1).items()}
-        got = mean(
-            heard, None if wrong == "uniform" else [task.sizes[i] for i in cohort]
-        )
+        got = mean(heard, [task.sizes[i] for i in cohort])
         got = top(got, share) if wrong == "the mean compressed too" else got
         if wrong == "absent clients forget":
             errors = [e if i in cohort else zeros(x) for i, e in enumerate(errors)]
@@ -437,8 +425,7 @@ def fedper(task, wrong=""):
             heads[i] = pick(y, "b")
             bodies = bodies | {i: pick(y, "w")} if wrong == "body kept" else bodies
             ends.append(y)
-        sizes = [task.sizes[i] for i in cohort]
-        x = mean(ends, sizes if wrong == "by examples" else None)
+        x = mean(ends)
         if wrong == "head averaged":
             heads = [pick(x, "b")] * len(heads)
         if wrong == "head averaged in the cohort":

@@ -13,7 +13,7 @@ from conformance.adapters.fedjax_muon import IMPLEMENTATIONS
 from conformance.family import SAME, lines, setting
 from conformance.variants import alone, variant
 from tests.conformance import planted, planted_systems
-from tests.conformance.mistakes import KNOWN, UNSEEN
+from tests.conformance.mistakes import CHOICES, KNOWN, UNSEEN
 from tests.support.packages import needs
 
 VECTORS = Path(make.FOLDER)
@@ -149,6 +149,13 @@ def test_mistakes_are_found_and_named():
         named.append(bool(said))
     assert len(UNSEEN) > len(named) / 2 > 30
     assert np.mean(named) > 0.8
+
+
+@pytest.mark.parametrize(("name", "choice", "said"), CHOICES)
+def test_what_sources_leave_open_conforms(name, choice, said):
+    report = check.judge(spec(name), planted_in(name, choice))
+    assert report["conforms"], report
+    assert report["verdict"].endswith(said)
 
 
 FAULTS = {
