@@ -281,7 +281,7 @@ def ef21_muon() -> Family:
                 "along G": vectors("g"),
                 "G / |G|": vectors("g / np.linalg.norm(g)"),
             },
-            **NORMS,
+            "norm": {k: v for k, v in NORMS["norm"].items() if "|M|" not in k},
             **MUON_AXES,
         },
         rounds(cohorts=LONGER),
