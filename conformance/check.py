@@ -13,8 +13,6 @@ and gives one dictionary of arrays for every step:
         for cohort in task.cohorts:       # numbers of clients
             x = average(task, [train(task, i, x) for i in cohort])
             yield x
-
-`python check.py mine.py` exits with status 1 if something does not conform.
 """
 
 import base64
@@ -60,8 +58,8 @@ def errors(mine, values, start, chained):
     moved, apart = [], []
     for a, b, first in zip(mine, values, start, strict=True):
         last = np.broadcast_to(first, b[:, :1].shape)
-        last = np.concatenate([last, b[:, :-1]], axis=1) if chained else last
-        moved.append(norm(b - last, axis=2))
+        steps = np.diff(b, axis=1, prepend=last) if chained else b - last
+        moved.append(norm(steps, axis=2))
         apart.append(norm(a - b, axis=2))
     least = np.maximum(1e-3 * norm(moved, axis=0), 1e-12)
     return (np.array(apart) / np.maximum(moved, least)).max((0, 2))
@@ -73,22 +71,26 @@ class Task:
     All: hyper (settings by name). rule: x0, gradients (a list of dictionaries).
     aggregate: messages, weights, and what else the formula names. rounds: x0, cohorts,
     steps (K), sizes (of all clients), data[i] = (X, Y). The loss of client i is the
-    mean of (X w' + b - Y)**2 over all entries, as of nn.Linear and nn.MSELoss.
+    mean of E**2 over all entries, E = X w' + b - Y, as of nn.Linear and nn.MSELoss.
+
+    Minimax: w and b descend; v and c ascend, and with D = X v' + c the loss is the mean
+    of E**2 + 2 E D - D**2. Asynchronous: client cohorts[r][j] began at the model number
+    starts[r][j], 0 for x0. Personal models: results have own_b [5, 6], of all clients.
+    Agents: results have all agents, w [5, 6, 4]; iterations; mixing[i][j] is the weight
+    at i of what j sends; rows[t][i], where given, are the examples of an iteration.
     """
 
     def __init__(self, spec, case=()):
         vars(self).update(arrays(spec["given"]), hyper={**spec["hyper"]}, **dict(case))
 
-    def grad(self, i, x):
-        """The gradient of client i's loss at x, with NumPy."""
-        X, Y = vars(self)["data"][i]
-        error = 2 / Y.size * (X @ x["w"].T + x["b"] - Y)
-        return {"w": error.T @ X, "b": error.sum(0)}
-
-    def loss(self, i, x):
-        """Client i's loss in operators only, for whatever framework owns x."""
-        X, Y = vars(self)["data"][i]
-        return ((X @ x["w"].T + x["b"] - Y) ** 2).mean()
+    def grad(self, i, x, rows=slice(None)):
+        """The gradient of client i's loss at x, of all its examples or some."""
+        X, Y = (a[rows] for a in vars(self)["data"][i])
+        E = X @ x["w"].T + x["b"] - Y
+        D = X @ x["v"].T + x["c"] if "v" in x else 0 * E
+        left, right = 2 / E.size * (E + D), 2 / E.size * (E - D)
+        g = {"w": left.T @ X, "b": left.sum(0), "v": right.T @ X, "c": right.sum(0)}
+        return {k: v for k, v in g.items() if k in x}
 
 
 def joined(given, shapes):
@@ -112,45 +114,37 @@ def joined(given, shapes):
 
 def run(spec, implementation):
     """The indices of usable results, these as an array, and what went wrong."""
-    rows, results, wrong, path = [], [], [], None
+    rows, results, wrong, path, cases = [], [], [], None, spec.get("cases")
     word = {"rounds": "round", "rule": "step", "aggregate": "case"}[spec["kind"]]
     for number in range(spec["reference"]["shape"][0]):
         try:
-            if word == "case":
-                result = implementation(Task(spec, arrays(spec["cases"][number])))
-            else:
-                path = iter(implementation(Task(spec))) if path is None else path
-                result = next(path, None)
+            path = path or iter([] if cases else implementation(Task(spec)))
+            case = cases and Task(spec, arrays(cases[number]))
+            result = implementation(case) if cases else next(path, None)
             results.append(joined(result, spec["shapes"]))
             rows.append(number)
         except Exception as error:  # the report is the place for it
             wrong.append(f"{word} {number + 1}: {type(error).__name__}: {error}")
-            if word != "case":
+            if not cases:
                 break
     return rows, np.array(results), wrong
 
 
 def judge(spec, implementation, free=()):
     """The verdict on one implementation: a dictionary that JSON can hold."""
-    report = {"vectors": spec.get("name"), "verdict": "", "conforms": False}
-    report |= {
-        "departures": {},
-        "choices": {},
-        "error": None,
-        "level": None,
-        "facts": [],
-    }
-    if (version := spec.get("version")) != VERSION:
-        said = f"REFUSED: vectors of version {version}, and this file reads {VERSION}"
-        return report | {"verdict": f"{said}; take both from one release"}
+    report = {"vectors": spec.get("name"), "error": None, "level": None, "facts": []}
+    report |= {"verdict": "", "conforms": False, "departures": {}, "choices": {}}
+    said = f"vectors of version {spec.get('version')}, and this file reads {VERSION}"
+    if spec.get("version") != VERSION:
+        said = spec.get("damaged", f"{said}; take both from one release")
+        return report | {"verdict": f"REFUSED: {said}"}
     rows, mine, wrong = run(spec, implementation)
     if rows:
         by = _by_table if "table" in spec else _by_variants
         by(spec, rows, mine, report, {*spec["free"], *free})
     if wrong:
-        seen = f"FAILS at {wrong[0]}" + f"; the others: {report['verdict']}" * bool(
-            rows
-        )
+        seen = f"FAILS at {wrong[0]}"
+        seen += f"; the others: {report['verdict']}" * bool(rows)
         report |= {"verdict": seen, "conforms": False}
         report["facts"] = wrong[1:] + report["facts"]
     return report
@@ -168,12 +162,12 @@ def _decide(spec, errs, free, report, extra=lambda j: {}):
     level = next((k for k, most in LEVELS.items() if errs[best] <= most), None)
     report |= {"error": float(errs[best]), "level": level}
     if level is None:
-        near = words(choices(best)) or "the reference"
-        facts.append(f"closest known variant, {errs[best]:.1%} off: {near}")
+        near = f"{errs[best]:.1%} off: {words(choices(best)) or 'the reference'}"
+        facts += [f"closest known variant, {near}"]
         report["verdict"] = "DIFFERS from all known variants"
         return
-    bound = 2 * errs[best] if level == "bfloat16" else LEVELS[level]
-    same = [int(j) for j in np.flatnonzero(errs <= bound)]
+    most = 2 * errs[best] if level == "bfloat16" else LEVELS[level]
+    same = np.flatnonzero(errs <= most).tolist()
     same.sort(key=lambda j: (len(departs(j)), len(choices(j)), errs[j]))
     found = report["departures"] = departs(same[0])
     report["choices"] = {a: v for a, v in choices(same[0]).items() if a in free}
@@ -184,7 +178,7 @@ def _decide(spec, errs, free, report, extra=lambda j: {}):
     report["verdict"] += f" ({words(report['choices'])})" * bool(report["choices"])
     if level == "bfloat16":
         report["verdict"] = f"COARSE: {report['verdict']}, to a few percent"
-        facts.append("which hides mistakes: repeat it in float32 or float64")
+        facts += ["which hides mistakes: repeat it in float32 or float64"]
 
 
 def _by_variants(spec, rows, mine, report, free):
@@ -209,18 +203,15 @@ def _explain(spec, rows, mine, want, report):
     off = {k: apart[k] > LEVELS["float32"] * size(split[1][k]) for k in apart}
     r = int(np.argmax(np.any([*off.values()], axis=0)))
     first, found = [k for k in off if off[k][r]], {}
-    report["facts"].append(
-        f"first difference: result {rows[r] + 1}, {', '.join(first)}"
-    )
+    report["facts"] += [f"first difference: result {rows[r] + 1}, {', '.join(first)}"]
     for k in first:
         a, b = (v[k][r] for v in split)
         factor = a @ b / max(b @ b, 1e-30)
         if norm(a - factor * b) < 1e-3 * norm(a) and abs(factor - 1) > 1e-3:
             found[f"step of {k}"] = f"{_named(factor, spec['numbers'])} times"
-    sources = [*map(arrays, spec["sources"][rows[r] : rows[r] + 1])]
-    if sources:
-        w = np.linalg.lstsq(sources[0].T, mine[r], rcond=None)[0]
-        if norm(w @ sources[0] - mine[r]) < 1e-3 * norm(mine[r]):
+    for V in map(arrays, spec["sources"][rows[r] : rows[r] + 1]):
+        w = np.linalg.lstsq(V.T, mine[r], rcond=None)[0]
+        if norm(w @ V - mine[r]) < 1e-3 * norm(mine[r]):
             found["weights"] = f"{np.round(w, 3).tolist()}, sum {w.sum():.4g}"
     report["departures"] |= found
     if found:
@@ -230,8 +221,7 @@ def _explain(spec, rows, mine, want, report):
 def _by_table(spec, rows, mine, report, free):
     """Explains steps as scale * direction: one from a table, the other solved for."""
     start, lr = arrays(spec["start"]), spec["hyper"]["lr"]
-    moves = -np.diff(np.concatenate([start[None], mine]), axis=0)
-    moves = sketch(moves, spec["shapes"])
+    moves = sketch(-np.diff(mine, axis=0, prepend=start[None]), spec["shapes"])
     scales, errs, table = {}, np.zeros(1), arrays(spec["table"])[:, :, rows]
     for name, move, D in zip(spec["shapes"], moves, table, strict=True):
         size = (D**2).sum((1, 2))
@@ -264,30 +254,39 @@ def _named(value, numbers):
     return " = ".join([f"{value:.4g}", *equal])
 
 
-def load(path, names):
-    """Names of vectors, and the functions that a file has for them."""
-    sys.path.append(str(path.parent))  # files beside it
-    module = runpy.run_path(str(path))
-    return module.get("IMPLEMENTATIONS") or {k: module[k] for k in names if k in module}
+def read(path):
+    """The vectors in a file; if it is damaged, the reason."""
+    try:
+        spec = json.loads(path.read_text())
+        if arrays(spec)["version"] == VERSION:
+            _ = [spec[k] for k in ("kind", "given", "axes", "reference")]
+        return spec
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        said = f"{path} is damaged ({type(error).__name__}: {error})"
+        return {"name": path.stem, "damaged": f"{said}; take it again from a release"}
 
 
 def main(arguments=None):
-    parser = ArgumentParser(description=__doc__, formatter_class=RawTextHelpFormatter)
+    about = f"{__doc__}{Task.__doc__}"
+    parser = ArgumentParser(description=about, formatter_class=RawTextHelpFormatter)
     option, here = parser.add_argument, pathlib.Path(__file__).parent / "vectors"
-    said = "axes that never count, such as weights"
     option("file", type=pathlib.Path, help="Python file with implementations")
     option("--vectors", type=pathlib.Path, default=here, metavar="FOLDER")
-    option("--free", nargs="+", default=[], metavar="AXIS", help=said)
+    option(
+        "--free", nargs="+", default=[], metavar="AXIS", help="axes that never count"
+    )
     option("--json", type=pathlib.Path, metavar="FILE", help="where the report goes")
     given = parser.parse_args(arguments)
     names = sorted(path.stem for path in given.vectors.glob("*.json"))
-    found = load(given.file, names) if given.file.is_file() else {}
-    if not found or not {*found} <= {*names}:
-        what = ", ".join({*found} - {*names}) or "no function for any vectors"
+    sys.path.append(str(given.file.parent))  # files beside it
+    module = runpy.run_path(str(given.file)) if given.file.is_file() else {}
+    own = module.get("IMPLEMENTATIONS") or {k: module[k] for k in names if k in module}
+    if not own or not {*own} <= {*names}:
+        what = ", ".join({*own} - {*names}) or "no function for any vectors"
         parser.error(f"{given.file} has {what}; the vectors are {', '.join(names)}")
     reports = []
-    for name, mine in found.items():
-        spec = json.loads((given.vectors / f"{name}.json").read_text())
+    for name, mine in own.items():
+        spec = read(given.vectors / f"{name}.json")
         reports.append(one := judge(spec, mine, given.free))
         error = "" if one["error"] is None else f" [error {one['error']:.1e}]"
         print(f"{name}: {one['verdict']}{error}", *one["facts"], sep="\n    ")

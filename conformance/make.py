@@ -98,10 +98,12 @@ def text(spec: dict[str, Any]) -> str:
 
 def families() -> dict[str, Callable[[], Family]]:
     """Every file whose variants are changes of a reference."""
-    from conformance import aggregates, families, muons, optimizers
+    from conformance import agents, aggregates, muons, optimizers, saddles, systems
+    from conformance.families import FAMILIES
 
-    methods = families.FAMILIES | muons.FAMILIES | aggregates.FAMILIES
-    return methods | {"muon_decay": optimizers.muon_decay}
+    found = FAMILIES | muons.FAMILIES | aggregates.FAMILIES
+    found |= saddles.FAMILIES | agents.FAMILIES | systems.FAMILIES
+    return found | optimizers.FAMILIES
 
 
 def specs() -> dict[str, Callable[[], dict[str, Any]]]:

@@ -8,7 +8,7 @@ from conformance.check import sketch
 from conformance.directions import SCALES, SERIES, orthogonalized
 from conformance.family import SAME, Family, lines, setting
 from conformance.make import head, packed
-from conformance.problems import Steps, joined, steps
+from conformance.problems import Steps, Updates, joined, steps
 from conformance.variants import VISIBLE
 
 HERE = "conformance.references"
@@ -247,4 +247,139 @@ def muon_decay() -> Family:
     )
 
 
+VARIANTS = "tests.oracles.variants"
+PLAIN = {
+    "(1-b) g + b M": SAME,
+    "M": lines(
+        "nesterov", "found.append((1 - beta) * g + beta * m)", "found.append(m)"
+    ),
+    "g + b M": lines("nesterov", "found.append((1 - beta) * g", "found.append(g"),
+}
+
+
+def series(first: str) -> dict:
+    others = ("Jordan x5", "Polar Express x5, safety 1.01")
+    return {first: SAME, **{k: setting(orth=k) for k in others}}
+
+
+def normuon() -> Family:
+    to = lambda *pairs: lines("normuon", *pairs)
+    v, out = "np.mean(O[p] ** 2)", "hat * norm(O) / (norm(hat) + 1e-10)"
+    loop = "        for p in range(o):\n"
+    at_once = lambda new: to(
+        loop,
+        f"        V = beta2 * V + (1 - beta2) * {new}\n"
+        f"        hat = O / (np.sqrt(V) + 1e-10)\n{loop}",
+        "hat[p] = O[p] / (np.sqrt(v[p]) + 1e-10)",
+        "pass",
+        "    v = np.zeros(o)\n",
+        "    v, V = np.zeros(o), 0\n",
+    )
+    axes = {
+        "v": {
+            "mean of O^2 over columns": SAME,
+            "mean of O^2 over rows": at_once("np.mean(O**2, axis=0, keepdims=True)"),
+            "O^2 of every entry": at_once("O**2"),
+            "of the momentum": to(v, "np.mean(n[p] ** 2)"),
+            "none, or one number": to("(np.sqrt(v[p]) + 1e-10)", "1"),
+        },
+        "start of v": {
+            "0": SAME,
+            "the first square": to(
+                f"v[p] = beta2 * v[p] + (1 - beta2) * {v}",
+                f"v[p] = (beta2 * v[p] + (1 - beta2) * {v}) if v[p] else {v}",
+            ),
+        },
+        "b2": {"weighs v": SAME, "weighs the new square": setting(beta2=0.2)},
+        "divisor": {"sqrt(v)": SAME, "v": to("np.sqrt(v[p]) + 1e-10", "v[p]")},
+        "norm": {
+            "that of O": SAME,
+            "not restored": to(out, "hat"),
+            "1": to(out, "hat / norm(hat)"),
+        },
+        "momentum": PLAIN,
+        "orthogonalization": series("exact"),
+        "scale": {
+            JORDAN: SAME,
+            **{k: setting(shape=k) for k in SCALES if k in OTHER_SCALES},
+        },
+    }
+    hyper = {"lr": 0.1, "momentum": 0.9, "b2": 0.8, "weight_decay": 0.0}
+    return Family(
+        "normuon",
+        "rule",
+        "Li et al. 2025, NorMuon, arXiv:2510.05491",
+        "M <- b M + (1-b) g; O = polar((1-b) g + b M); of every row v <- b2 v + (1-b2) "
+        "mean(O^2); X = O / sqrt(v); x <- x - lr sqrt(max(1, rows/cols)) X |O|/|X|; M "
+        "= v = 0 at first",
+        (VARIANTS, "normuon"),
+        {"lr": 0.1, "beta": 0.9, "beta2": 0.8, "orth": "exact", "shape": JORDAN},
+        hyper,
+        axes,
+        updates(),
+        free=("orthogonalization", "scale"),
+        base=(("normuon", "math.sqrt(max(1, o / i)) * ", ""),),
+        together=1,
+    )
+
+
+def adamuon() -> Family:
+    to = lambda *pairs: lines("adamuon", *pairs)
+    v, size = "(1 - beta) * O**2", "0.2 * math.sqrt(v.size) * hat / (norm(hat) + 1e-8)"
+    square = lambda new: to(v, f"(1 - beta) * {new}")
+    sized = lambda new: to(size, new)
+    axes = {
+        "signs": {"of the momentum": SAME, "none": to("np.sign(n)", "n")},
+        "v": {
+            "O^2 of every entry": SAME,
+            "mean of O^2 over columns": square("np.mean(O**2, axis=1, keepdims=True)"),
+            "g^2": to(
+                "for n in nesterov(given, beta):",
+                "for n, g in zip(nesterov(given, beta), given):",
+                v,
+                "(1 - beta) * g**2",
+            ),
+            "of the momentum": square("n**2"),
+        },
+        "b": {
+            "weighs v": SAME,
+            "weighs the new square": to(
+                f"beta * v + {v}", "(1 - beta) * v + beta * O**2"
+            ),
+            "0.999": to(f"beta * v + {v}", "0.999 * v + 0.001 * O**2"),
+        },
+        "divisor": {
+            "sqrt(v)": SAME,
+            "v": to("np.sqrt(v) + 1e-8)", "v + 1e-8)"),
+        },
+        "norm": {
+            "0.2 sqrt(rows cols)": SAME,
+            "not restored": sized("hat"),
+            "1": sized("hat / norm(hat)"),
+            "that of O": sized("norm(O) * hat / norm(hat)"),
+        },
+        "momentum": PLAIN,
+        "orthogonalization": series("exact"),
+    }
+    return Family(
+        "adamuon",
+        "rule",
+        "Si et al. 2025, AdaMuon, arXiv:2507.11005, as in the authors' code",
+        "M <- b M + (1-b) g; O = polar(sign((1-b) g + b M)); v <- b v + (1-b) O^2; X = "
+        "O / sqrt(v); x <- x - lr 0.2 sqrt(rows cols) X/|X|; M = v = 0 at first",
+        (VARIANTS, "adamuon"),
+        {"lr": 0.1, "beta": 0.9, "orth": "exact", "shape": "none"},
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0},
+        axes,
+        updates(),
+        free=("orthogonalization",),
+    )
+
+
+def updates() -> Updates:
+    """The signs of these momenta are far from singular, and none is almost 0."""
+    return Updates(*vars(steps(119, 4, tall=(6, 4), wide=(4, 7))).values())
+
+
+FAMILIES = {"muon_decay": muon_decay, "normuon": normuon, "adamuon": adamuon}
 TABLES = {"muon": muon, "muon_kernel": muon_kernel, "muon_rank": muon_rank}

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tests.oracles.problem import each, polar
+from tests.oracles.fedavg import plain_sgd
+from tests.oracles.problem import add, each, polar, sub, times, total
 
 
 def muon(x, gradients, lr, momentum, decay, direction=polar):
@@ -18,6 +19,37 @@ def muon(x, gradients, lr, momentum, decay, direction=polar):
         x = new
         history.append(x)
     return history
+
+
+# ---------------------------------------------------------------- asynchronous steps
+def fedasync(x, trace, starts, lr, weight, exponent):
+    """Every message is a step (Xie et al. 2019, without a proximal term)."""
+    local, models = plain_sgd(trace), [x]
+    for r, ((_, data), (start,)) in enumerate(zip(trace.rounds, starts, strict=True)):
+        late = r - start
+        begin = models[start]
+        end = local(begin, data[0], lr)
+        a = weight * (1 + late) ** -exponent
+        x = add(times(1 - a, x), times(a, end))
+        models.append(x)
+    return models[1:]
+
+
+def fedbuff(x, trace, starts, lr, server_lr, exponent):
+    """A step for every full buffer (Nguyen et al. 2022)."""
+    local, models = plain_sgd(trace), [x]
+    for r, ((ids, data), begun) in enumerate(zip(trace.rounds, starts, strict=True)):
+        deltas, factors = [], []
+        for batches, start in zip(data, begun, strict=True):
+            late = r - start
+            begin = models[start]
+            deltas.append(sub(local(begin, batches, lr), models[start]))
+            factors.append((1 + late) ** -exponent)
+        by = len(ids)
+        step = total([times(s / by, d) for s, d in zip(factors, deltas, strict=True)])
+        x = add(x, times(server_lr, step))
+        models.append(x)
+    return models[1:]
 
 
 # ------------------------------------------------------------------ rules of servers

@@ -284,6 +284,48 @@ def muon(task, wrong=""):
         yield x
 
 
+def second_moments(task, wrong, adaptive):
+    """NorMuon, and AdaMuon, which is adaptive for every entry."""
+    h, x = task.hyper, dict(task.x0)
+    b, b2 = h["momentum"], h.get("b2", h["momentum"])
+    b2 = {"b2 reversed": 1 - b2, "b2 = 0": 0}.get(wrong, b2)
+    M, v = zeros(x), dict.fromkeys(x, 0)
+    norm, new = np.linalg.norm, {}
+    for t, g in enumerate(task.gradients):
+        for k in x:
+            M[k] = b * M[k] + (1 - b) * g[k]
+            n = M[k] if wrong == "no Nesterov" else (1 - b) * g[k] + b * M[k]
+            O = polar(np.sign(n) if adaptive and wrong != "no signs" else n)
+            seen = {"v of the gradient": g[k], "v of the momentum": n}.get(wrong, O)
+            axis = None if adaptive != (wrong == "the other's v") else 1
+            axis = 0 if wrong == "v of columns" else axis
+            square = seen**2 if axis is None else (seen**2).mean(axis, keepdims=True)
+            square = np.mean(seen**2) if wrong == "one v for all" else square
+            start = square if t == 0 and wrong == "v begun at the first" else v[k]
+            v[k] = b2 * start + (1 - b2) * square
+            hat = O / (v[k] if wrong == "no root" else np.sqrt(v[k]) + 1e-10)
+            hat = np.sign(hat) * abs(hat) ** 0.5 if wrong == "fourth root" else hat
+            rows, cols = n.shape
+            want = 0.2 * (rows * cols) ** 0.5
+            if not adaptive:
+                want = max(1, rows / cols) ** 0.5 * norm(O)
+            want = {
+                "norm not restored": norm(hat),
+                "norm 1": 1,
+            }.get(wrong, want)
+            new[k] = x[k] - h["lr"] * want * hat / norm(hat)
+        x = dict(new)
+        yield x
+
+
+def normuon(task, wrong=""):
+    return second_moments(task, wrong, adaptive=False)
+
+
+def adamuon(task, wrong=""):
+    return second_moments(task, wrong, adaptive=True)
+
+
 def stacked(task):
     return np.stack(
         [np.concatenate([v.ravel() for v in m.values()]) for m in task.messages]
@@ -352,139 +394,3 @@ def fedex_lora(task, wrong=""):
     residual = 0 * residual if wrong == "no residual" else residual
     residual = product if wrong == "product not centered" else residual
     return {"w": task.w + s * residual, "BA": B @ A}
-
-
-# vectors, the mistake, what the verdict has to say; None where it names nothing
-KNOWN = [
-    ("fedavg", "a step less", "steps: K - 1"),
-    ("fedavg", "a step more", "steps: K + 1"),
-    ("fedavg", "uniform", "weights: uniform"),
-    ("fedavg", "divides by all", "weights: by examples of all"),
-    ("fedavg", "momentum", "momentum 0.9, reset"),
-    ("fedavg", "momentum kept", "momentum 0.9, kept"),
-    ("fedavg", "loss halved", "loss: half"),
-    ("fedavg", "summed loss", "loss: sum over examples"),
-    ("fedavg", "clients go on from their own", "clients begin: at their own"),
-    ("fedavg", "model shared by clients", "clients begin: where the client before"),
-    ("fedprox", "mu doubled", "term: mu |"),
-    ("fedprox", "mu halved", "term: mu/4"),
-    ("fedprox", "pull away", "term: the sign flipped"),
-    ("fedprox", "pull to the first model", "anchor: the first model"),
-    ("scaffold", "sign of the correction", "correction: g + c_i - c"),
-    ("scaffold", "own variate not subtracted", "correction: g + c"),
-    ("scaffold", "option I", "client's variate: I"),
-    ("scaffold", "c not subtracted", "client's variate: II without - c"),
-    ("scaffold", "c over the cohort", "sum of changes / S"),
-    ("scaffold", "server rate forgotten", "server rate: not used"),
-    ("scaffold", "server rate twice", "server rate: used twice"),
-    ("fedadam", "v begins at zero", "its start: 0"),
-    ("fedadam", "rate used twice", "rate is used twice"),
-    ("fedadam", "bias corrected", "bias correction: Adam's"),
-    ("fedadam", "tau inside of the root", "sqrt(v + tau)"),
-    ("fedadam", "m without 1 - b1", "b1 m + d"),
-    ("fedmuon", "b reversed", "b: weighs the old"),
-    ("fedmuon", "M begins at zero", "start of M: zero"),
-    ("fedmuon", "M not averaged", "kept by the client"),
-    ("fedmuon", "M reset", "reset to zero"),
-    ("fedmuon", "M first", "order: refresh M"),
-    ("fedmuon", "by examples", "weights: by examples"),
-    ("muon", "no Nesterov", "momentum: plain"),
-    ("muon", "Nesterov adds g", "momentum: Nesterov, g + b average"),
-    ("muon", "six steps", "Jordan x6"),
-    ("muon", "four steps", "Jordan x4"),
-    ("muon", "no scale", "scale: none"),
-    ("muon", "scale transposed", "sqrt(max(1, cols/rows))"),
-    ("muon", "scale of Moonlight", "0.2 sqrt(max"),
-    ("muon_decay", "coupled decay", "decay: coupled"),
-    ("muon_decay", "decay without lr", "decay: without lr"),
-    ("muon_decay", "decay times scale", "decay: times sqrt(max(1, rows/cols))"),
-    ("muon_decay", "decay after the step", "decay: decoupled, after"),
-    ("krum", "n - f - 1", "neighbors: n - f - 1"),
-    ("krum", "distances not squared", "distances: not squared"),
-    ("trimmed_mean", "f in total", "cut: f/2"),
-    ("trimmed_mean", "only the largest", "cut: f at the upper end"),
-    ("centered_clipping", "one iteration", "iterations: 1"),
-    ("centered_clipping", "always scaled", "scaled to tau"),
-    ("fedex_lora", "no residual", "residual: none"),
-    ("fedex_lora", "residual without its scale", "scale: 1"),
-    ("fedex_lora", "product not centered", "nothing subtracted"),
-]
-# not thought of when the axes were made; for some of them an axis has been added since
-UNSEEN = [
-    ("fedavg", "all gradients at x", "one gradient, at"),
-    ("fedavg", "decay left on", None),
-    ("fedavg", "gradients clipped to 1", "clipped to norm 1"),
-    ("fedavg", "Nesterov momentum", "Nesterov momentum"),
-    ("fedavg", "rate decays in the round", None),
-    ("fedavg", "bias not trained", None),
-    ("fedavg", "lr squared", "local rate: lr^2"),
-    ("fedavg", "rate decays over rounds", "lr / round"),
-    ("fedavg", "the last client is lost", "weights: [0.357, 0.643, "),
-    ("fedavg", "uploads in float16", None),
-    ("fedavg", "square roots", "weights: [0.291, 0.39, 0.319]"),
-    ("fedavg", "weights of round 1", None),
-    ("fedavg", "weights inverted", "weights: [0.419, 0.233, 0.349]"),
-    ("fedavg", "the server counts as a client", "0.75 times"),
-    ("fedavg", "sum of changes", "3 = K = S times"),
-    ("fedavg", "mean with the old model", "(x + d) / 2"),
-    ("fedavg", "bias not averaged", None),
-    ("fedprox", "pull to zero", "anchor: zero"),
-    ("fedprox", "momentum", None),
-    ("fedprox", "a step more", "steps: K + 1"),
-    ("scaffold", "K is the number of epochs", "divisor: lr"),
-    ("scaffold", "server rate in the divisor", "divisor: K lr server_lr"),
-    ("scaffold", "one variate for all", None),
-    ("scaffold", "c by the sum", "sum of changes"),
-    ("scaffold", "server rate on c too", None),
-    ("scaffold", "momentum", None),
-    ("fedadam", "b1 and b2 swapped", "b1 and b2 swapped"),
-    ("fedadam", "v of the momentum", "of the first moment"),
-    ("fedadam", "v of the round before", "of the round before"),
-    ("fedadam", "no root", "v + tau"),
-    ("fedadam", "a step less", "steps: K - 1"),
-    ("fedmuon", "Frobenius instead of polar", "norm: Frobenius"),
-    ("fedmuon", "sign instead of polar", "norm: entries"),
-    ("fedmuon", "step doubled", "step of w: 2 times"),
-    ("fedmuon", "gradient before the step", "at the x before"),
-    ("fedmuon", "M weighed by examples", "server's M: by examples"),
-    ("fedmuon", "M of one client", "of the first client"),
-    ("fedmuon", "x orthogonalized by the server", None),
-    ("muon", "momentum 0.95", "momentum 0.95"),
-    ("muon", "Nesterov with the old momentum", "momentum: plain"),
-    ("muon", "momentum dampened by t", "momentum: plain"),
-    ("muon", "spectral norm", "spectral norm"),
-    ("muon", "two steps", "Jordan x2"),
-    ("muon", "a wrong coefficient", None),
-    ("muon", "scale without a root", "scale: max(1, rows/cols)"),
-    ("muon", "scale of both", "scale: tall 1.5, wide 1.581"),
-    ("muon", "rate times ten", "10 = 1/lr"),
-    ("muon_decay", "no decay", "decay: none"),
-    ("krum", "distances of w alone", None),
-    ("krum", "cosine distances", None),
-    ("krum", "all neighbors", "neighbors: n - 1"),
-    ("krum", "the farthest", "best: largest score"),
-    ("trimmed_mean", "whole messages by norm", None),
-    ("trimmed_mean", "divides by n", "0.4286 times"),
-    ("centered_clipping", "from the mean", "start: the mean"),
-    ("centered_clipping", "tau squared", None),
-    ("fedex_lora", "uniform", "weights: uniform"),
-    ("fedex_lora", "residual halved", "step of w: 0.5"),
-    ("fedavg", "weighted twice", "weights: ["),
-    ("fedavg", "momentum of the server", "server: momentum"),
-    ("fedavg", "the median of clients", None),
-    ("fedavg", "gradients normalized", "norm 1"),
-    ("fedprox", "loss halved", "loss: half"),
-    ("fedprox", "rate decays in the round", None),
-    ("fedprox", "all gradients at x", None),
-    ("scaffold", "x over all clients", "weights: uniform over all"),
-    ("scaffold", "a step less", None),
-    ("scaffold", "loss halved", "loss: half"),
-    ("fedadam", "m begun anew", "first moment: (1 - b1) d"),
-    ("fedadam", "momentum", "local rule: momentum"),
-    ("fedmuon", "steps of the size of the gradient", None),
-    ("muon", "gradient orthogonalized first", None),
-    ("muon", "half the norm", None),
-    ("muon", "rows for columns", "sqrt(max(1, cols/rows))"),
-    ("trimmed_mean", "median of the rest", "f + 1 at each end"),
-    ("fedex_lora", "weighted twice", None),
-]

@@ -18,6 +18,7 @@ from fedjax_muon import transforms
 from fedjax_muon.linalg.newton_schulz import polar
 from fedjax_muon.transforms import jordan, moonlight, spectral
 from tests.oracles.cases import PARTIAL, X
+from tests.oracles.variants import adamuon, nesterov, norm, normuon, orth
 from tests.support.traces import path
 
 SHAPES = {"tall": (3, 7), "wide": (6, 4), "square": (4, 4)}  # fan_in, fan_out
@@ -39,35 +40,6 @@ def updates(rule, given):
             u, state = update(g, state, g)
             found.append(jax.tree.map(np.asarray, u))
     return found
-
-
-def orth(x):
-    u, s, vt = np.linalg.svd(x, full_matrices=False)
-    return (u * (s > 1e-12)) @ vt
-
-
-def norm(x):
-    return np.sqrt(np.sum(np.square(x)))
-
-
-def nesterov(given, beta):
-    """Momenta (1 - beta) g + beta m of exponential averages from zero."""
-    m, found = np.zeros_like(given[0]), []
-    for g in given:
-        m = beta * m + (1 - beta) * g
-        found.append((1 - beta) * g + beta * m)
-    return found
-
-
-def normuon(given, beta=0.95, beta2=0.95):
-    o, i = given[0].shape
-    v = np.zeros(o)
-    for n in nesterov(given, beta):
-        O, hat = orth(n), np.zeros((o, i))
-        for p in range(o):
-            v[p] = beta2 * v[p] + (1 - beta2) * np.mean(O[p] ** 2)
-            hat[p] = O[p] / (np.sqrt(v[p]) + 1e-10)
-        yield math.sqrt(max(1, o / i)) * hat * norm(O) / (norm(hat) + 1e-10)
 
 
 def muon_plus(given, order):
@@ -107,15 +79,6 @@ def muon_bp(given, period=2):
         else:
             parts = [orth(part) for part in np.split(m, count, axis)]
             yield math.sqrt(max(1, o / i)) * np.concatenate(parts, axis)
-
-
-def adamuon(given, beta=0.95):
-    v = np.zeros_like(given[0])
-    for n in nesterov(given, beta):
-        O = orth(np.sign(n))
-        v = beta * v + (1 - beta) * O**2
-        hat = O / (np.sqrt(v) + 1e-8)
-        yield 0.2 * math.sqrt(v.size) * hat / (norm(hat) + 1e-8)
 
 
 def muon_squared(given, beta=0.95, beta2=0.9):

@@ -12,8 +12,8 @@ from fedjax_muon.core import Objective, Round, tree
 from fedjax_muon.engine import plans
 from fedjax_muon.wrappers.compression import compress, top_k
 from fedjax_muon.wrappers.personalization import ditto, keep_own, params_of_clients
+from tests.oracles import personal as oracle
 from tests.oracles.cases import PARTIAL, X
-from tests.oracles.problem import add, mean, sub, times
 from tests.support import traces
 from tests.support.cases import slow_but
 
@@ -46,31 +46,13 @@ def clients_of(state):
     return params_of_clients(state.server.params, state.client_states)
 
 
-def fedper(x, lr, own=("b",), momentum=0.0):
-    """FedAvg whose clients keep `own`; the shared model, and those of all clients."""
-    kept = [{name: x[name] for name in own} for _ in range(N)]
-    for ids, data in PARTIAL.rounds:
-        changes = []
-        for i, batches in zip(ids, data, strict=True):
-            local = {**x, **kept[i]}
-            start, u = local, times(0.0, x)
-            for batch in batches:
-                u = add(times(momentum, u), PARTIAL.grad(local, batch))
-                local = sub(local, times(lr, u))
-            kept[i] = {name: local[name] for name in own}
-            changes.append(sub(local, start))
-        shared = add(x, mean(changes))
-        x = {name: x[name] if name in own else shared[name] for name in x}
-    return x, kept
-
-
 @pytest.mark.parametrize(
     "plan", [plans.mapped, pytest.param(plans.vmapped, marks=pytest.mark.slow)]
 )
 def test_fedper_equals_a_loop(plan):
     algorithm = keep_own(fm.fedavg(0.2, rule=optax.trace(0.5)), ["b"])
     state = traces.run(algorithm, X, PARTIAL, plan=plan)[-1]
-    shared, kept = fedper(X, 0.2, momentum=0.5)
+    shared, kept = oracle.fedper(X, PARTIAL, 0.2, momentum=0.5)[-1]
     assert traces.farthest([state.server.params], [shared]) < 1e-10
     clients = clients_of(state)
     for i, own in enumerate(kept):
@@ -81,18 +63,7 @@ def test_fedper_equals_a_loop(plan):
 
 def test_ditto_equals_a_loop():
     state = traces.run(ditto(fm.fedavg(0.2), personal_lr=0.1, pull=0.7), X, PARTIAL)[-1]
-    x, own = X, [X] * N
-    for ids, data in PARTIAL.rounds:
-        changes = []
-        for i, batches in zip(ids, data, strict=True):
-            local, v = x, own[i]
-            for batch in batches:
-                local = sub(local, times(0.2, PARTIAL.grad(local, batch)))
-                d = add(PARTIAL.grad(v, batch), times(0.7, sub(v, x)))
-                v = sub(v, times(0.1, d))
-            own[i] = v
-            changes.append(sub(local, x))
-        x = add(x, mean(changes))
+    x, own = oracle.ditto(X, PARTIAL, 0.2, 0.1, 0.7)[-1]
     assert traces.farthest([state.server.params], [x]) < 1e-10
     clients = clients_of(state)
     got = [{k: v[i] for k, v in clients.items()} for i in range(N)]
