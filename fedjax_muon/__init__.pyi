@@ -96,6 +96,12 @@ from .algorithms.scaffold import (
 )
 from .algorithms.scaffold_m import padamfed as padamfed, scaffold_m as scaffold_m
 from .algorithms.scaffold_vr import scaffold_vr as scaffold_vr
+from .algorithms.sign_vote import (
+    muonsign as muonsign,
+    muonusign as muonusign,
+    sign_vote as sign_vote,
+    signmuon as signmuon,
+)
 from .algorithms.stem import stem as stem
 from .algorithms.streaming_diloco import streaming_diloco as streaming_diloco
 from .citing import cite as cite
@@ -175,6 +181,7 @@ from .wrappers.compression import (
     no_compression as no_compression,
     power_iteration as power_iteration,
     quantize as quantize,
+    signs as signs,
     top_k as top_k,
     truncated_svd as truncated_svd,
 )

@@ -74,6 +74,12 @@ from fedjax_muon.algorithms.registry import Method, Source, by_name
 from fedjax_muon.algorithms.scaffold import scaffold, scaffold_adam, scaffold_momentum
 from fedjax_muon.algorithms.scaffold_m import padamfed, scaffold_m
 from fedjax_muon.algorithms.scaffold_vr import scaffold_vr
+from fedjax_muon.algorithms.sign_vote import (
+    muonsign,
+    muonusign,
+    sign_vote,
+    signmuon,
+)
 from fedjax_muon.algorithms.stem import stem
 from fedjax_muon.algorithms.streaming_diloco import streaming_diloco
 
@@ -110,6 +116,8 @@ SUN = "Sun et al. 2023, arXiv:2308.00522"
 WU = "Wu et al. 2023, arXiv:2212.00974"
 KHANDURI = "Khanduri et al. 2021, arXiv:2106.10435"
 YU = "Yu et al. 2019, arXiv:1905.03817"
+BERNSTEIN = "Bernstein et al. 2019, arXiv:1810.05291"
+SMIRNOVA = "Smirnova and Kravatskiy 2026, arXiv:2607.29674"
 GRUNTKOWSKA = "Gruntkowska et al. 2025, arXiv:2510.00643"
 SARFI = "Sarfi et al. 2025, arXiv:2508.15706"
 LEE = "Lee, Zaheer and Li 2025, arXiv:2502.04164"
@@ -228,6 +236,10 @@ ALL = by_name(
     Method(muloco_16, "MuLoCo(16 workers)", THERIEN, AUTHORS, color="#0e5f68"),
     Method(sparseloco, "SparseLoCo", SARFI, DEPARTS, SARFI_GRID),
     Method(ef21_muon, "EF21-Muon", GRUNTKOWSKA, INDEPENDENT, color="#c2385b"),
+    Method(sign_vote, "SignSGD(majority vote)", BERNSTEIN, INDEPENDENT),
+    Method(signmuon, "SignMuon", SMIRNOVA, DEPARTS, color="#8f4fa8"),
+    Method(muonusign, "MuonUSign", SMIRNOVA, DEPARTS, color="#b07cc6"),
+    Method(muonsign, "MuonSign", SMIRNOVA, DEPARTS, color="#6a3d7c"),
     Method(fedcm, "FedCM", XU, INDEPENDENT, LIU_SGD_GRID),
     Method(fedavg_m, "FedAvg-M", CHENG, INDEPENDENT, MOMENTUM_GRID),
     Method(fedavg_vr, "FedAvg-VR", CHENG),

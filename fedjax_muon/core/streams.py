@@ -28,5 +28,6 @@ WORK = (1 << 20) + 2
 # of the server's key
 CLIENT_PRIVACY = (1 << 20) + 1
 STACK = (1 << 20) + 3
+VOTE = (1 << 20) + 5
 # of a batch's key; the number of a gradient's leaf is added
 HEAVY_TAILS = int.from_bytes(b"nois")

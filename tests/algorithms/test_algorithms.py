@@ -227,6 +227,7 @@ TWICE = (
 )
 # of 2 bits, with 16 bits for a position and four means, of arrays of 12 and 3
 BINNED = (3 + 24 + 8 + 1 + 6 + 8) / (2 * 15)
+SIGNS = (2 + 1) / (2 * 15)  # of 12 and of 3 bits
 SPARSE = 2 * (2 + 4) / (2 * 15)  # an entry of each array, and its position
 COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
     "fedmuon_align": (2 + MATRIX, 1 + MATRIX),
@@ -237,6 +238,8 @@ COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
     "local_muon_averaged": (1 + MATRIX, 1 + MATRIX),
     "ef21_muon": (SPARSE, SPARSE),
     "sparseloco": (1, BINNED),
+    **dict.fromkeys(("sign_vote", "signmuon", "muonusign"), (1, SIGNS)),
+    "muonsign": (SIGNS + 2 / 15, SIGNS),  # and the scale of each array
     "streaming_diloco": (1 / 3, 1 / 3),
     "fedadamw": (2, 1),
     "fedcm": (2, 1),

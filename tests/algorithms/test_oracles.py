@@ -44,6 +44,7 @@ from tests.oracles.outer import diloco, ef21_muon, heloco, muloco, streaming_dil
 from tests.oracles.problem import Trace, draw_trace, normalise, polar
 from tests.oracles.proximal import fednova, fedprox
 from tests.oracles.scaffold import scaffold, scaffold_adam, scaffold_momentum
+from tests.oracles.sign_vote import muonsign, muonusign, sign_vote, signmuon
 from tests.oracles.two_sided import fafed, stem
 from tests.support.cases import slow_but
 from tests.support.traces import farthest, path
@@ -155,6 +156,10 @@ CASES = {
         sparseloco, {"lr": 0.0008}, {"lr": 0.02, "k": 2, "chunk": 3, "feedback": 0.8}
     ),
     "ef21_muon": Case(EF21, {"lr": 0.01, **TENTH}, {"lr": 0.03}, True),
+    "sign_vote": Case(sign_vote, {"lr": 0.001}, {"lr": 0.01}),
+    "signmuon": Case(signmuon, {"lr": 0.001}, {"lr": 0.01}, True),
+    "muonusign": Case(muonusign, {"lr": 0.01}, orthogonalizes=True),
+    "muonsign": Case(muonsign, {"lr": 0.001}, {"lr": 0.01}, True),
     "streaming_diloco": Case(STREAMING, {"lr": 0.0004}, {"lr": 0.02}, trace=FULL),
     "muloco": Case(muloco, {"lr": 0.0224, "scale": MULOCO_SCALE}, orthogonalizes=True),
     "muloco_1": Case(

@@ -1,0 +1,145 @@
+"""Votes with ties and zeros, and losses on which each method of one bit ascends.
+
+The matrices are those of Smirnova and Kravatskiy 2026, arXiv:2607.29674, Theorems 1 to
+3, whose losses <G, X> have the gradient G everywhere.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_muon as fm
+from fedjax_muon.core import Objective, Round
+from fedjax_muon.linalg import newton_schulz as kernel
+from tests.oracles.problem import polar
+
+ROTATION = (
+    np.array(
+        [[101, 20, 2, -2], [-20, 97, 20, -20], [-2, 20, 2, 101], [-2, 20, -101, -2]]
+    )
+    / 103
+)
+LEFT, RIGHT = np.array([10, -3, 10, 10]), np.array([10, 3, -10, 10])
+AFTER = 1000 * np.outer(LEFT, RIGHT) / 309 + ROTATION  # ascends if signs come last
+SIGNS = np.array(
+    [
+        [-1, -1, 1, 1, 1],
+        [-1, -1, 1, -1, -1],
+        [1, -1, 1, 1, -1],
+        [1, 1, -1, -1, 1],
+        [1, 1, 1, -1, 1],
+    ]
+)
+BEFORE = SIGNS + 99.0 * np.outer(np.eye(5)[3], np.eye(5)[1])  # if they come first
+
+
+def test_the_exact_products_of_the_theorems():
+    product = lambda g, step: float(np.sum(g * step))
+    np.testing.assert_allclose(polar(AFTER), ROTATION, atol=1e-10)
+    assert product(AFTER, np.sign(polar(AFTER))) == pytest.approx(-42468 / 103)
+    assert product(BEFORE, polar(np.sign(BEFORE))) == pytest.approx(-13.888, abs=1e-3)
+    assert product(BEFORE, np.sign(polar(np.sign(BEFORE)))) == pytest.approx(-76)
+
+
+def steps(algorithm, g, rounds=6, clients=3):
+    """The parameters after rounds in which all clients have the gradient g(client)."""
+    objective = Objective(lambda params, batch, key: {"w": g(batch.astype(int))})
+    x = {"w": jnp.zeros_like(g(0))}
+    state = fm.engine.init(algorithm, x, clients)
+    plan = fm.engine.plans.mapped
+    one = jax.jit(fm.engine.make_round(algorithm, objective, clients, plan))
+    given = jnp.arange(clients), jnp.arange(clients, dtype=float)[:, None]
+    weights, key = jnp.ones(clients), jax.random.key(3)
+    prologue = fm.engine.make_prologue(algorithm, objective, clients, plan)
+    state, _ = prologue(state, *given, weights, key)
+    found = []
+    for _ in range(rounds):
+        state, _ = one(state, *given, weights, key)
+        found.append(np.asarray(state.server.params["w"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "g", "ascends"),
+    [
+        ("signmuon", AFTER, True),
+        ("muonusign", AFTER, False),
+        ("muonsign", AFTER, False),
+        ("signmuon", BEFORE, False),
+        ("muonusign", BEFORE, True),
+        ("muonsign", BEFORE, True),
+        ("sign_vote", AFTER, False),
+        ("sign_vote", BEFORE, False),
+    ],
+)
+def test_which_methods_ascend(name, g, ascends):
+    with jax.enable_x64(True):
+        exact = {} if name == "sign_vote" else {"polar": kernel.polar}
+        algorithm = getattr(fm, name)(lr=0.1, **exact)
+        losses = [np.sum(g * x) for x in steps(algorithm, lambda _: jnp.array(g))]
+    assert (np.diff([0, *losses]) > 0).all() == ascends
+    assert (np.diff([0, *losses]) < 0).all() != ascends
+
+
+@pytest.mark.parametrize("g", [AFTER, BEFORE], ids=["after", "before"])
+@pytest.mark.parametrize("down", [False, True], ids=["exact", "one bit"])
+def test_error_feedback_descends(g, down):
+    bits = fm.signs(scaled=True)
+    with jax.enable_x64(True):
+        algorithm = fm.ef21_muon(
+            lr=0.1,
+            compressor=bits,
+            broadcast_compressor=bits if down else fm.no_compression(),
+            polar=kernel.polar,
+        )
+        losses = [np.sum(g * x) for x in steps(algorithm, lambda _: jnp.array(g))]
+    assert (np.diff([0, *losses]) < 0).all()
+
+
+def test_a_tie_is_drawn_anew_in_every_round():
+    opposite = lambda client: jnp.where(client % 2, -1.0, 1.0) * jnp.ones((40, 40))
+    found = steps(fm.sign_vote(lr=1.0), opposite, rounds=4, clients=2)
+    moves = np.diff([np.zeros((40, 40)), *found], axis=0)
+    assert set(np.unique(moves)) == {-1.0, 1.0}
+    assert abs(moves.mean((1, 2))).max() < 0.1  # four deviations
+    assert len({move.tobytes() for move in moves}) == 4
+
+
+def test_the_sign_of_zero_is_drawn_for_every_client():
+    found = steps(fm.sign_vote(lr=1.0), lambda _: jnp.zeros((50, 50)), clients=3)
+    moves = np.diff([np.zeros((50, 50)), *found], axis=0)
+    assert set(np.unique(moves)) == {-1.0, 1.0}
+    assert abs(moves.mean((1, 2))).max() < 0.1
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_signs_are_packed_and_scaled(scaled):
+    x = np.random.default_rng(0).standard_normal((5, 7)).astype(np.float32)
+    compressor = fm.signs(scaled=scaled)
+    sent = compressor.encode(jnp.array(x), jax.random.key(0))
+    assert sent[0].nbytes == 5  # of 35 bits
+    got = compressor.decode(sent, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    size = np.abs(x).mean() if scaled else 1
+    np.testing.assert_allclose(got, size * np.sign(x), rtol=1e-6)
+
+
+def test_momenta_are_those_of_gradients_and_begin_at_zero():
+    """A client's sign changes when its momentum does, not when its gradient does."""
+    algorithm = fm.sign_vote(lr=1.0, momentum=0.9)
+    exchange, state = algorithm.exchanges[0], algorithm.init_client({"w": jnp.zeros(2)})
+    grads = jnp.array([[1.0, -1.0], [-0.5, 0.5], [-1.0, 1.0], [-9.0, 9.0]])
+    seen = []
+    for g in grads:
+        objective = Objective(lambda params, batch, key, g=g: {"w": g})
+        broadcast = exchange.broadcast(
+            algorithm.init({"w": jnp.zeros(2)}), Round(0, jax.random.key(0), 1, 1, 1.0)
+        )
+        round = Round(jnp.int32(0), jax.random.key(0), 1, 1, 1.0)
+        sent, state = exchange.client(objective, broadcast, state, jnp.zeros(1), round)
+        seen.append(float(exchange.decode(sent).direction["w"][0]))
+    m, want = 0.0, []
+    for g in grads[:, 0]:
+        m = 0.9 * m + 0.1 * float(g)
+        want.append(np.sign(m))
+    assert seen == want
