@@ -45,10 +45,10 @@ def sign_vote(
     batches a client has.
 
     Source: Bernstein et al. 2019, ICLR, arXiv:1810.05291, Algorithm 1. Checked against
-    the code of `signmuon`'s authors.
+    independent code, of the authors of SignMuon.
 
     Args:
-      lr: Learning rate of the server, 0.0001 to 0.01 without rules.
+      lr: Learning rate of the server, 0.0001 to 0.01.
       momentum: Weight of the past in the clients' momenta, in [0, 1), usually 0.9.
       rule: Rule of the clients' momenta, without a learning rate, before signs are
         taken; by default the identity.
@@ -59,7 +59,7 @@ def sign_vote(
       >>> sizes = {"cohort": 3, "local_steps": 1, "batch_size": 8}
       >>> simulation = fm.federate(fm.sign_vote(), task, digits, clients, **sizes)
       >>> simulation.meter.bytes_after(1)  # a bit for a parameter's four bytes
-      Traffic(down=7440, up=237)
+      Traffic(down=3720, up=120)
 
     See also: `signmuon`, `muonusign` and `muonsign`, which orthogonalize; `ef21_muon`
     with `fm.signs(scaled=True)` has error feedback.
@@ -116,9 +116,12 @@ def signmuon(
     """SignMuon: the signs of orthogonalized momenta, by a majority vote.
 
     Source: Smirnova and Kravatskiy 2026, arXiv:2607.29674. Checked against the authors'
-    code, which leaves parameters that are not matrices to AdamW at the server; here,
-    they are signs of momenta. Their rate of a matrix is divided by sqrt(fan_in). The
-    same as `fm.sign_vote(rule=by_rank(orthogonalize()))`.
+    code, from which it departs: theirs has AdamW at the server for parameters that are
+    not matrices, and divides the rate of a matrix by sqrt(fan_in). The same as
+    `fm.sign_vote(rule=by_rank(orthogonalize()))`.
+
+    Args:
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
     """
     rule = transforms.default_rule(None, polar, _polar)
     return sign_vote(lr=lr, momentum=momentum, rule=rule)
@@ -134,10 +137,13 @@ def muonusign(
     """MuonUSign: Muon's step along the majority of the signs of momenta.
 
     Source: Smirnova and Kravatskiy 2026, arXiv:2607.29674. Checked against the authors'
-    code, which leaves parameters that are not matrices to AdamW at the server; here,
-    they move by the signs. Their rate of a matrix is multiplied by sqrt(max(1, fan_out
-    / fan_in)). The same as `fm.sign_vote(server_rule=by_rank(orthogonalize()))` with
-    other defaults.
+    code, from which it departs: theirs has AdamW at the server for parameters that are
+    not matrices, and multiplies the rate of a matrix by sqrt(max(1, fan_out / fan_in)).
+    The same as `fm.sign_vote(server_rule=by_rank(orthogonalize()))` with other
+    defaults.
+
+    Args:
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
     """
     rule = transforms.default_rule(None, polar, _polar)
     return sign_vote(lr=lr, momentum=momentum, server_rule=rule)
@@ -152,12 +158,28 @@ def muonsign(
 ) -> core.Algorithm:
     """MuonSign: one bit per parameter in both directions.
 
-    The server moves by the signs of MuonUSign's step, and broadcasts them.
+    With the momenta of `sign_vote`, the server takes the step
+
+        x <- x - lr sign(polar(sign(sum_i sign(m_i))))
+
+    and broadcasts its signs, see `compress_broadcasts`.
 
     Source: Smirnova and Kravatskiy 2026, arXiv:2607.29674. Checked against the authors'
-    code, which leaves parameters that are not matrices to AdamW at the server; here,
-    they move by the signs. Their rate of a matrix is divided by sqrt(fan_in). It is
-    `sign_vote` with a server rule and compressed broadcasts.
+    code, from which it departs: theirs has AdamW at the server for parameters that are
+    not matrices, and divides the rate of a matrix by sqrt(fan_in).
+
+    Args:
+      lr: Learning rate of the server, 0.0001 to 0.01.
+      momentum: Weight of the past in the clients' momenta, in [0, 1), usually 0.9.
+      polar: Function that computes polar factors; by default, five Newton-Schulz steps.
+
+    Example:
+      >>> sizes = {"cohort": 3, "local_steps": 1, "batch_size": 8}
+      >>> simulation = fm.federate(fm.muonsign(), task, digits, clients, **sizes)
+      >>> simulation.meter.bytes_after(1)  # a scale of each array on the way down
+      Traffic(down=168, up=120)
+
+    See also: `signmuon` and `muonusign`; `ef21_muon` with error feedback.
     """
     signed = optax.stateless_with_tree_map(lambda d, _: jnp.sign(d))
     rule = optax.chain(transforms.default_rule(None, polar, _polar), signed)

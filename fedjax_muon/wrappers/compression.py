@@ -418,8 +418,7 @@ def compress(
 
     owner = object()
     first = len(algorithm.prologue)
-    later = range(first, first + len(algorithm.exchanges))
-    added = {} if feedback is None else {n: _error_feedback(feedback) for n in later}
+    corrected = range(first, first + len(algorithm.exchanges) * (feedback is not None))
 
     def init(params):
         _check("message", compressor, fields, core.message_shapes(algorithm, params))
@@ -428,7 +427,7 @@ def compress(
     def init_client(params):
         shapes = core.message_shapes(algorithm, params)
         zeros = lambda message: tree.zeros_like(_chosen(message, fields))
-        errors = {n: zeros(shapes[n]) for n in added}
+        errors = {n: zeros(shapes[n]) for n in corrected}
         return ClientState(algorithm.init_client(params), errors)
 
     def change(number: int, exchange: core.Exchange) -> core.Exchange:
@@ -439,7 +438,7 @@ def compress(
             )
             arrays = _chosen(message, fields)
             if number in errors:
-                arrays = added[number](arrays, errors[number])
+                arrays = tree.add_scaled(arrays, feedback, errors[number])
             encoded = _encode(compressor, owner, arrays, round.key)
             if number in errors:
                 error = tree.sub(arrays, _decode(compressor, owner, encoded))
@@ -451,14 +450,6 @@ def compress(
 
     changed = core.map_exchanges(change, algorithm)
     return changed._replace(init=init, init_client=init_client)
-
-
-def _error_feedback(decay: float) -> Callable[[Any, Any], Any]:
-    """Adds what compression took from the last message to the next one.
-
-    Source: Karimireddy et al. 2019, arXiv:1901.09847, where the decay is 1.
-    """
-    return lambda arrays, error: tree.add_scaled(arrays, decay, error)
 
 
 @core.recorded
