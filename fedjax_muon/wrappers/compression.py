@@ -46,9 +46,6 @@ def no_compression() -> Compressor:
     return Compressor(lambda x, key: x, lambda sent, like: sent)
 
 
-# ----------------------------------------------------------------------- low rank
-
-
 def memory_share(share: float = 0.05) -> Rank:
     """Returns the largest rank whose factors U, s, V have a share of the entries.
 
@@ -179,9 +176,6 @@ def _of_matrices(
         return rest.decode(sent, like)
 
     return Compressor(encode_array, decode_array)
-
-
-# ------------------------------------------------------------ sparse and quantized
 
 
 def top_k(share: float) -> Compressor:
@@ -418,7 +412,8 @@ def compress(
 
     owner = object()
     first = len(algorithm.prologue)
-    corrected = range(first, first + len(algorithm.exchanges) * (feedback is not None))
+    later = range(first, first + len(algorithm.exchanges))
+    added = {} if feedback is None else {n: _error_feedback(feedback) for n in later}
 
     def init(params):
         _check("message", compressor, fields, core.message_shapes(algorithm, params))
@@ -427,7 +422,7 @@ def compress(
     def init_client(params):
         shapes = core.message_shapes(algorithm, params)
         zeros = lambda message: tree.zeros_like(_chosen(message, fields))
-        errors = {n: zeros(shapes[n]) for n in corrected}
+        errors = {n: zeros(shapes[n]) for n in added}
         return ClientState(algorithm.init_client(params), errors)
 
     def change(number: int, exchange: core.Exchange) -> core.Exchange:
@@ -438,7 +433,7 @@ def compress(
             )
             arrays = _chosen(message, fields)
             if number in errors:
-                arrays = tree.add_scaled(arrays, feedback, errors[number])
+                arrays = added[number](arrays, errors[number])
             encoded = _encode(compressor, owner, arrays, round.key)
             if number in errors:
                 error = tree.sub(arrays, _decode(compressor, owner, encoded))
@@ -450,6 +445,11 @@ def compress(
 
     changed = core.map_exchanges(change, algorithm)
     return changed._replace(init=init, init_client=init_client)
+
+
+def _error_feedback(decay: float) -> Callable[[Any, Any], Any]:
+    """Source: Karimireddy et al. 2019, arXiv:1901.09847, where the decay is 1."""
+    return lambda arrays, error: tree.add_scaled(arrays, decay, error)
 
 
 @core.recorded
