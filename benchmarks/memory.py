@@ -5,6 +5,7 @@ of Markdown: what it is, its parameters, and its largest resident set. A process
 makes its examples has them once as an array of NumPy, and once for training.
 """
 
+import argparse
 import resource
 import subprocess
 import sys
@@ -90,8 +91,11 @@ def measured(run: Run) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:]:
-        print(measured(RUNS[int(sys.argv[1])]), flush=True)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", nargs="?", type=int, help="number of a run, from 0")
+    one = parser.parse_args().run
+    if one is not None:
+        print(measured(RUNS[one]), flush=True)
         return
     for number in range(len(RUNS)):
         subprocess.run([sys.executable, "-m", "benchmarks.memory", f"{number}"])
