@@ -32,11 +32,6 @@ class Run(NamedTuple):
     cohort: int = 10
 
 
-def _vit(width: int) -> Any:
-    sizes: Any = {"heads": width // 64, "hidden": 4 * width, "depth": 12}
-    return fm.models.ViT(100, width=width, **sizes)
-
-
 VITS: Any = {"examples": 4000, "clients": 20, "classes": 100, "cohort": 4}
 RUNS = (
     Run(
@@ -62,11 +57,16 @@ RUNS = (
         (28, 28, 1),
         62,
     ),
-    Run("FedMuon with ViT-Tiny, batches of 20", fm.fedmuon, lambda: _vit(192), **VITS),
+    Run(
+        "FedMuon with ViT-Tiny, batches of 20",
+        fm.fedmuon,
+        lambda: fm.models.vit_tiny(100),
+        **VITS,
+    ),
     Run(
         "FedMuon with a ViT of width 512, batches of 20",
         fm.fedmuon,
-        lambda: _vit(512),
+        lambda: fm.models.vit_tiny(100, width=512, heads=8, hidden=2048),
         **VITS,
     ),
 )
@@ -98,7 +98,8 @@ def main() -> None:
         print(measured(RUNS[one]), flush=True)
         return
     for number in range(len(RUNS)):
-        subprocess.run([sys.executable, "-m", "benchmarks.memory", f"{number}"])
+        words = [sys.executable, "-m", "benchmarks.memory", f"{number}"]
+        subprocess.run(words, check=True)
 
 
 if __name__ == "__main__":

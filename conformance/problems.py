@@ -1,5 +1,6 @@
 """What the references and the implementations are given."""
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -41,7 +42,7 @@ def flat(point: Any) -> Arrays:
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class Problem(abc.ABC):
     """What a reference and an implementation are given, x0 first."""
 
     x0: Arrays
@@ -71,9 +72,9 @@ class Problem:
         }
 
     @property
+    @abc.abstractmethod
     def arguments(self) -> tuple:
         """Of the reference."""
-        raise NotImplementedError
 
     def results(self, method, settings) -> np.ndarray:
         path = map(flat, method(*self.arguments, **settings))

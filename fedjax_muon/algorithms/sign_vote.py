@@ -8,7 +8,12 @@ import optax
 
 from fedjax_muon import core, transforms
 from fedjax_muon.core import tree
-from fedjax_muon.wrappers.compression import compress, compress_broadcasts, signs
+from fedjax_muon.wrappers.compression import (
+    Compressor,
+    compress,
+    compress_broadcasts,
+    signs,
+)
 
 
 class State(NamedTuple):
@@ -62,7 +67,7 @@ def sign_vote(
       Traffic(down=3720, up=120)
 
     See also: `signmuon`, `muonusign` and `muonsign`, which orthogonalize; `ef21_muon`
-    with `fm.signs(scaled=True)` has error feedback.
+    with `fm.signs()` has error feedback.
     """
     core.check_range("lr", lr)
     core.check_range("momentum", momentum, 0.0, 1.0)
@@ -80,6 +85,9 @@ def sign_vote(
         g = core.mean_gradient(objective, x, batches, round)
         m = tree.mix(g, core.value_at(momentum, round), state.momentum)
         direction, opt = local.update(m, state.opt, x)
+        # NaN has a sign: the state says that the message must be left out
+        finite = tree.all_finite(direction)
+        m = tree.map(lambda v: jnp.where(finite, v, jnp.nan), m)
         return Signs(direction), Client(m, opt)
 
     def server(state, mean, round):
@@ -91,7 +99,14 @@ def sign_vote(
 
     main = core.Exchange(core.broadcast_params, client, server)
     plain = core.Algorithm(init, init_client, (main,), uniform_weights=True)
-    return compress(plain, signs())
+    return compress(plain, _bits())
+
+
+def _bits() -> Compressor:
+    """Signs without a magnitude, as votes have."""
+    whole = signs()
+    encode = lambda x, key: whole.encode(x, key)[0]
+    return Compressor(encode, lambda bits, like: whole.decode((bits, 1), like))
 
 
 def _majority(mean: Any, key: jax.Array) -> Any:
@@ -162,7 +177,8 @@ def muonsign(
 
         x <- x - lr sign(polar(sign(sum_i sign(m_i))))
 
-    and broadcasts its signs, see `compress_broadcasts`.
+    and broadcasts its signs, see `compress_broadcasts`. A zero of the polar factor
+    stays zero.
 
     Source: Smirnova and Kravatskiy 2026, arXiv:2607.29674. Checked against the authors'
     code, from which it departs: theirs has AdamW at the server for parameters that are
@@ -184,7 +200,7 @@ def muonsign(
     signed = optax.stateless_with_tree_map(lambda d, _: jnp.sign(d))
     rule = optax.chain(transforms.default_rule(None, polar, _polar), signed)
     plain = sign_vote(lr=lr, momentum=momentum, server_rule=rule)
-    return compress_broadcasts(plain, signs(scaled=True))
+    return compress_broadcasts(plain, signs())
 
 
 def _polar(polar: transforms.Polar) -> optax.GradientTransformation:

@@ -335,25 +335,23 @@ def bins(bits: int) -> Compressor:
     return Compressor(encode, decode)
 
 
-def signs(*, scaled: bool = False) -> Compressor:
-    """Sends the sign of each entry, one bit; that of zero is drawn at random.
+def signs() -> Compressor:
+    """Sends the sign of each entry, one bit, and the mean magnitude of all entries.
+
+    The sign of zero is drawn at random.
 
     Source: Smirnova and Kravatskiy 2026, arXiv:2607.29674, as in their code.
-
-    Args:
-      scaled: Whether the mean magnitude of the entries is sent too, and multiplies the
-        signs, as error feedback needs it.
     """
 
     def encode(x, key):
         coin = jax.random.bernoulli(key, shape=x.shape)
         bits = jnp.packbits(jnp.where(x == 0, coin, x > 0).reshape(-1))
-        return (bits, jnp.mean(jnp.abs(x))) if scaled else (bits,)
+        return bits, jnp.mean(jnp.abs(x))
 
     def decode(sent, like):
-        bits, *size = sent
+        bits, size = sent
         up = jnp.unpackbits(bits, count=math.prod(like.shape)).reshape(like.shape)
-        return (2 * up.astype(like.dtype) - 1) * (size[0] if scaled else 1)
+        return (2 * up.astype(like.dtype) - 1) * size
 
     return Compressor(encode, decode)
 

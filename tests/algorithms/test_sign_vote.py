@@ -7,6 +7,7 @@ The matrices are those of Smirnova and Kravatskiy 2026, arXiv:2607.29674, Theore
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import fedjax_muon as fm
@@ -85,7 +86,7 @@ def test_which_methods_ascend(name, g, ascends):
 @pytest.mark.parametrize("g", [AFTER, BEFORE], ids=["after", "before"])
 @pytest.mark.parametrize("down", [False, True], ids=["exact", "one bit"])
 def test_error_feedback_descends(g, down):
-    bits = fm.signs(scaled=True)
+    bits = fm.signs()
     with jax.enable_x64(True):
         algorithm = fm.ef21_muon(
             lr=0.1,
@@ -113,15 +114,26 @@ def test_the_sign_of_zero_is_drawn_for_every_client():
     assert abs(moves.mean((1, 2))).max() < 0.1
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_signs_are_packed_and_scaled(scaled):
+def test_signs_are_packed_and_scaled():
     x = np.random.default_rng(0).standard_normal((5, 7)).astype(np.float32)
-    compressor = fm.signs(scaled=scaled)
+    compressor = fm.signs()
     sent = compressor.encode(jnp.array(x), jax.random.key(0))
     assert sent[0].nbytes == 5  # of 35 bits
     got = compressor.decode(sent, jax.ShapeDtypeStruct(x.shape, x.dtype))
-    size = np.abs(x).mean() if scaled else 1
-    np.testing.assert_allclose(got, size * np.sign(x), rtol=1e-6)
+    np.testing.assert_allclose(got, np.abs(x).mean() * np.sign(x), rtol=1e-6)
+
+
+def test_a_direction_that_is_not_finite_has_no_vote():
+    """Its signs would be finite: two of three clients would outvote the third."""
+
+    def spoiled(updates, params):
+        bad = updates["w"][0] > 0
+        return {"w": jnp.where(bad, jnp.nan, updates["w"])}
+
+    rule = optax.stateless(spoiled)
+    gradient = lambda client: jnp.where(client == 0, -1.0, 1.0) * jnp.ones(3)
+    moved = steps(fm.sign_vote(lr=1.0, rule=rule), gradient, rounds=2)
+    np.testing.assert_array_equal(moved[-1], 2 * np.ones(3))
 
 
 def test_momenta_are_those_of_gradients_and_begin_at_zero():
