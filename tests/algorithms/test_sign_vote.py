@@ -127,13 +127,13 @@ def test_a_direction_that_is_not_finite_has_no_vote():
     """Its signs would be finite: two of three clients would outvote the third."""
 
     def spoiled(updates, params):
-        bad = updates["w"][0] > 0
+        bad = updates["w"][0] < 0
         return {"w": jnp.where(bad, jnp.nan, updates["w"])}
 
     rule = optax.stateless(spoiled)
-    gradient = lambda client: jnp.where(client == 0, -1.0, 1.0) * jnp.ones(3)
+    gradient = lambda client: jnp.where(client == 0, 1.0, -1.0) * jnp.ones(3)
     moved = steps(fm.sign_vote(lr=1.0, rule=rule), gradient, rounds=2)
-    np.testing.assert_array_equal(moved[-1], 2 * np.ones(3))
+    np.testing.assert_array_equal(moved[-1], -2 * np.ones(3))
 
 
 def test_momenta_are_those_of_gradients_and_begin_at_zero():
