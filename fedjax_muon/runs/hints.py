@@ -50,6 +50,6 @@ def _huge_pages(nbytes: int, enabled: str = HUGE_PAGES) -> Iterator[str]:
     place = Path(enabled)
     if place.exists() and "[madvise]" in place.read_text():
         yield (
-            "large models can train faster in huge pages (11% for ViT-Tiny); before "
+            "large models can train faster in huge pages (7% for ViT-Tiny); before "
             "you start Python, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
         )
