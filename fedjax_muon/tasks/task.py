@@ -88,7 +88,20 @@ def as_argument(task: Task) -> Task:
 
 def _traced_once(function: Callable[..., Any]) -> Partial:
     held: Any = as_partial(function)
-    return Partial(jax.jit(held.func), *held.args, **held.keywords)
+    return Partial(Traced(held.func), *held.args, **held.keywords)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A function in `jax.jit`, equal to another one of the same function.
+
+    Simulations of one task then share the program of their scores.
+    """
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return jax.jit(self.function)(*args, **kwargs)
 
 
 def as_partial(function: Callable[..., Any]) -> Partial:

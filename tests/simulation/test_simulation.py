@@ -55,6 +55,14 @@ def test_one_program_for_any_number_of_rounds():
     assert prepared.compiled.score._cache_size() == scored
 
 
+def test_methods_on_one_task_share_the_program_of_scores(plain):
+    plain.evaluate(plain.init(jax.random.key(0)))
+    scored = plain.compiled.score._cache_size()
+    other = federation.federation(CORRECT)
+    other.evaluate(other.init(jax.random.key(0)))
+    assert plain.compiled.score._cache_size() == scored
+
+
 def test_a_run_may_start_from_parameters(plain):
     state = plain.init(jax.random.key(4))
     given = jax.tree.map(lambda x: np.asarray(x, float), state.params)
