@@ -5,6 +5,7 @@
     python -m experiments.board accept SUBMISSION.jsonl  # runs it again, adds the row
     python -m experiments.board run digits               # all that is missing
     python -m experiments.board run fashion --data-dir DATA --part 0 --parts 2
+    python -m experiments.board untuned digits           # all rows, without a search
     python -m experiments.board seconds digits           # of a round, when idle
     python -m experiments.board page                     # tables, figures, page
 
@@ -16,14 +17,14 @@ from pathlib import Path
 from typing import Literal
 
 from experiments.arguments import call
-from experiments.board import lines as kept, page, protocol, submissions
+from experiments.board import lines as kept, page, protocol, submissions, untuned
 from experiments.board.rows import ROWS
 from experiments.board.tracks import TRACKS
 from fedjax_muon.cli.main import ending
 from fedjax_muon.core import check_choice
 
 PLACE = Path("results/board")
-What = Literal["check", "accept", "run", "seconds", "page"]
+What = Literal["check", "accept", "run", "untuned", "seconds", "page"]
 
 
 def main(
@@ -65,6 +66,8 @@ def main(
         else:
             check_choice("track", of, TRACKS)
             names = [name for name, each in ROWS.items() if of in each.tracks]
+            if what == "untuned":
+                names = untuned.rows_of(of, board)
             mine = [check_choice("row", row, names)] if row else names[part::parts]
             run(of, mine, what, data_dir, board)
 
@@ -84,6 +87,10 @@ def run(
             if protocol.SECONDS not in known:
                 line = protocol.Runs(each, row, track, problem).seconds()
                 print(*kept.append(path, line).values(), flush=True)
+            continue
+        if what == "untuned":
+            for line in untuned.finish(output, each, row, name, problem):
+                print(each, line["seed"], line["score"], flush=True)
             continue
         last = None
         for last in kept.finish(path, each, row, track, problem):

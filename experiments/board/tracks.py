@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,6 +79,14 @@ class Track(NamedTuple):
         other = {} if row.option is None else {"other": row.space[row.option]}
         algorithm = algorithm_of(row, rounds, lr=row.space["lr"], **other)
         return self.simulate(algorithm, row, problem, seed, rounds, variant)
+
+    def better(self, scores: Iterable[float]) -> float:
+        """The best of some scores."""
+        return min(scores) if self.worst else max(scores)
+
+    def points(self, difference: Any) -> Any:
+        """How much better by a difference of scores, in points; fiftieths of a bit."""
+        return -50 * difference if self.worst else 100 * difference
 
     def hyper(self, row: Row, values: Mapping[str, float]) -> dict[str, float]:
         """The hyperparameters of a cell with these options."""
