@@ -67,7 +67,7 @@ def main(
             check_choice("track", of, TRACKS)
             names = [name for name, each in ROWS.items() if of in each.tracks]
             if what == "untuned":
-                names = untuned.rows_of(of, board)
+                names = [n for n, each in untuned.EVERY.items() if of in each.tracks]
             mine = [check_choice("row", row, names)] if row else names[part::parts]
             run(of, mine, what, data_dir, board)
 
@@ -81,7 +81,7 @@ def run(
     output.mkdir(parents=True, exist_ok=True)
     path = output / f"{name}.jsonl"
     for each in rows:
-        row = ROWS[each]
+        row = untuned.EVERY[each]
         if what == protocol.SECONDS:
             known = [line["stage"] for line in kept.lines_of(path, each)]
             if protocol.SECONDS not in known:
@@ -89,8 +89,9 @@ def run(
                 print(*kept.append(path, line).values(), flush=True)
             continue
         if what == "untuned":
-            for line in untuned.finish(output, each, row, name, problem):
-                print(each, line["seed"], line["score"], flush=True)
+            for line in untuned.runs_of(output, each, row, name, problem):
+                shown = {k: v for k, v in line.items() if not isinstance(v, list)}
+                print(*shown.values(), flush=True)
             continue
         last = None
         for last in kept.finish(path, each, row, track, problem):

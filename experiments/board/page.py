@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from experiments.board import standings
+from experiments.board import standings, tuning
 from experiments.board.lines import HISTORY
 from experiments.board.standings import Standing, Table
 from experiments.board.tracks import TRACKS
@@ -251,7 +251,8 @@ def write(output: Path, page: Path = PAGE) -> None:
         lines += NOTES.get(table.name, [])
     if missing := [name for name in TRACKS if name not in {t.name for t in found}]:
         lines += [UNFINISHED.format(", ".join(missing)), ""]
-    lines += [OWN, *alignment(found)]
+    lines += [OWN, UNTUNED, *tuning.gains_table(output), "", AFTER_UNTUNED, ""]
+    lines += [*tuning.verdicts(output), "", *alignment(found)]
     ends = edges(found)
     lines += ["## Searches that end at an edge", ""]
     lines += [*(ends or ["None: every best option lies between others."]), "", SECOND]
@@ -374,6 +375,19 @@ Send in the `submission.jsonl` that the command writes. `python -m experiments.b
 accept submission.jsonl` runs the file again, and adds what it finds. Both run the code
 of the file, without a sandbox. `python -m experiments.board page` writes this page.
 """
+UNTUNED = """\
+## Without a search
+
+What 14 trials of a search gain (8 on `tokens`), in points of the test score; on
+`tokens`, fiftieths of a bit. Every method has one rate for all tracks, which `digits`
+and `fashion` alone choose and which falls to 0 by a cosine; [the
+rules](../experiments/board/RULES.md#rows-without-a-search) were fixed before these
+runs. **Bold**: at most 0.5 points, in the mean over seeds. ± is a 95% interval, paired
+by seed. [More](../results/tuning/README.md)
+"""
+AFTER_UNTUNED = """\
+By the rules, a method needs no search if this holds for seven of the ten tracks; tracks
+without a row do not count for it:"""
 ALIGNMENT = """\
 ## Does alignment help FedMuon?
 

@@ -32,8 +32,8 @@ class Row(NamedTuple):
     """A method with its space."""
 
     label: str  # its name in tables and figures
-    # (lr=, and the other option) -> a method, whose rate is a schedule; or, without an
-    # argument lr, a rule of optax for the clients' steps in FedAvg
+    # (lr=, and the other option; rounds= if it asks) -> a method, whose rate is a
+    # schedule; or, without an argument lr, a rule of optax for the steps in FedAvg
     method: Method
     # where the search begins: "lr", and at most one other option
     space: Mapping[str, float]
@@ -101,6 +101,8 @@ def algorithm_of(
     given: dict[str, Any] = {} if row.option is None else {row.option: other}
     if "lr" in takes:
         given["lr"] = falling
+    if "rounds" in takes:
+        given["rounds"] = rounds
     made: Any = row.method(**given)
     if isinstance(made, optax.GradientTransformation):
         return fm.fedavg(falling, rule=made)

@@ -156,7 +156,7 @@ def _late(label: str, method: Method, lr: float, cohort: Callable[..., Any]) -> 
     return Row(label, method, {"lr": lr}, ("stragglers",), {"cohort": cohort})
 
 
-def _waiting(clock: Any, deadline: float) -> Any:
+def waiting(clock: Any, deadline: float) -> Any:
     return fm.timed(20, clock)
 
 
@@ -173,7 +173,7 @@ def _one_by_one(clock: Any, deadline: float) -> Any:
 
 
 LATE: Mapping[str, tuple[str, Callable[..., Any]]] = {
-    "waiting": ("", _waiting),
+    "waiting": ("", waiting),
     "deadline": (", deadline", _deadline),
     "buffered": (", asynchronous", _buffered),
 }

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from experiments.board import lines as kept, protocol
+from experiments.board.candidates import CANDIDATES
 from experiments.board.protocol import Line, Runs
 from experiments.board.row import Row
 from experiments.board.rows import LATE, ROWS, RULES as AGGREGATIONS
 from experiments.board.tracks import TRACKS, Track
-from experiments.machine import cpu_model
 from fedjax_muon.problems import Problem
-from fedjax_muon.versions import of_computing
+from fedjax_muon.runs.search import following
 
 PLACE = "untuned"  # the directory of the rows, beside those with a search
 SECTION, NEXT = "## Rows without a search", "\n## "
@@ -33,7 +33,14 @@ METHODS: Mapping[str, str] = {
         for name in ("fedavg", "fedavg_adam", "fedmuon")
         for how in (*LATE, *AGGREGATIONS)
     },
+    **{
+        row: row.removesuffix(end)
+        for row in CANDIDATES
+        for end in ("_tokens", "_waiting", "_trimmed_mean")
+        if row.endswith(end)
+    },
 }
+EVERY = {**ROWS, **CANDIDATES}
 
 
 def rules() -> str:
@@ -45,6 +52,12 @@ def rules() -> str:
 def method_of(row: str) -> str:
     """The method of a row of any track."""
     return METHODS.get(row, row)
+
+
+def searched(row: str) -> str:
+    """The row with a search that one without is compared with: itself, or FedMuon."""
+    method = method_of(row)
+    return row.replace(method, "fedmuon") if method in CANDIDATES else row
 
 
 def losses(lines: list[Line], track: Track) -> dict[float, float]:
@@ -74,14 +87,17 @@ def rates(place: Path) -> dict[str, float]:
     mean loss; of equal ones the lowest.
     """
     found = {}
-    for name in ROWS:
-        if not set(HOME) <= set(ROWS[name].tracks):
+    for name, row in EVERY.items():
+        if not set(HOME) <= set(row.tracks):
+            continue
+        where = place / PLACE if name in CANDIDATES else place
+        runs = [kept.lines_of(where / f"{home}.jsonl", name) for home in HOME]
+        if not all(any(x["stage"] == protocol.TRIAL for x in lines) for lines in runs):
             continue
         there = [
-            losses(kept.lines_of(place / f"{home}.jsonl", name), TRACKS[home])
-            for home in HOME
+            losses(lines, TRACKS[home]) for home, lines in zip(HOME, runs, strict=True)
         ]
-        start = ROWS[name].space["lr"]
+        start = row.space["lr"]
         coarse = [float(f"{start * 3.0**step:.3g}") for step in range(-9, 10)]
         tried = [rate for rate in coarse if all(rate in each for each in there)]
         found[name] = min(tried, key=lambda rate: sum(each[rate] for each in there))
@@ -91,34 +107,56 @@ def rates(place: Path) -> dict[str, float]:
 def rows_of(track: str, place: Path) -> list[str]:
     """The rows of a track whose methods have a rate."""
     known = rates(place)
-    return [n for n in ROWS if track in ROWS[n].tracks and method_of(n) in known]
+    return [
+        name
+        for name, row in EVERY.items()
+        if track in row.tracks and (method_of(name) in known)
+    ]
 
 
-def finish(
+def asked(
+    lines: list[Line], name: str, row: Row, track: str, rate: float | None
+) -> list[tuple[str, dict[str, float], int]]:
+    """What a row lacks: stages, options and seeds.
+
+    A candidate has the first three trials of a search on the tracks that choose.
+    """
+    space, todo = TRACKS[track].space(row), list[tuple[str, dict[str, float], int]]()
+    if name in CANDIDATES and track in HOME:
+        for point in following({}, len(space), 3):
+            for seed in protocol.TUNING_SEEDS:
+                todo.append((protocol.TRIAL, point.values(space), seed))
+    if rate is not None:
+        for seed in range(TRACKS[track].seeds):
+            todo.append((protocol.FINAL, {**space, "lr": rate}, seed))
+    done = {protocol.key_of(line) for line in lines}
+    return [one for one in todo if (one[0], *one[1].values(), one[2]) not in done]
+
+
+def runs_of(
     place: Path, name: str, row: Row, track: str, problem: Problem
 ) -> Iterator[Line]:
     """Appends the runs that a row lacks; yields them as they are finished.
 
     Raises:
-      ValueError: If the file has the row by other rules or at other values.
+      ValueError: If the file has the row by other rules or at another rate.
     """
     path = place / PLACE / f"{track}.jsonl"
     path.parent.mkdir(exist_ok=True)
-    each = TRACKS[track]
-    values = {**each.space(row), "lr": rates(place)[method_of(name)]}
+    rate = rates(place).get(method_of(name))
     lines = kept.lines_of(path, name)
     if not lines:
-        about = {"row": name, "stage": kept.ABOUT, "label": row.label, "values": values}
-        about |= {"rules": rules(), "processor": cpu_model()}
-        lines.append(kept.append(path, about | {"versions": of_computing()}))
-    for key, now in {"values": values, "rules": rules()}.items():
-        if lines[0][key] != now:
+        first = kept.about(name, row, TRACKS[track], problem) | {"rules": rules()}
+        lines.append(kept.append(path, first))
+    known = {("rules", lines[0]["rules"], rules())}
+    known |= {("rate", line["hyper"]["lr"], rate) for line in kept.finals(lines)}
+    for key, before, now in known:
+        if before != now:
             raise ValueError(
-                f"{path} has {name} with {key} {lines[0][key]}, now {now}; "
-                "delete its lines"
+                f"{path} has {name} with {key} {before}, now {now}; delete its lines"
             )
-    done = {line["seed"] for line in kept.finals(lines)}
-    if missing := [seed for seed in range(each.seeds) if seed not in done]:
-        runs = Runs(name, row, each, problem)
-        for seed in missing:
-            yield kept.append(path, runs.final(values, seed))
+    if todo := asked(lines, name, row, track, rate):
+        runs = Runs(name, row, TRACKS[track], problem)
+        for stage, values, seed in todo:
+            train = runs.trial if stage == protocol.TRIAL else runs.final
+            yield kept.append(path, train(values, seed))
