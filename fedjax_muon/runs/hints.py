@@ -9,6 +9,7 @@ import jax
 
 from fedjax_muon.core import tree
 from fedjax_muon.engine.plans import mapped
+from fedjax_muon.runs.rates import Unsearched
 from fedjax_muon.simulation.simulation import Simulation
 
 # clients whose prologue may be long; seconds worth a line; operations per second of two
@@ -23,6 +24,29 @@ def hints(simulation: Simulation) -> Iterator[str]:
     if jax.default_backend() == "cpu":
         yield from _long_prologue(simulation)
         yield from _huge_pages(tree.nbytes(simulation.like.params))
+
+
+def rate_words(name: str, known: Unsearched, simulation: Simulation) -> str:
+    """What is known of a rate that nobody searched, in a run."""
+    words = (
+        f"without lr, {name}'s rate falls from {known.rate.lr:g} to 0 by a cosine; a "
+        f"search gained {known.gains}"
+    )
+    setup = simulation.settings
+    most = setup.work.bound(int(simulation.clients.size.max()), setup.batch_size)
+    sizes = {
+        "clients per round": (setup.cohort.size, known.cohort),
+        "local steps": (most, known.local_steps),
+    }
+    outside = [
+        f"{size} {what} (measured: {low} to {high})"
+        for what, (size, (low, high)) in sizes.items()
+        if not low <= size <= high
+    ]
+    outside += ["privacy (not measured)"] if setup.privacy is not None else []
+    if outside:
+        words += f"; this run has {', '.join(outside)}, so search lr with sweep"
+    return words
 
 
 def _long_prologue(simulation: Simulation) -> Iterator[str]:

@@ -19,7 +19,7 @@ from fedjax_muon.core.recipe import hyper_parameters, in_words
 from fedjax_muon.core.schedules import cosine_decay
 from fedjax_muon.data import partition
 from fedjax_muon.problems import Problem
-from fedjax_muon.runs.rates import RATES
+from fedjax_muon.runs.rates import RATES, UNSEARCHED, Unsearched
 from fedjax_muon.runs.simulate import Method, check_problem, made_by, name_of
 from fedjax_muon.simulation.arrivals import Buffered
 from fedjax_muon.simulation.cohorts import Sampled
@@ -129,6 +129,16 @@ def check_suited(methods: Mapping[str, Method], problem: Problem) -> None:
                 f"{name} is a method for minimax problems; choose one, such as "
                 "problems.auc()"
             )
+
+
+def unsearched(method: Made) -> tuple[Made, Unsearched | None]:
+    """A function with the rate that needs no search, if one is known; and what is."""
+    if isinstance(method, Method) or not callable(method):
+        return method, None
+    known = UNSEARCHED.get(function_of(method))
+    if known is None or "lr" in getattr(method, "keywords", {}):
+        return method, None
+    return method(lr=cosine(known.rate.lr)), known
 
 
 def finished(method: Made, rounds: int) -> Method:

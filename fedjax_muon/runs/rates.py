@@ -1,7 +1,7 @@
-"""Learning rates and schedules of the default comparisons.
+"""Learning rates and schedules of the default comparisons, and without a search.
 
-They are the best by validation on seeds that the comparisons do not use, of one grid
-for all methods; experiments/studies/learning_rates.py has the rule.
+Those of comparisons are the best by validation on seeds that the comparisons do not
+use, of one grid for all methods; experiments/studies/learning_rates.py has the rule.
 """
 
 from collections.abc import Mapping
@@ -37,4 +37,25 @@ RATES: Mapping[str, Mapping[str, Rate]] = {
         "fsgda": Rate(3.0),
         "fess_gda": Rate(3.0),
     },
+}
+
+
+class Unsearched(NamedTuple):
+    """The rate of a method that needs no search, and where that was measured."""
+
+    rate: Rate
+    gains: str  # what a search gained, of at most so much
+    cohort: tuple[int, int]  # least and most clients of a round
+    local_steps: tuple[int, int]
+
+
+# by experiments/board/RULES.md, "Rows without a search"
+UNSEARCHED: Mapping[str, Unsearched] = {
+    "fedmuon": Unsearched(
+        Rate(0.03, "cosine"),
+        "at most 0.5 points (or 0.02 bits) on 7 of 8 tracks of the board, and 7.0 "
+        "points with an LSTM",
+        (4, 20),
+        (5, 100),
+    ),
 }

@@ -36,7 +36,7 @@ from fedjax_muon.runs.directory import (
     interruptible,
     note_versions,
 )
-from fedjax_muon.runs.hints import hints
+from fedjax_muon.runs.hints import hints, rate_words
 from fedjax_muon.runs.identity import (
     IDENTITY,
     arrays_of,
@@ -45,7 +45,13 @@ from fedjax_muon.runs.identity import (
     claimed,
     identity,
 )
-from fedjax_muon.runs.methods import Made, check_suited, finished, usual
+from fedjax_muon.runs.methods import (
+    Made,
+    check_suited,
+    finished,
+    unsearched,
+    usual,
+)
 from fedjax_muon.runs.record import Course, is_complete, last_state, record
 from fedjax_muon.runs.results import Trained
 from fedjax_muon.runs.simulate import (
@@ -349,7 +355,9 @@ def train(
     check_directory(place, ledger, budget, log)
     for name, value in {"rounds": rounds, "evaluate_every": evaluate_every}.items():
         check_count(name, value)
-    problem, method = usual({"": method}, problem), finished(method, rounds)
+    problem = usual({"": method}, problem)
+    method, known = unsearched(method)
+    method = finished(method, rounds)
     check_suited({"": method}, problem)
     settings = promised(how, problem, rounds)
     if isinstance(settings.get("privacy"), list):
@@ -379,6 +387,8 @@ def train(
             say(statement, progress)
         logs = Followed(log, place, place.name)
     say(data_words(simulation, problem), progress)
+    if known is not None:
+        say(rate_words(name_of(method), known, simulation), progress)
     for hint in hints(simulation):
         say(hint, progress)
     with resumable(place) as stop, followed(progress, rounds, job.name) as shown_rounds:

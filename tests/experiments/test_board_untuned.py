@@ -10,6 +10,7 @@ from experiments.board import lines as kept, page, tuning, untuned
 from experiments.board.candidates import CANDIDATES
 from experiments.board.rows import ROWS
 from experiments.board.tracks import TRACKS
+from fedjax_muon.runs.rates import UNSEARCHED, Rate
 
 KEPT = Path("results/board")
 
@@ -135,6 +136,16 @@ def test_gains_are_paired_by_seed(tmp_path, monkeypatch):
     assert np.allclose(found.gains, [0.9, 0])
     assert found.passes
     assert found.words.startswith("**0.4 ± ") or found.words.startswith("**0.5 ± ")
+
+
+def test_the_rate_of_the_library_is_that_of_the_rows():
+    known, found = UNSEARCHED["fedmuon"], tuning.gains(KEPT)
+    assert known.rate == Rate(untuned.rates(KEPT)["fedmuon"], "cosine")
+    good, tried = tuning.passed([x for x in found if x.track != "private"], "fedmuon")
+    assert good >= tuning.ENOUGH
+    assert f"on {good} of {tried} tracks" in known.gains
+    (plays,) = [x for x in found if (x.track, x.row) == ("plays", "fedmuon")]
+    assert f"{plays.gains.mean():.1f} points with an LSTM" in known.gains
 
 
 def test_the_page_has_what_a_search_gains():

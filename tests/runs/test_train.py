@@ -553,3 +553,27 @@ def test_huge_pages_are_advised_for_large_models_where_linux_gives_them(
     path.write_text("always [madvise] never")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     assert advised(2**24) == []
+
+
+def test_a_rate_that_needs_no_search_is_said_with_what_one_gains(capsys):
+    problem = problems.classification(**TINY)
+    how = {"rounds": 3, "local_steps": 5, "batch_size": 8, "cohort": 4}
+    given = train(fm.fedmuon(lr=fm.cosine(0.03)), problem, **how)
+    assert "without lr" not in capsys.readouterr().err
+    plain = train(fm.fedmuon, problem, **how)
+    said = capsys.readouterr().err
+    assert "fedmuon's rate falls from 0.03 to 0 by a cosine; a search gained" in said
+    assert "this run" not in said
+    losses = lambda result: [record["train_loss"] for record in result.records]
+    assert losses(plain) == losses(given)
+    other = partial(fm.fedmuon, momentum=0.5)
+    train(other, problem, **{**how, "cohort": 3, "local_steps": 2})
+    said = capsys.readouterr().err
+    assert "3 clients per round (measured: 4 to 20), 2 local steps (" in said
+    train(partial(fm.fedmuon, lr=0.1), problem, **how)
+    train(fm.fedavg, problem, **how)
+    assert "without lr" not in capsys.readouterr().err
+    private = {"rounds": 4, "local_steps": 5, "batch_size": 8, "privacy": PRIVACY}
+    with warnings.catch_warnings(action="ignore"):  # that little is learned
+        train(fm.fedmuon, problem, **private)
+    assert "privacy (not measured), so search lr" in capsys.readouterr().err
