@@ -23,7 +23,6 @@ def fedcomuon() -> Family:
     start = "xi, m, u = x, m_bar, u_i[i]"
     m_0 = "m_bar = mean(m_0)\n    history"
     begin: Callable[[str], Change] = lambda m: lines(here, start, f"xi, m, u = {m}")
-    by: Callable[[str], Change] = lambda f: lines(here, "times(slope(u), trace", f)
     axes = {
         "order": {
             "step along the old M, then refresh M": SAME,
@@ -62,7 +61,11 @@ def fedcomuon() -> Family:
         },
         "f'": {
             "f'(u)": SAME,
-            "none": by("times(1.0, trace"),
+            "none": lines(
+                here,
+                "slope = slope or slope_of(temperature, most)",
+                "slope = lambda u: 1.0",
+            ),
             "at the u before": lines(
                 here,
                 f"{mean_of}\n                {z}",
@@ -223,6 +226,7 @@ def fedcomuon_vr() -> Family:
             "the client's last x of the round before": lines(
                 here, ends, "        x_prev = [xs[i] for i in range(N)]\n" + ends
             ),
+            "the mean x": lines(here, ends, ends + "        x_prev = [x] * N\n"),
         },
         "weights": weights(
             here, "x = mean(list(xs.values()))", "x = {}", "[*xs.values()]"

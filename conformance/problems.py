@@ -115,12 +115,14 @@ class Rounds(Problem):
     def arguments(self) -> tuple:
         batches = [(X, Y, np.ones(len(X))) for X, Y in self.data]
         first = [[batch] for batch in batches]
-        of = lambda i, at: tuple(a[at] for a in batches[i])
-        every = [[[slice(None)] * self.steps] * len(ids) for ids in self.cohorts]
-        rounds = [
-            (ids, [[of(i, at) for at in own] for i, own in zip(ids, rows, strict=True)])
-            for ids, rows in zip(self.cohorts, self.rows or every, strict=True)
-        ]
+        whole = lambda ids: [[batches[i]] * self.steps for i in ids]
+        some = lambda i, own: [tuple(a[at] for a in batches[i]) for at in own]
+        given = (
+            [[*map(some, *pair)] for pair in zip(self.cohorts, self.rows, strict=True)]
+            if self.rows
+            else map(whole, self.cohorts)
+        )
+        rounds = [*zip(self.cohorts, given, strict=True)]
         trace = Trace(gradient, len(self.sizes), first, rounds, self.sizes, loss)
         more = [self.starts] if self.starts else []
         return nested(self.x0), self.change(trace), *more
