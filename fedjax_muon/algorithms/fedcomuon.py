@@ -8,10 +8,18 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_muon import core, transforms
-from fedjax_muon.algorithms.fedmuon import Momentum, State
 from fedjax_muon.core import tree
 
 Outer = Callable[[jax.Array], jax.Array]  # f, of a loss []
+
+
+class State(NamedTuple):
+    params: Any
+    momentum: Any
+
+
+class Momentum(NamedTuple):
+    momentum: Any
 
 
 def _slope(
@@ -64,7 +72,7 @@ def fedcomuon(
       lr: Local learning rate, the spectral norm of a matrix's step, 0.003 to 0.03.
       momentum: Weight of the past in the momentum, 1 - beta in the paper, usually 0.9.
       inner_momentum: Weight of the past in u, 1 - alpha in the paper, in [0, 1).
-      temperature: t, in units of the loss, 0.1 to 10; lambda in the paper. It has no
+      temperature: t, in units of the loss, 0.1 to 1; lambda in the paper. It has no
         effect if `outer` is given.
       outer: The function f of a loss, which JAX differentiates, such as `jnp.square`.
       max_slope: Largest absolute value of f'(u), 10 to 1000.
@@ -172,7 +180,7 @@ def fedcomuon_vr(
       lr: Local learning rate, the spectral norm of a matrix's step, 0.003 to 0.03.
       momentum: Weight of the past in m, 1 - rho in the paper, usually 0.9.
       inner_momentum: Weight of the past in u and h, in [0, 1).
-      temperature: Temperature t of f(u) = t exp(u / t), 0.1 to 10.
+      temperature: Temperature t of f(u) = t exp(u / t), 0.1 to 1.
       outer: The function f, as in `fedcomuon`.
       max_slope: Largest absolute value of f'(u), C_f in the paper.
       clip_norm: Largest norm of h, C_g in the paper.
