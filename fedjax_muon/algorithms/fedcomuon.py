@@ -22,6 +22,15 @@ class Momentum(NamedTuple):
     momentum: Any
 
 
+def _init(params: Any) -> State:
+    return State(params, tree.zeros_like(params))
+
+
+def _agree(state: State, mean: Momentum, round: core.Round) -> State:
+    del round
+    return state._replace(momentum=mean.momentum)
+
+
 def _slope(
     outer: Outer | None, temperature: core.Hyper, max_slope: core.Number
 ) -> Callable[[jax.Array, core.Round], jax.Array]:
@@ -99,21 +108,10 @@ def fedcomuon(
     slope = _slope(outer, temperature, max_slope)
     rule = transforms.default_rule(rule, polar, transforms.unit_directions)
 
-    def init(params):
-        return State(params, tree.zeros_like(params))
-
-    def init_client(params):
-        del params
-        return jnp.zeros(())  # u
-
     def first(objective, broadcast, u, batches, round):
         at = lambda _, *row: ((), objective.value_and_grad(broadcast.params, *row))
         _, (loss, g) = core.local_steps(at, (), batches, round)
         return Momentum(tree.scale(g, slope(loss, round))), loss.astype(u.dtype)
-
-    def start(state, mean, round):
-        del round
-        return State(state.params, mean.momentum)
 
     def client(objective, broadcast, u, batches, round):
         def step(carry, batch, key):
@@ -133,11 +131,12 @@ def fedcomuon(
         del round
         return State(tree.add(state.params, mean.params), mean.momentum)
 
-    prologue = core.Exchange(core.broadcast_params, first, start)
+    prologue = core.Exchange(core.broadcast_params, first, _agree)
     main = core.Exchange(
         core.broadcast_state, client, server, local_params=core.after_change
     )
-    return core.Algorithm(init, init_client, (main,), (prologue,))
+    init_client = lambda params: jnp.zeros(())  # u
+    return core.Algorithm(_init, init_client, (main,), (prologue,))
 
 
 class Client(NamedTuple):
@@ -200,9 +199,6 @@ def fedcomuon_vr(
     rule = transforms.unit_directions(polar)
     ball = optax.clip_by_global_norm(clip_norm)
 
-    def init(params):
-        return State(params, tree.zeros_like(params))
-
     def init_client(params):
         zeros = tree.zeros_like(params)
         return Client(params, jnp.zeros(()), zeros, zeros)
@@ -221,10 +217,6 @@ def fedcomuon_vr(
         batch, past = tree.map(lambda b: b[0], batches), jnp.sign(round.index)
         own = sample(objective, broadcast.params, own, batch, round.key, round, past)
         return Momentum(own.momentum), own
-
-    def agree(state, mean, round):
-        del round
-        return State(state.params, mean.momentum)
 
     def client(objective, broadcast, own, batches, round):
         def move(x, own):
@@ -248,7 +240,7 @@ def fedcomuon_vr(
         return state._replace(params=tree.add(state.params, mean.params))
 
     exchanges = (
-        core.Exchange(core.broadcast_params, meet, agree),
+        core.Exchange(core.broadcast_params, meet, _agree),
         core.Exchange(lambda state, _: Momentum(state.momentum), client, server),
     )
-    return core.Algorithm(init, init_client, exchanges, full_participation=True)
+    return core.Algorithm(_init, init_client, exchanges, full_participation=True)
