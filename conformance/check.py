@@ -78,6 +78,7 @@ class Task:
     starts[r][j], 0 for x0. Personal models: results have own_b [5, 6], of all clients.
     Agents: results have all agents, w [5, 6, 4]; iterations; mixing[i][j] is the weight
     at i of what j sends; rows[t][i], where given, are the examples of an iteration.
+    Rounds: rows[r][j][k], where given, are those of step k of client cohorts[r][j].
     """
 
     def __init__(self, spec, case=()):

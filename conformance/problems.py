@@ -95,6 +95,7 @@ class Rounds(Problem):
     steps: int
     starts: list[list[int]] | None = None  # whose models clients began at
     own: tuple[str, ...] = ()  # arrays that every client has for itself
+    rows: list | None = None  # [r][j][k], examples of a step; all if there are none
     change: Callable[[Trace], Trace] = lambda trace: trace
 
     @property
@@ -114,9 +115,15 @@ class Rounds(Problem):
     def arguments(self) -> tuple:
         batches = [(X, Y, np.ones(len(X))) for X, Y in self.data]
         first = [[batch] for batch in batches]
-        cohort = lambda ids: (ids, [[batches[i]] * self.steps for i in ids])
-        rounds = [cohort(ids) for ids in self.cohorts]
-        trace = Trace(gradient, len(self.sizes), first, rounds, self.sizes)
+        whole = lambda ids: [[batches[i]] * self.steps for i in ids]
+        some = lambda i, own: [tuple(a[at] for a in batches[i]) for at in own]
+        given = (
+            [[*map(some, *pair)] for pair in zip(self.cohorts, self.rows, strict=True)]
+            if self.rows
+            else map(whole, self.cohorts)
+        )
+        rounds = [*zip(self.cohorts, given, strict=True)]
+        trace = Trace(gradient, len(self.sizes), first, rounds, self.sizes, loss)
         more = [self.starts] if self.starts else []
         return nested(self.x0), self.change(trace), *more
 
@@ -132,6 +139,12 @@ def gradient(x: Any, batch) -> Any:
     left, right = 2 / Y.size * (E + D), 2 / Y.size * (E - D)
     g = {"w": left.T @ X, "b": left.sum(0), "v": right.T @ X, "c": right.sum(0)}
     return nested({k: g[k] for k in x})
+
+
+def loss(x: Any, batch) -> float:
+    """Of one player."""
+    X, Y, _ = batch
+    return float(np.mean((X @ x["w"].T + x["b"] - Y) ** 2))
 
 
 def on_trace(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -154,6 +167,15 @@ def rounds(seed: int = 0, *, players: int = 1, **more: Any) -> Rounds:
         x0[b] = 0.3 * rng.standard_normal(6)
     cohorts = more.pop("cohorts", [[0, 1, 2], [3, 4, 0], [2, 4, 1]])
     return Rounds(x0, data, sizes, cohorts, 3, **more)
+
+
+def batched(size: int) -> Rounds:
+    """Rounds of all five clients, with so many examples in a step."""
+    rng, cohorts = np.random.default_rng(1), [[*range(5)]] * 3
+    plain = rounds(cohorts=cohorts)
+    draw = lambda n: sorted(rng.permutation(n)[:size].tolist())
+    step = lambda ids: [[draw(plain.sizes[i]) for _ in range(3)] for i in ids]
+    return dataclasses.replace(plain, rows=[step(ids) for ids in cohorts])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,6 +52,7 @@ from .algorithms.fedavg import (
 )
 from .algorithms.fedavg_m import fedavg_m as fedavg_m, fedcm as fedcm
 from .algorithms.fedavg_vr import fedavg_vr as fedavg_vr
+from .algorithms.fedcomuon import fedcomuon as fedcomuon, fedcomuon_vr as fedcomuon_vr
 from .algorithms.feddyn import feddyn as feddyn
 from .algorithms.fedexp import fedexp as fedexp
 from .algorithms.fedlada import fedlada as fedlada

@@ -49,6 +49,11 @@ def there(params: Any) -> Arrays:
 
 def squares(params: Any, batch: Any, key: Any) -> Any:
     """The gradient of the loss in `check.Task`, over examples of weight 1."""
+    return value_and_grad(params, batch, key)[1]
+
+
+def value_and_grad(params: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+    """That loss too."""
     del key
     x, y, weight = batch
 
@@ -59,8 +64,8 @@ def squares(params: Any, batch: Any, key: Any) -> Any:
         rows = jnp.mean(E**2 + 2 * E * D - D**2, axis=1)
         return jnp.sum(weight * rows) / jnp.sum(weight)
 
-    g = jax.grad(loss)(params)
-    return Pair(g.x, tree.scale(g.y, -1)) if isinstance(g, Pair) else g
+    value, g = jax.value_and_grad(loss)(params)
+    return value, Pair(g.x, tree.scale(g.y, -1)) if isinstance(g, Pair) else g
 
 
 def batches(task: Any, ids: Any, steps: int, rows: Any = None) -> tuple:
@@ -79,6 +84,16 @@ def batches(task: Any, ids: Any, steps: int, rows: Any = None) -> tuple:
     return tuple(jnp.asarray(np.stack(v)) for v in zip(*map(one, ids), strict=True))
 
 
+def of_round(task: Any, r: int) -> tuple:
+    """Those of a round, or given rows of the same number in every step."""
+    if not hasattr(task, "rows"):
+        return batches(task, task.cohorts[r], task.steps)
+    pairs = zip(task.cohorts[r], task.rows[r], strict=True)
+    data = [[[a[at] for a in task.data[i]] for at in steps] for i, steps in pairs]
+    x, y = (np.array([[step[j] for step in own] for own in data]) for j in (0, 1))
+    return jnp.asarray(x), jnp.asarray(y), jnp.ones(x.shape[:3])
+
+
 def rounds(
     build: Callable,
     weighted: bool = False,
@@ -89,7 +104,8 @@ def rounds(
 
     def run(task: Any) -> list[Arrays]:
         with jax.enable_x64(True):
-            algorithm, objective = build(task.hyper), Objective(squares)
+            algorithm = build(task.hyper)
+            objective = Objective(squares, value_and_grad=value_and_grad)
             if arrivals:
                 algorithm = arrivals(task.hyper).executed(algorithm)
             N, key = len(task.sizes), jax.random.key(0)
@@ -104,7 +120,7 @@ def rounds(
             for r, ids in enumerate(task.cohorts):
                 sizes = [task.sizes[i] if weighted else 1 for i in ids]
                 weights = jnp.asarray(sizes, float)
-                given = jnp.array(ids, jnp.int32), batches(task, ids, task.steps)
+                given = jnp.array(ids, jnp.int32), of_round(task, r)
                 starts = [jnp.array(task.starts[r], jnp.int32)] if arrivals else []
                 state, _ = step(state, *given, weights, key, *starts)
                 x = there(state.server.params)
@@ -165,6 +181,18 @@ def guided(method: Callable, **more: Any) -> Callable:
         return method(**rates, momentum=momentum, **more)
 
     return build
+
+
+def fedcomuon(h):
+    past = {"momentum": 1 - h["beta"], "inner_momentum": 1 - h["alpha"]}
+    bound = {"temperature": h["t"], "max_slope": 1e9}
+    return fm.fedcomuon(lr=h["lr"], **past, **bound, polar=polar)
+
+
+def fedcomuon_vr(h):
+    past = {"momentum": 1 - h["rho"], "inner_momentum": 1 - h["alpha"]}
+    bound = {"temperature": h["t"], "max_slope": h["C_f"], "clip_norm": h["C_g"]}
+    return fm.fedcomuon_vr(lr=h["lr"], **past, **bound, polar=polar)
 
 
 def fedasync(h):
@@ -337,6 +365,8 @@ IMPLEMENTATIONS = {
     ),
     "diloco": rounds(diloco),
     "muloco": rounds(muloco),
+    "fedcomuon": rounds(fedcomuon),
+    "fedcomuon_vr": rounds(fedcomuon_vr),
     "local_sgda": rounds(lambda h: fm.minimax.local_sgda(lr=two(h, "lr"))),
     "fed_nsgda_m": rounds(guided(fm.minimax.fed_nsgda_m)),
     "fedmuon_da": rounds(guided(fm.minimax.fedmuon_da, polar=polar)),

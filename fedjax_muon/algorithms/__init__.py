@@ -38,6 +38,7 @@ from fedjax_muon.algorithms.fedavg import (
 )
 from fedjax_muon.algorithms.fedavg_m import fedavg_m, fedcm
 from fedjax_muon.algorithms.fedavg_vr import fedavg_vr
+from fedjax_muon.algorithms.fedcomuon import fedcomuon, fedcomuon_vr
 from fedjax_muon.algorithms.feddyn import feddyn
 from fedjax_muon.algorithms.fedexp import fedexp
 from fedjax_muon.algorithms.fedlada import fedlada
@@ -104,6 +105,7 @@ LIU_ADAMW = "Liu et al. 2025, arXiv:2510.27486"
 FEDPAC = "Liu et al. 2026, FedPAC, arXiv:2602.19271"
 TAKEZAWA = "Takezawa et al. 2026, ICLR, arXiv:2509.26337"
 ZHANG = "Zhang and Gao 2025, arXiv:2510.03866"
+YAN_HUANG = "Yan and Huang 2026, arXiv:2608.12710"
 CHEN = "Chen et al. 2026, arXiv:2609.06073"
 DOUILLARD = "Douillard et al. 2023, arXiv:2311.08105"
 DOUILLARD_STREAMING = "Douillard et al. 2025, arXiv:2501.18512"
@@ -227,6 +229,8 @@ ALL = by_name(
         TEXT,
         color="#b5541c",
     ),
+    Method(fedcomuon, "FedCoMuon", YAN_HUANG, TEXT, color="#7c1f3f"),
+    Method(fedcomuon_vr, "FedCoMuon-VR", YAN_HUANG, TEXT, color="#e377a2"),
     Method(diloco, "DiLoCo", DOUILLARD, INDEPENDENT),
     Method(heloco, "HeLoCo", ASIF, INDEPENDENT),
     Method(streaming_diloco, "Streaming DiLoCo", DOUILLARD_STREAMING, INDEPENDENT),

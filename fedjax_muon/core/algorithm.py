@@ -23,6 +23,13 @@ def unconstrained(params: Params) -> Params:
     return params
 
 
+def no_losses(params: Params, batch: Any, key: jax.Array) -> tuple[Any, Params]:
+    """`value_and_grad` of an objective that has gradients alone."""
+    raise TypeError(
+        "this method needs the losses of batches; give the Objective a value_and_grad"
+    )
+
+
 class Objective(NamedTuple):
     """The function that an algorithm minimizes, by its gradients and its constraints.
 
@@ -36,7 +43,7 @@ class Objective(NamedTuple):
     # (params, batch, key) -> gradients of single examples, leaves [B, ...]
     public_grad: Callable[[Params], Params] | None = None
     # params -> gradient of the terms that depend on no data
-    value_and_grad: Callable[[Params, Any, jax.Array], tuple[Any, Params]] | None = None
+    value_and_grad: Callable[[Params, Any, jax.Array], tuple[Any, Params]] = no_losses
     # (params, batch, key) -> loss of the batch [], as in an evaluation, and gradient
 
 

@@ -101,7 +101,9 @@ def message_shapes(algorithm: Algorithm, params: Params) -> list[Any]:
     """
     batches = jax.ShapeDtypeStruct((1,), jnp.float32)
     exchanges = (*algorithm.prologue, *algorithm.exchanges)
-    shapes = exchange_shapes(exchanges, algorithm, Objective(_zero), params, batches)
+    loss = lambda *given: (jnp.zeros(()), _zero(*given))
+    zero = Objective(_zero, value_and_grad=loss)
+    shapes = exchange_shapes(exchanges, algorithm, zero, params, batches)
     return [sent.up for sent in shapes]
 
 

@@ -29,6 +29,7 @@ from tests.oracles.compression import (
     largest,
     sparseloco,
 )
+from tests.oracles.fedcomuon import fedcomuon, fedcomuon_vr
 from tests.oracles.fedlada import fedlada
 from tests.oracles.fedmuon import (
     fedmuon,
@@ -132,6 +133,8 @@ CASES = {
     "fedmuon_correct": Case(fedmuon_correct, TENFOLD, {"lr": 0.03}, True),
     "fedmuon_correct_euclidean": Case(fedmuon_correct, UNIT, {"lr": 0.03}),
     "fedmuon_correct_max_norm": Case(fedmuon_correct, SIGN, {"lr": 0.01}),
+    "fedcomuon": Case(fedcomuon, {"lr": 0.01}, {}, True),
+    "fedcomuon_vr": Case(fedcomuon_vr, {"lr": 0.01}, {}, True, FULL),
     "diloco": Case(diloco, {"lr": 0.0004, "decay": 0.1}, {"lr": 0.01}),
     "heloco": Case(heloco, {"lr": 0.0004}, {"lr": 0.01}),
     "fedcm": Case(guided.fedcm, {"lr": 0.1}),

@@ -24,6 +24,7 @@ class Trace(NamedTuple):
         rounds: per round ``(ids, data)``; ``data[j][k]`` is the k-th batch of the
             client ``ids[j]``.
         sizes: the number of examples of each of the N clients.
+        loss: ``(params, batch) -> the loss`` whose gradient `grad` is.
     """
 
     grad: Callable[[Params, Batch], Params]
@@ -31,6 +32,7 @@ class Trace(NamedTuple):
     first: list[list[Batch]]
     rounds: list[tuple[list[int], list[list[Batch]]]]
     sizes: list[int]
+    loss: Callable[[Params, Batch], float] = lambda x, batch: 0.0
 
 
 # ---------------------------------------------------------------- the toy model
@@ -105,7 +107,7 @@ def draw_trace(
         ids = [int(i) for i in rng.permutation(num_clients)[:cohort_size]]
         data = [[_draw_batch(rng, owned[i], batch) for _ in range(steps)] for i in ids]
         events.append((ids, data))
-    return Trace(toy_grad, num_clients, before, events, list(sizes))
+    return Trace(toy_grad, num_clients, before, events, list(sizes), toy_loss)
 
 
 def first_gradient(trace, x, i: int) -> Params:

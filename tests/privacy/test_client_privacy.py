@@ -263,7 +263,10 @@ METHODS = slow_but(("fedavg", "fedmuon"), sorted(METHODS))
 
 
 # of |params - batch|^2 / 2: clients pull to where their batches are
-PULL = Objective(lambda params, batch, key: tree.sub(params, batch))
+PULL = Objective(
+    lambda params, batch, key: tree.sub(params, batch),
+    value_and_grad=lambda params, batch, key: (jnp.ones(()), tree.sub(params, batch)),
+)
 
 
 def fields(message) -> dict[str, Any]:
@@ -355,8 +358,9 @@ def test_no_client_moves_what_the_server_sees_by_more_than_its_share(name):
         without = shown(*phase, 1.0, 0.0)
         failing = shown(*phase, jnp.nan, 1.0)
         enormous = shown(*phase, 1e3, 1.0)
-        for left, failed, spoilt in zip(without, failing, enormous, strict=True):
+        assert_same_bits(failing, without)
+        # in a later exchange, the others answer to what this one has changed
+        for left, spoilt in zip(without[:1], enormous[:1], strict=True):
             for name, move in fields(tree.sub(spoilt, left)).items():
                 norm = np.sqrt(sum(float((x**2).sum()) for x in jax.tree.leaves(move)))
                 np.testing.assert_allclose(norm, limit[name] / size, rtol=1e-4)
-            assert_same_bits(failed, left)

@@ -496,7 +496,7 @@ def test_all_methods_are_asynchronous_but_these():
             refused[name] = str(error)
     of_all_messages = {"fedex_lora", "flora", "flexlora"}
     others = {"stem", "fafed", "streaming_diloco", "ef21_muon"}
-    others |= {"sign_vote", "signmuon", "muonusign", "muonsign"}
+    others |= {"fedcomuon_vr", "sign_vote", "signmuon", "muonusign", "muonsign"}
     assert set(refused) == others | of_all_messages
     assert all("give a" in text for text in refused.values())
 

@@ -65,7 +65,14 @@ def example_grad_fn(params, batch, key):
     return jax.tree.map(lambda x: jnp.stack(2 * [x]), zeros)
 
 
-OBJECTIVE = Objective(grad_fn, example_grad=example_grad_fn)
+def value_and_grad(params, batch, key):
+    """A loss besides."""
+    return jnp.zeros(()), grad_fn(params, batch, key)
+
+
+OBJECTIVE = Objective(
+    grad_fn, example_grad=example_grad_fn, value_and_grad=value_and_grad
+)
 
 
 def gradients(function, *given) -> int:
@@ -92,12 +99,14 @@ def cost_row(name: str, method, params) -> list[str]:
     before = ", ".join(sent(algorithm.prologue)) if algorithm.prologue else ""
     server = jax.eval_shape(algorithm.init, params)
     client_state = jax.eval_shape(algorithm.init_client, params)
-    (exchange,) = algorithm.exchanges
 
     def client(server, client_state, batches, key):
-        round = Round(jnp.int32(0), key, 1, 1, 1.0)
-        broadcast = exchange.broadcast(server, round)
-        return exchange.client(OBJECTIVE, broadcast, client_state, batches, round)
+        round, sent = Round(jnp.int32(0), key, 1, 1, 1.0), []
+        for exchange in algorithm.exchanges:
+            given = exchange.broadcast(server, round), client_state, batches, round
+            message, client_state = exchange.client(OBJECTIVE, *given)
+            sent.append(message)
+        return sent, client_state
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     taken = gradients(client, server, client_state, BATCHES, key)

@@ -18,8 +18,8 @@ from tests.oracles.problem import Trace
 from tests.oracles.saddle import SaddleTrace
 
 
-def grad_fn(params, batch, key):
-    """The gradient of `oracles.problem.toy_loss`, by automatic differentiation."""
+def value_and_grad(params, batch, key):
+    """`oracles.problem.toy_loss` and its gradient, by automatic differentiation."""
     del key
     x, y, weight = batch
 
@@ -27,10 +27,15 @@ def grad_fn(params, batch, key):
         out = jnp.tanh(x @ p["w"] + p["b"][None, :])
         return jnp.sum(weight * jnp.mean((out - y) ** 2, axis=1)) / jnp.sum(weight)
 
-    return jax.grad(loss)(params)
+    return jax.value_and_grad(loss)(params)
 
 
-TOY = Objective(grad_fn)
+def grad_fn(params, batch, key):
+    """The gradient alone."""
+    return value_and_grad(params, batch, key)[1]
+
+
+TOY = Objective(grad_fn, value_and_grad=value_and_grad)
 
 
 def stack(data):
@@ -92,7 +97,7 @@ def by_code(methods) -> list[list[str]]:
     """The names of the methods that share their clients' code, together."""
     found: dict[str, list[str]] = {}
     for name, method in methods.items():
-        (main,) = method.function().exchanges
+        *_, main = method.function().exchanges
         found.setdefault(main.client.__qualname__, []).append(name)
     return list(found.values())
 
