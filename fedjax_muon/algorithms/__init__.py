@@ -52,6 +52,7 @@ from fedjax_muon.algorithms.fedmuon_align import (
     local_adamw_align,
     local_sgd_align,
 )
+from fedjax_muon.algorithms.fedmuon_auto import fedmuon_auto
 from fedjax_muon.algorithms.fedmuon_correct import (
     fedmuon_correct,
     fedmuon_correct_euclidean,
@@ -178,6 +179,13 @@ ALL = by_name(
     ),
     Method(fedmuon, "FedMuon", ZHANG, TEXT, ZHANG_GRID, color="#d62728"),
     Method(fedmuon_unsynced, "FedMuon(unsynced start)", ZHANG, TEXT, color="#ff6b6b"),
+    Method(
+        fedmuon_auto,
+        "FedMuon(automatic rate)",
+        ZHANG,
+        Source.OURS,
+        color="#a3123b",
+    ),
     Method(fedmuon_align, "FedMuon(alignment)", LIU, TEXT, ALIGN_GRID, color="#1f6fd6"),
     Method(fedmuon_svd, "FedMuon(SVD)", LIU, TEXT, LIU_MUON_GRID, color="#5b5bd6"),
     Method(
