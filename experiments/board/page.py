@@ -16,7 +16,7 @@ from fedjax_muon.runs.style import closest, color_names, drawing, outside as bey
 
 matplotlib.use("Agg")
 
-PAGE = Path("docs/board.md")
+PAGE, TUNING = Path("docs/board.md"), Path("results/tuning")
 FEDMUON, OF_AGENTS = "FedMuon", "DeMuon"  # what stands for FedMuon without a server
 MUON, WINS, NO_WIN = "#d62728", "#1f77b4", "0.55"  # colors
 WEIGHTS = (0.0, 0.25, 0.5)  # of FedMuon(alignment)
@@ -261,6 +261,7 @@ def write(output: Path, page: Path = PAGE) -> None:
         (output / "changes.md").write_text(text)
     lines += outside(output)
     page.write_text("\n".join(lines))
+    tuning.write(output, TUNING)
 
 
 OTHER_SIZES = {

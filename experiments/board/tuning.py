@@ -218,3 +218,25 @@ def draw(place: Path, path: Path) -> None:
         figure.legend(loc="outside upper center", ncols=3, fontsize=8)
         axis.set_yticks(places, [label(name) for name, _ in found])
         axis.set_xlabel("points that the best rate of the other four tracks loses")
+
+
+def write(place: Path, output: Path) -> None:
+    """Writes the table of plateaus and its figure."""
+    output.mkdir(parents=True, exist_ok=True)
+    for suffix in (".png", ".svg"):
+        draw(place, output / f"plateaus{suffix}")
+    text = "\n".join([PLATEAUS, *costs_table(place), ""])
+    (output / "plateaus.md").write_text(text)
+
+
+PLATEAUS = """\
+# Rates that lose at most a point
+
+From the trials of the board (`python -m experiments.board page`): the lowest and the
+highest rate around the best one that lose at most one point of validation, between
+trials by the logarithm of the rate and as far as rates were tried. The rate falls to 0
+by a cosine. The factor between both is a geometric mean over tracks. The last column is
+what the best rate of the other four tracks loses, as a mean over tracks. In parentheses
+and after ±: 95% intervals over the five tracks. Validation has 144 examples of two
+seeds on `digits` and 98 patients on `heart`, so a point is one or two examples there.
+"""
