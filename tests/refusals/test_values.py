@@ -44,6 +44,7 @@ METHODS = {**fm.algorithms.ALL, **fm.minimax.ALL, **GOSSIP}
 # numbers that may be larger than 1; all others are shares
 LARGE = {"lr", "server_lr", "decay", "eps", "mu", "alpha", "scale", "floor", "high"}
 LARGE |= {"clip_norm", "pull", "sigma", "weight", "shrink", "turn", "kappa"}
+LARGE |= {"temperature", "max_slope"}
 NO_SHARES = {("fedadamw", "align")}
 
 
