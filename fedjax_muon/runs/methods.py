@@ -138,6 +138,8 @@ def unsearched(method: Made) -> tuple[Made, Unsearched | None]:
     known = UNSEARCHED.get(function_of(method))
     if known is None or "lr" in getattr(method, "keywords", {}):
         return method, None
+    if known.rate is None:
+        return method, known
     return method(lr=cosine(known.rate.lr)), known
 
 
