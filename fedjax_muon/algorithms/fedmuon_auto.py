@@ -84,6 +84,12 @@ def fedmuon_auto(
     plain = at(1.0)
     (before,), (main,) = plain.prologue, plain.exchanges
 
+    falling = optax.cosine_decay_schedule(1.0, rounds)
+
+    def send(state, round):
+        now = core.value_at(lr, round) * falling(round.index)
+        return state._replace(length=(now * state.length).astype(state.length.dtype))
+
     def init(params):
         return State(params, tree.zeros_like(params), jnp.ones(()))
 
@@ -99,12 +105,8 @@ def fedmuon_auto(
         return State(state.params, mean.momentum, length)
 
     def client(objective, broadcast, client_state, batches, round):
-        length = broadcast.length
-        done = jnp.minimum(jnp.asarray(round.index, length.dtype) / rounds, 1)
-        falling = (1 + jnp.cos(jnp.pi * done)) / 2
-        steps = jnp.asarray(round.steps, length.dtype)
-        rate = core.value_at(lr, round) * length * falling / jnp.sqrt(steps)
-        (own,) = at(rate).exchanges
+        steps = jnp.asarray(round.steps, broadcast.length.dtype)
+        (own,) = at(broadcast.length / jnp.sqrt(steps)).exchanges
         return own.client(objective, broadcast[:2], client_state, batches, round)
 
     def server(state, mean, round):
@@ -113,6 +115,6 @@ def fedmuon_auto(
 
     return plain._replace(
         init=init,
-        exchanges=(main._replace(client=client, server=server),),
+        exchanges=(main._replace(broadcast=send, client=client, server=server),),
         prologue=(before._replace(client=first, server=start),),
     )

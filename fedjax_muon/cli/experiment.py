@@ -29,6 +29,7 @@ import numpy as np
 from fedjax_muon import data
 from fedjax_muon.cli import names
 from fedjax_muon.cli.names import Call
+from fedjax_muon.runs.methods import finished
 from fedjax_muon.runs.simulate import Method
 
 LIBRARIES = ("fedjax_muon", "optax", "functools")
@@ -62,7 +63,7 @@ class Experiment(NamedTuple):
 
     def algorithm(self) -> Method:
         """The method, made."""
-        return names.made(self.method)
+        return finished(names.made(self.method), self.rounds)
 
     @property
     def modules(self) -> list[str]:

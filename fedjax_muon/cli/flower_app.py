@@ -44,6 +44,8 @@ from fedjax_muon.files import read_text, reading, write
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs import metrics_csv
 from fedjax_muon.runs.directory import CHECKPOINTS, METRICS
+from fedjax_muon.runs.methods import cosine
+from fedjax_muon.runs.rates import UNSEARCHED
 from fedjax_muon.runs.simulate import needs_all, score_of, settings_of, start_key
 from fedjax_muon.runs.summary import score_column
 from fedjax_muon.simulation.arguments import check_dataset
@@ -226,10 +228,24 @@ def prepared(
             "deploy takes messages as they come; replay them by train --cohort replayed"
         )
     given = {name: value for name, value in settings.items() if value is not None}
+    method = as_trained(method, rounds)
     ours = Experiment(method, problem, given, rounds, seed, evaluate_every)
     if not isinstance(ours.algorithm(), Algorithm):
         raise ValueError(f"{method.name} has no server; choose one that has")
     return ours, _problem(problem)
+
+
+def as_trained(method: Call, rounds: int) -> Call:
+    """The call that `train` makes of a method without arguments."""
+    if method.args or method.kwargs:
+        return method
+    if "rounds" in names.signature_of(method.function):
+        return method._replace(kwargs={"rounds": rounds})
+    known = UNSEARCHED.get(method.name)
+    if known is None or known.rate is None:
+        return method
+    falling = Call(cosine, "cosine", [], {"lr": known.rate.lr})
+    return method._replace(kwargs={"lr": falling})
 
 
 def train_with(

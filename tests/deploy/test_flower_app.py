@@ -9,6 +9,7 @@ import pytest
 import fedjax_muon as fm
 from fedjax_muon.cli import flower_app
 from fedjax_muon.deploy import in_process
+from fedjax_muon.engine import plans
 from fedjax_muon.runs import metrics_csv
 from tests.deploy.deployed_run import (
     RUN,
@@ -73,6 +74,20 @@ def test_lost_clients_are_recorded_and_rows_after_the_checkpoint_replaced(app):
     again = metrics_csv.read(place / "metrics.csv")
     for name in ("round", "test_loss"):
         np.testing.assert_array_equal(rows[name], again[name])
+
+
+@pytest.mark.parametrize("name", ["fedmuon", "fedmuon_auto", "fedavg"])
+def test_a_method_without_arguments_is_deployed_as_it_is_trained(name, tmp_path):
+    place, words = tmp_path / "app", [name, *RUN[1:]]
+    configs, (_, problem, _) = written(place, words), job_of(words)
+    ours, facts = flower_app.read_app(place)  # as it is written
+    send = in_process(nodes_from(place, configs))
+    flower_app.train_with(ours, facts, problem, send, place)
+    rows = metrics_csv.read(place / "metrics.csv")
+    how = {"rounds": 4, "evaluate_every": 1, "progress": False, **ours.how}
+    result = fm.train(getattr(fm, name), problem, plan=plans.mapped, **how)
+    trained = [record["test_loss"] for record in result.records]
+    assert rows["test_loss"].tolist() == trained
 
 
 def test_damaged_rows_do_not_stop_a_later_start(tmp_path):
