@@ -98,12 +98,20 @@ def text(spec: dict[str, Any]) -> str:
 
 def families() -> dict[str, Callable[[], Family]]:
     """Every file whose variants are changes of a reference."""
-    from conformance import agents, aggregates, muons, optimizers, saddles, systems
+    from conformance import (
+        agents,
+        aggregates,
+        muons,
+        optimizers,
+        saddles,
+        systems,
+        votes,
+    )
     from conformance.families import FAMILIES
 
     found = FAMILIES | muons.FAMILIES | aggregates.FAMILIES
     found |= saddles.FAMILIES | agents.FAMILIES | systems.FAMILIES
-    return found | optimizers.FAMILIES
+    return found | optimizers.FAMILIES | votes.FAMILIES
 
 
 def specs() -> dict[str, Callable[[], dict[str, Any]]]:

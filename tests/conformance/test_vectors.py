@@ -12,7 +12,7 @@ from conformance import check, make
 from conformance.adapters.fedjax_muon import IMPLEMENTATIONS
 from conformance.family import SAME, lines, setting
 from conformance.variants import alone, variant
-from tests.conformance import planted, planted_systems
+from tests.conformance import planted, planted_systems, planted_votes
 from tests.conformance.mistakes import CHOICES, KNOWN, UNSEEN
 from tests.support.packages import needs
 
@@ -107,7 +107,8 @@ MISTAKEN = sorted({name for name, *_ in KNOWN + UNSEEN})
 
 def planted_in(name, wrong=""):
     name = "muon" if name == "muon_decay" else name
-    method = getattr(planted, name, None) or getattr(planted_systems, name)
+    places = planted, planted_systems, planted_votes
+    method = next(getattr(place, name) for place in places if hasattr(place, name))
     return lambda task: method(task, wrong)
 
 
