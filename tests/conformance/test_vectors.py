@@ -159,6 +159,34 @@ def test_what_sources_leave_open_conforms(name, choice, said):
     assert report["verdict"].endswith(said)
 
 
+def with_polars(monkeypatch, change):
+    """FedMuon whose polar factors are changed."""
+    right = planted.polar
+    with monkeypatch.context() as patch:
+        patch.setattr(planted, "polar", lambda m: change(right, m))
+        return check.judge(spec("fedmuon"), planted.fedmuon)
+
+
+def test_coarse_is_what_half_precision_makes(monkeypatch):
+    """Errors of a few percent in float64 are departures, and not rounding."""
+    half = lambda v: v.astype(np.float16).astype(float)
+    rounded = with_polars(monkeypatch, lambda polar, m: half(polar(half(m))))
+    assert rounded["verdict"].startswith("COARSE: conforms, to a few percent")
+    assert rounded["level"] == "bfloat16"
+    longer = with_polars(monkeypatch, lambda polar, m: 1.03 * polar(m))
+    bent = with_polars(monkeypatch, lambda polar, m: polar(m) - 0.02 * m)
+    uneven = with_polars(monkeypatch, lambda polar, m: polar(m) * (1 + 0.02 * m))
+    for report in (longer, bent, uneven):
+        assert report["verdict"].startswith("DIFFERS")
+        assert report["level"] is None
+        assert 1e-3 < report["error"] < check.LEVELS["bfloat16"]
+    assert "step of w: 1.03 times" in longer["verdict"]
+    report = check.judge(spec("signmuon"), planted_in("signmuon", "rate of Moonlight"))
+    assert report["verdict"].startswith("DIFFERS")  # a sign that flips is no rounding
+    uploads = check.judge(spec("fedavg"), planted_in("fedavg", "uploads in float16"))
+    assert uploads["verdict"].startswith("COARSE")
+
+
 FAULTS = {
     "raises": (lambda x: 1 / 0, "round 2: ZeroDivisionError: division by zero"),
     "NaN": (lambda x: {**x, "w": x["w"] * np.nan}, "round 2: ValueError: w has NaN"),
