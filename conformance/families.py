@@ -308,6 +308,12 @@ def adaptive(kind: str) -> Family:
                 "m / (1 - b1**(t + 1))", f"v / (1 - {b2}**(t + 1))"
             ),
             "of m alone": counted("m / (1 - b1**t)", "v"),
+            "Adam's, in the rate, so that tau is not divided": counted(
+                f"m * (1 - {b2}**t) ** 0.5 / (1 - b1**t)", "v"
+            ),
+            "Adam's, in the rate, one step ahead": counted(
+                f"m * (1 - {b2} ** (t + 1)) ** 0.5 / (1 - b1 ** (t + 1))", "v"
+            ),
         }
     hyper = {"lr": 0.1, "server_lr": 0.1, "b1": b1, "tau": 1e-2}
     settings = dict(hyper)
