@@ -43,10 +43,9 @@ contradicts its own documents or the paper that it cites, the note links to a
 [reproduction](../conformance/findings/README.md). Errors are relative to a step.
 
 Packages run as they are released, with these exceptions. Steps in half precision run in
-float32, since their rounding hides effects of a few percent; "coarse" marks where it
-remains. muonium and dtensor-muon run their own loops in place of kernels for GPUs. The
-constants 0.98 and 0.01 of the script of FedMuon are replaced by the settings of the
-vectors. Where a package has the server alone, clients are plain SGD.
+float32, since their rounding hides effects of a few percent. muonium and dtensor-muon
+run their own loops in place of kernels for GPUs. The constants 0.98 and 0.01 of the
+script of FedMuon are replaced by the settings of the vectors. Where a package has the server alone, clients are plain SGD.
 [conformance/judge.py](../conformance/judge.py) writes this page from the packages that
 are installed, and keeps the rows of the others.
 

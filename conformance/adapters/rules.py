@@ -375,14 +375,14 @@ PACKAGES = (
         (
             Entry(
                 "Muon",
-                ("muon",),
+                MATRIX,
                 with_rate_of_matrices("Muon"),
                 "the fresh gradient has weight 1, the average (1 - b), `muon.py:162`; "
                 "no scale, `muon.py:169`",
             ),
             Entry(
                 "OmniMuon, rms_scaling=False, spectral_blend=1",
-                ("muon", "muon_kernel"),
+                ALL,
                 with_rate_of_matrices("OmniMuon", rms_scaling=False, spectral_blend=1),
                 "the fresh gradient has weight 1, the average (1 - b), "
                 "`omni_muon.py:168`",
@@ -420,7 +420,7 @@ PACKAGES = (
         (
             Entry(
                 "Muon",
-                ("muon",),
+                MATRIX,
                 plain(),
                 "momentum, coefficients and scale are options",
             ),
