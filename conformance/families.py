@@ -165,6 +165,10 @@ def scaffold() -> Family:
                 "add(c, times(1 / trace.num_clients, mean(changes)))"
             ),
             "mean of the cohort's c_i": server("mean([c_i[i] for i in ids])"),
+            "mean of the c_i of clients so far": server(
+                "mean([c_i[i] for i in {j for e in trace.rounds[: r + 1] "
+                "for j in e[0]}])"
+            ),
             "never updated": server("c"),
         },
         "correction": {

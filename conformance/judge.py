@@ -14,6 +14,7 @@ from pathlib import Path
 from conformance.adapters import (
     aggregators,
     authors,
+    frameworks,
     methods,
     robust,
     rules,
@@ -31,6 +32,7 @@ PACKAGES = (
     *aggregators.PACKAGES,
     *robust.PACKAGES,
     *methods.PACKAGES,
+    *frameworks.PACKAGES,
     *authors.PACKAGES,
 )
 HEAD = """# What each code does differently
@@ -45,7 +47,8 @@ contradicts its own documents or the paper that it cites, the note links to a
 Packages run as they are released, with these exceptions. Steps in half precision run in
 float32, since their rounding hides effects of a few percent. muonium and dtensor-muon
 run their own loops in place of kernels for GPUs. The constants 0.98 and 0.01 of the
-script of FedMuon are replaced by the settings of the vectors. Where a package has the server alone, clients are plain SGD.
+script of FedMuon are replaced by the settings of the vectors. Where a package has the
+server alone, clients are plain SGD.
 [conformance/judge.py](../conformance/judge.py) writes this page from the packages that
 are installed, and keeps the rows of the others.
 

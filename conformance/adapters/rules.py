@@ -70,6 +70,18 @@ def grouped(
     return torch_optimizer(build)
 
 
+def second_moments(name: str) -> Callable:
+    """NorMuon, or AdaMuon, of pytorch-optimizer."""
+
+    def build(module, params, h):
+        b = h["momentum"]
+        own = {"momentum": b, "beta2": h["b2"]} if "b2" in h else {"betas": (b, b)}
+        one = {"params": params, "use_muon": True, "lr": h["lr"], **own}
+        return getattr(module, name)([one])
+
+    return torch_optimizer(build)
+
+
 def heavyball(**more: Any) -> Callable:
     def build(module, params, h):
         rest = {k: h[k] for k in ("lr", "weight_decay")}
@@ -89,13 +101,13 @@ def first(tree: dict) -> Arrays:
     return {k: np.moveaxis(np.asarray(v), -1, 0) for k, v in tree.items()}
 
 
-def optax_muon(task: Any, module: Any) -> Iterator[Arrays]:
+def optax_muon(task: Any, module: Any, **more: Any) -> Iterator[Arrays]:
     import jax
     import jax.numpy as jnp
 
     h, optax = task.hyper, module
-    decay = h["weight_decay"]
-    rule = optax.contrib.muon(h["lr"], beta=h["momentum"], weight_decay=decay)
+    given = {"beta": h["momentum"], "weight_decay": h["weight_decay"], **more}
+    rule = optax.contrib.muon(h["lr"], **given)
     with jax.enable_x64(True):
         here = lambda tree: {k: jnp.asarray(v) for k, v in last(tree).items()}
         x = here(task.x0)
@@ -194,6 +206,18 @@ PACKAGES = (
                 optax_muon,
                 "the bias is corrected as in NAdam, `contrib/_muon.py:488-497`",
             ),
+            Entry(
+                "contrib.muon, nesterov=False",
+                MATRIX,
+                functools.partial(optax_muon, nesterov=False),
+                "momentum is an option",
+            ),
+            Entry(
+                "contrib.muon, consistent_rms=0.2",
+                MATRIX,
+                functools.partial(optax_muon, consistent_rms=0.2),
+                "the scale is an option; the bias is corrected as in NAdam",
+            ),
         ),
     ),
     Package(
@@ -274,7 +298,23 @@ PACKAGES = (
         "pytorch-optimizer",
         "pytorch_optimizer",
         "4.1.0",
-        (Entry("Muon", ALL, grouped(group={"use_muon": True})),),
+        (
+            Entry("Muon", ALL, grouped(group={"use_muon": True})),
+            Entry(
+                "MuonClip, use_adjusted_lr=False",
+                ALL,
+                grouped("MuonClip", group={"use_muon": True, "use_adjusted_lr": False}),
+                "as in the report of Kimi K2 that it cites, `muon/muon_clip.py:74`",
+            ),
+            Entry("NorMuon", ("normuon",), second_moments("NorMuon")),
+            Entry(
+                "AdaMuon",
+                ("adamuon",),
+                second_moments("AdaMuon"),
+                "orthogonalizes M, without signs and without a look-ahead, "
+                "`muon/adamuon.py:237-246`",
+            ),
+        ),
     ),
     Package(
         "deepspeed",

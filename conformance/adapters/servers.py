@@ -123,6 +123,41 @@ def appfl(name: str, weights: str = "sample_size") -> Callable:
     return rounds(build)
 
 
+# -------------------------------------------------------------------- blazefl, nanofed
+def blazefl(module: Any, task: Any) -> Callable:
+    def rule(messages: list[Arrays], weights: list[float]) -> Arrays:
+        import torch
+
+        handler = module.FedAvgBaseServerHandler
+        mean = lambda k: handler.aggregate(
+            [torch.tensor(m[k]) for m in messages], weights
+        )
+        return {k: mean(k).numpy() for k in messages[0]}
+
+    return rule
+
+
+def nanofed(module: Any, task: Any) -> Callable:
+    def rule(messages: list[Arrays], weights: list[float]) -> Arrays:
+        import torch
+
+        tensors = lambda m: {k: torch.tensor(v) for k, v in m.items()}
+        updates = [
+            {
+                "model_state": tensors(m),
+                "client_id": str(i),
+                "round_number": 0,
+                "metrics": {"num_samples": weight},
+            }
+            for i, (m, weight) in enumerate(zip(messages, weights, strict=True))
+        ]
+        model = torch.nn.ParameterDict(tensors(messages[0]))
+        module.FedAvgAggregator().aggregate(model, updates)
+        return {k: v.detach().numpy() for k, v in model.items()}
+
+    return rule
+
+
 # ------------------------------------------------------------------------- fedn, flsim
 class Queue:
     """What an aggregator of FEDn asks for updates and their models."""
@@ -288,6 +323,18 @@ PACKAGES = (
                 "fedopt, adagrad", ("fedadagrad",), fedn("fedopt", serveropt="adagrad")
             ),
         ),
+    ),
+    Package(
+        "blazefl",
+        "blazefl.contrib",
+        "2.0.3",
+        (Entry("FedAvgBaseServerHandler", ("mean_by_examples",), aggregate(blazefl)),),
+    ),
+    Package(
+        "nanofed",
+        "nanofed.server.aggregator",
+        "0.1.4",
+        (Entry("FedAvgAggregator", ("mean_by_examples",), aggregate(nanofed)),),
     ),
     Package(
         "flsim",
