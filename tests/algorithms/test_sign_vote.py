@@ -150,7 +150,7 @@ def forced(mu, nesterov):
 
     def gradient(X):
         for center, g in zip(CENTERS, gradients, strict=True):
-            if (X == center).all():
+            if np.array_equal(X, center):
                 return g
             assert ((X - center) ** 2).sum() > Fraction(1, 50) ** 2
         assert X[1, 1] < 1
