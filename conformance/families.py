@@ -3,13 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from conformance.axes import (
-    LOSS,
-    STEPS,
-    UNIFORM_REPLAY,
-    local_axes,
-    weights,
-)
+from conformance.axes import LOSS, STEPS, UNIFORM_REPLAY, local_axes, weights
 from conformance.family import SAME, Family, lines, setting
 from conformance.problems import rounds
 
@@ -22,9 +16,7 @@ PROBLEM = rounds()
 def fedavg() -> Family:
     old = "times(trace.sizes[i] / present"
     share = lambda kind: lines(
-        "fedavg_weighted",
-        old,
-        f'times(shares(trace, r, "{kind}")[ids.index(i)]',
+        "fedavg_weighted", old, f'times(shares(trace, r, "{kind}")[ids.index(i)]'
     )
     weights = {
         "by examples": SAME,

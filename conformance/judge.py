@@ -69,7 +69,7 @@ def keys() -> dict[tuple[str, str, str], Entry]:
         (package.name, entry.what, name): entry
         for package in PACKAGES
         for entry in package.entries
-        for name in entry.vectors
+        for name in entry.vectors.split()
     }
 
 
@@ -93,7 +93,7 @@ def judged(package: Package) -> list[Row]:
         print(f"the notes on {package.name} are of {package.read}, this is {version}")
     rows = []
     for entry in package.entries:
-        for name in entry.vectors:
+        for name in entry.vectors.split():
             row = {"package": package.name, "version": version, "method": entry.what}
             rows.append(row | {"vectors": name} | verdict(entry, module, name))
             print(*rows[-1].values(), flush=True)

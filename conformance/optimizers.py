@@ -354,10 +354,7 @@ def adamuon() -> Family:
             ),
             "0.999": to(f"beta * v + {v}", "0.999 * v + 0.001 * O**2"),
         },
-        "divisor": {
-            "sqrt(v)": SAME,
-            "v": to("np.sqrt(v) + 1e-8)", "v + 1e-8)"),
-        },
+        "divisor": {"sqrt(v)": SAME, "v": to("np.sqrt(v) + 1e-8)", "v + 1e-8)")},
         "norm": {
             "0.2 sqrt(rows cols)": SAME,
             "not restored": sized("hat"),

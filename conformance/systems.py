@@ -220,10 +220,7 @@ def ef21_muon(bits: bool = False) -> Family:
     """With C of the largest entries of matrices, or of scaled signs."""
     here = "ef21_muon"
     C = scaled_signs if bits else of_matrices
-    bare = {
-        "mean|v| sign(v)": SAME,
-        "sign(v) of clients": setting(compress=np.sign),
-    }
+    bare = {"mean|v| sign(v)": SAME, "sign(v) of clients": setting(compress=np.sign)}
     to = lambda *pairs: lines(here, *pairs)
     R = "R.append(each(compress, sub(M[i], G_j[i])))"
     own = "G_j[i] = add(G_j[i], R[-1])"

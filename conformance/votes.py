@@ -21,14 +21,8 @@ AROUND = {
     "sign_vote": ("none: sign(M_i)", ""),
     "signmuon": ("sign(O(M_i)) by clients", ", before=direction"),
     "muonusign": ("O(V) by the server", ", after=direction"),
-    "muonsign": (
-        "sign(O(V)) by the server",
-        ", after=lambda v: np.sign(direction(v))",
-    ),
-    "": (
-        "sign(O(sign(M_i))) by clients",
-        ", before=lambda m: direction(np.sign(m))",
-    ),
+    "muonsign": ("sign(O(V)) by the server", ", after=lambda v: np.sign(direction(v))"),
+    "": ("sign(O(sign(M_i))) by clients", ", before=lambda m: direction(np.sign(m))"),
 }
 FORMS = {
     "sign_vote": "V = sign(sum_i sign(M_i)); x <- x - lr V",

@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     """
 
     what: str
-    vectors: tuple[str, ...]
+    vectors: str  # names with spaces between
     run: Callable[..., Any]
     note: str = ""
 
@@ -33,6 +33,10 @@ class Package(NamedTuple):
     module: str
     read: str  # the version whose lines the notes name
     entries: tuple[Entry, ...]
+
+
+def package(name: str, module: str, read: str, *entries: Entry) -> Package:
+    return Package(name, module, read, entries)
 
 
 def found(package: Package) -> tuple[Any, str] | None:

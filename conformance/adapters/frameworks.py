@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from conformance.adapters.entry import Arrays, Entry, Package
+from conformance.adapters.entry import Arrays, Entry, package
 from conformance.adapters.methods import examples, layer, values
 from conformance.adapters.servers import rounds
 
@@ -150,60 +150,54 @@ def substrafl(module: Any, task: Any) -> Callable:
 
 
 PACKAGES = (
-    Package(
+    package(
         "pfl",
         "pfl",
         "0.6.0",
-        (
-            Entry(
-                "FederatedAveraging, WeightByDatapoints", ("fedavg",), pfl(averaging)
-            ),
-            Entry(
-                "FederatedAveraging",
-                ("fedavg",),
-                pfl(averaging, weighted=False),
-                "weights are an option",
-            ),
-            Entry("FedProx", ("fedprox",), pfl(proximal, weighted=False)),
-            Entry(
-                "SCAFFOLD, option II",
-                ("scaffold",),
-                pfl(scaffold(2), rate, weighted=False),
-                FIND.format("pfl_scaffold.md", "`algorithm/scaffold.py:144, 157-158`"),
-            ),
-            Entry(
-                "SCAFFOLD, option I",
-                ("scaffold",),
-                pfl(scaffold(1), rate, weighted=False),
-                "the same, and clients share a buffer of variates: "
-                + FIND.format("pfl_scaffold.md", "`model/pytorch.py:243, 252`"),
-            ),
+        Entry("FederatedAveraging, WeightByDatapoints", "fedavg", pfl(averaging)),
+        Entry(
+            "FederatedAveraging",
+            "fedavg",
+            pfl(averaging, weighted=False),
+            "weights are an option",
+        ),
+        Entry("FedProx", "fedprox", pfl(proximal, weighted=False)),
+        Entry(
+            "SCAFFOLD, option II",
+            "scaffold",
+            pfl(scaffold(2), rate, weighted=False),
+            FIND.format("pfl_scaffold.md", "`algorithm/scaffold.py:144, 157-158`"),
+        ),
+        Entry(
+            "SCAFFOLD, option I",
+            "scaffold",
+            pfl(scaffold(1), rate, weighted=False),
+            "the same, and clients share a buffer of variates: "
+            + FIND.format("pfl_scaffold.md", "`model/pytorch.py:243, 252`"),
         ),
     ),
-    Package(
+    package(
         "declearn",
         "declearn.aggregator",
         "2.9.1",
-        (
-            Entry(
-                "AveragingAggregator",
-                ("fedavg",),
-                rounds(declearn_mean),
-                "documented: weights are numbers of steps, `_avg.py:60-62`",
-            ),
-            Entry(
-                "ScaffoldClientModule and ScaffoldServerModule",
-                ("scaffold",),
-                declearn_scaffold,
-                "documented: the mean over clients that took part so far, "
-                "`optimizer/modules/_scaffold.py`",
-            ),
+        Entry(
+            "AveragingAggregator",
+            "fedavg",
+            rounds(declearn_mean),
+            "documented: weights are numbers of steps, `_avg.py:60-62`",
+        ),
+        Entry(
+            "ScaffoldClientModule and ScaffoldServerModule",
+            "scaffold",
+            declearn_scaffold,
+            "documented: the mean over clients that took part so far, "
+            "`optimizer/modules/_scaffold.py`",
         ),
     ),
-    Package(
+    package(
         "substrafl",
         "substrafl.strategies",
         "1.0.0",
-        (Entry("FedAvg", ("fedavg",), rounds(substrafl)),),
+        Entry("FedAvg", "fedavg", rounds(substrafl)),
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.adapters.entry import Arrays, Entry, Package
+from conformance.adapters.entry import Arrays, Entry, package
 from conformance.adapters.servers import aggregate
 
 
@@ -90,185 +90,161 @@ def qora(method: Callable) -> Callable:
 OTHERS = "documented: n - f - 1 neighbors, `geometric_wise/krum.py:89`"
 NEIGHBORS = "its page has n - f neighbors, itself included, `aggregators.py:{}`"
 PACKAGES = (
-    Package(
+    package(
         "byzfl",
         "byzfl",
         "0.0.11",
-        (
-            Entry("Median", ("coordinate_median",), byzfl("Median")),
-            Entry("TrMean", ("trimmed_mean",), byzfl("TrMean", "f")),
-            Entry("Krum", ("krum",), byzfl("Krum", "f"), NEIGHBORS.format(531)),
-            Entry(
-                "MultiKrum",
-                ("multi_krum",),
-                byzfl("MultiKrum", "f"),
-                NEIGHBORS.format(648),
-            ),
-            Entry(
-                "GeometricMedian",
-                ("geometric_median",),
-                byzfl("GeometricMedian"),
-                "the number of iterations is an option",
-            ),
-            Entry(
-                "GeometricMedian, T=2000",
-                ("geometric_median",),
-                byzfl("GeometricMedian", nu=1e-9, T=2000),
-            ),
-            Entry(
-                "CenteredClipping",
-                ("centered_clipping",),
-                aggregate(
-                    lambda m, t: flat(
-                        m.CenteredClipping(L=int(t.hyper["rounds"]), tau=t.hyper["tau"])
-                    )
-                ),
+        Entry("Median", "coordinate_median", byzfl("Median")),
+        Entry("TrMean", "trimmed_mean", byzfl("TrMean", "f")),
+        Entry("Krum", "krum", byzfl("Krum", "f"), NEIGHBORS.format(531)),
+        Entry(
+            "MultiKrum", "multi_krum", byzfl("MultiKrum", "f"), NEIGHBORS.format(648)
+        ),
+        Entry(
+            "GeometricMedian",
+            "geometric_median",
+            byzfl("GeometricMedian"),
+            "the number of iterations is an option",
+        ),
+        Entry(
+            "GeometricMedian, T=2000",
+            "geometric_median",
+            byzfl("GeometricMedian", nu=1e-9, T=2000),
+        ),
+        Entry(
+            "CenteredClipping",
+            "centered_clipping",
+            aggregate(
+                lambda m, t: flat(
+                    m.CenteredClipping(L=int(t.hyper["rounds"]), tau=t.hyper["tau"])
+                )
             ),
         ),
     ),
-    Package(
+    package(
         "byzpy",
         "byzpy.aggregators",
         "0.1.4",
-        (
-            Entry(
-                "CoordinateWiseMedian",
-                ("coordinate_median",),
-                byzpy("coordinate_wise", "CoordinateWiseMedian"),
-                "the lower of the two in the middle, as `torch.median`, "
-                "`engine/backend/ndarray/torch.py:20`",
+        Entry(
+            "CoordinateWiseMedian",
+            "coordinate_median",
+            byzpy("coordinate_wise", "CoordinateWiseMedian"),
+            "the lower of the two in the middle, as `torch.median`, "
+            "`engine/backend/ndarray/torch.py:20`",
+        ),
+        Entry(
+            "CoordinateWiseTrimmedMean",
+            "trimmed_mean",
+            byzpy("coordinate_wise", "CoordinateWiseTrimmedMean", f),
+        ),
+        Entry("Krum", "krum", byzpy("geometric_wise", "Krum", f), OTHERS),
+        Entry(
+            "MultiKrum, q = n - f",
+            "multi_krum",
+            byzpy("geometric_wise", "MultiKrum", lambda t: f(t) | {"q": n_minus_f(t)}),
+            OTHERS,
+        ),
+        Entry(
+            "GeometricMedian, tol=1e-12, max_iter=2000",
+            "geometric_median",
+            byzpy(
+                "geometric_wise",
+                "GeometricMedian",
+                lambda t: {"tol": 1e-12, "max_iter": 2000},
             ),
-            Entry(
-                "CoordinateWiseTrimmedMean",
-                ("trimmed_mean",),
-                byzpy("coordinate_wise", "CoordinateWiseTrimmedMean", f),
-            ),
-            Entry(
-                "Krum",
-                ("krum",),
-                byzpy("geometric_wise", "Krum", f),
-                OTHERS,
-            ),
-            Entry(
-                "MultiKrum, q = n - f",
-                ("multi_krum",),
-                byzpy(
-                    "geometric_wise", "MultiKrum", lambda t: f(t) | {"q": n_minus_f(t)}
-                ),
-                OTHERS,
-            ),
-            Entry(
-                "GeometricMedian, tol=1e-12, max_iter=2000",
-                ("geometric_median",),
-                byzpy(
-                    "geometric_wise",
-                    "GeometricMedian",
-                    lambda t: {"tol": 1e-12, "max_iter": 2000},
-                ),
-            ),
-            Entry(
-                'CenteredClipping, init="zero"',
-                ("centered_clipping",),
-                byzpy(
-                    "norm_wise",
-                    "CenteredClipping",
-                    lambda t: {
-                        "c_tau": t.hyper["tau"],
-                        "M": int(t.hyper["rounds"]),
-                        "init": "zero",
-                    },
-                ),
+        ),
+        Entry(
+            'CenteredClipping, init="zero"',
+            "centered_clipping",
+            byzpy(
+                "norm_wise",
+                "CenteredClipping",
+                lambda t: {
+                    "c_tau": t.hyper["tau"],
+                    "M": int(t.hyper["rounds"]),
+                    "init": "zero",
+                },
             ),
         ),
     ),
-    Package(
+    package(
         "fed-playground",
         "fed_playground.src.aggregation",
         "0.2.1",
-        (
-            Entry(
-                "MedianAggregation",
-                ("coordinate_median",),
-                playground("MedianAggregation"),
-            ),
-            Entry(
-                "TrimmedMeanAggregation, trim_fraction = f / n",
-                ("trimmed_mean",),
-                playground(
-                    "TrimmedMeanAggregation",
-                    lambda t: {"trim_fraction": t.hyper["f"] / len(t.messages)},
-                ),
-            ),
-            Entry(
-                "KrumAggregation",
-                ("krum",),
-                playground("KrumAggregation", lambda t: {"n_byzantine": f(t)["f"]}),
-            ),
-            Entry(
-                "KrumAggregation, n_selected = n - f",
-                ("multi_krum",),
-                playground(
-                    "KrumAggregation",
-                    lambda t: {"n_byzantine": f(t)["f"], "n_selected": n_minus_f(t)},
-                ),
-            ),
-            Entry(
-                "GeometricMedianAggregation, max_iter=2000",
-                ("geometric_median",),
-                playground("GeometricMedianAggregation", lambda t: {"max_iter": 2000}),
-            ),
-            Entry(
-                "MeanAggregation",
-                ("mean_by_examples",),
-                playground("MeanAggregation"),
-                "documented: the arithmetic mean",
+        Entry(
+            "MedianAggregation", "coordinate_median", playground("MedianAggregation")
+        ),
+        Entry(
+            "TrimmedMeanAggregation, trim_fraction = f / n",
+            "trimmed_mean",
+            playground(
+                "TrimmedMeanAggregation",
+                lambda t: {"trim_fraction": t.hyper["f"] / len(t.messages)},
             ),
         ),
+        Entry(
+            "KrumAggregation",
+            "krum",
+            playground("KrumAggregation", lambda t: {"n_byzantine": f(t)["f"]}),
+        ),
+        Entry(
+            "KrumAggregation, n_selected = n - f",
+            "multi_krum",
+            playground(
+                "KrumAggregation",
+                lambda t: {"n_byzantine": f(t)["f"], "n_selected": n_minus_f(t)},
+            ),
+        ),
+        Entry(
+            "GeometricMedianAggregation, max_iter=2000",
+            "geometric_median",
+            playground("GeometricMedianAggregation", lambda t: {"max_iter": 2000}),
+        ),
+        Entry(
+            "MeanAggregation",
+            "mean_by_examples",
+            playground("MeanAggregation"),
+            "documented: the arithmetic mean",
+        ),
     ),
-    Package(
+    package(
         "qora-fl",
         "qora",
         "0.4.0",
-        (
-            Entry("median", ("coordinate_median",), qora(lambda t: "median")),
-            Entry(
-                "trimmed_mean, trim_fraction = f / n",
-                ("trimmed_mean",),
-                qora(lambda t: "trimmed_mean"),
-            ),
-            Entry("krum:f", ("krum",), qora(lambda t: f"krum:{f(t)['f']}")),
+        Entry("median", "coordinate_median", qora(lambda t: "median")),
+        Entry(
+            "trimmed_mean, trim_fraction = f / n",
+            "trimmed_mean",
+            qora(lambda t: "trimmed_mean"),
         ),
+        Entry("krum:f", "krum", qora(lambda t: f"krum:{f(t)['f']}")),
     ),
-    Package(
+    package(
         "krum",
         "krum.primitives.aggregators",
         "0.9.1",
-        (
-            Entry("Krum", ("krum",), krum("krum", "Krum", f)),
-            Entry(
-                "MultiKrum, m = n - f",
-                ("multi_krum",),
-                krum(
-                    "multikrum",
-                    "MultiKrum",
-                    lambda t: f(t) | {"m": len(t.messages) - f(t)["f"]},
-                ),
+        Entry("Krum", "krum", krum("krum", "Krum", f)),
+        Entry(
+            "MultiKrum, m = n - f",
+            "multi_krum",
+            krum(
+                "multikrum",
+                "MultiKrum",
+                lambda t: f(t) | {"m": len(t.messages) - f(t)["f"]},
             ),
-            Entry("Median", ("coordinate_median",), krum("median", "Median")),
-            Entry(
-                "TrimmedMean", ("trimmed_mean",), krum("trimmed_mean", "TrimmedMean", f)
-            ),
-            Entry(
-                "GeometricMedian, nu=1e-9, max_iter=2000",
-                ("geometric_median",),
-                krum(
-                    "geometric_median",
-                    "GeometricMedian",
-                    nu=1e-9,
-                    tol=0.0,
-                    max_iter=2000,
-                    f=2,
-                ),
+        ),
+        Entry("Median", "coordinate_median", krum("median", "Median")),
+        Entry("TrimmedMean", "trimmed_mean", krum("trimmed_mean", "TrimmedMean", f)),
+        Entry(
+            "GeometricMedian, nu=1e-9, max_iter=2000",
+            "geometric_median",
+            krum(
+                "geometric_median",
+                "GeometricMedian",
+                nu=1e-9,
+                tol=0.0,
+                max_iter=2000,
+                f=2,
             ),
         ),
     ),

@@ -316,10 +316,7 @@ def second_moments(task, wrong, adaptive):
             want = 0.2 * (rows * cols) ** 0.5
             if not adaptive:
                 want = max(1, rows / cols) ** 0.5 * norm(O)
-            want = {
-                "norm not restored": norm(hat),
-                "norm 1": 1,
-            }.get(wrong, want)
+            want = {"norm not restored": norm(hat), "norm 1": 1}.get(wrong, want)
             new[k] = x[k] - h["lr"] * want * hat / norm(hat)
         x = dict(new)
         yield x
