@@ -128,11 +128,11 @@ def run(spec, implementation, jolt=0.0):
 
 def noisy(error, spec, implementation, mine):
     """Whether an error is rounding: results jump as no smooth function of the input."""
-    a, b = (run(spec, implementation, e)[1] for e in (2e-3, -2e-3))
+    a, b = (run(spec, implementation, e)[1] for e in (1e-3, -1e-3))
     bent = a + b - mine if a.shape == b.shape == mine.shape else 0 * mine
     cut, start = lambda v: parts(v, spec["shapes"]), arrays(spec["start"])
     jump = errors(cut(mine), cut(bent[None]), cut(start), "cases" not in spec)[0]
-    return error / 4 < jump < 8 * error
+    return error / 4 < jump < 16 * error
 
 
 def judge(spec, implementation, free=()):
