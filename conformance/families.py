@@ -191,6 +191,16 @@ def scaffold() -> Family:
                 "                xi = sub(xi, times(eta, m))",
             ),
         },
+        "start of c_i": {
+            "0": SAME,
+            "c, whenever a client begins": lines(
+                here,
+                "            xi = x\n",
+                "            xi = x\n"
+                "            if not any(i in e[0] for e in trace.rounds[:r]):\n"
+                "                c_i = [*c_i[:i], c, *c_i[i + 1 :]]\n",
+            ),
+        },
         "absent clients": {
             "keep c_i": SAME,
             "c_i set to 0": lines(

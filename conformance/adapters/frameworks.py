@@ -4,6 +4,7 @@ import importlib
 import itertools
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from conformance.adapters.entry import Arrays, Entry, package
@@ -149,6 +150,49 @@ def substrafl(module: Any, task: Any) -> Callable:
     return server
 
 
+# ---------------------------------------------------------------------------- fl4health
+def fl4health_scaffold(task: Any, module: Any) -> Iterator[Arrays]:
+    import torch
+
+    flwr = importlib.import_module("flwr.common")
+    clients = importlib.import_module("fl4health.clients.scaffold_client")
+    Client: Any = clients.ScaffoldClient
+
+    class Local(Client):
+        number = 0
+        get_model = lambda self, config: layer(task.x0)
+        get_criterion = lambda self, config: torch.nn.MSELoss()
+        get_optimizer = lambda self, config: torch.optim.SGD(
+            self.model.parameters(), task.hyper["lr"]
+        )
+
+        def get_data_loaders(self, config):
+            data = torch.utils.data.TensorDataset(*examples(task, self.number))
+            loader = torch.utils.data.DataLoader(data, batch_size=len(data))
+            return loader, loader
+
+    first = [v.astype("float32") for v in (task.x0["w"], task.x0["b"])]
+    server = module.Scaffold(
+        initial_parameters=flwr.ndarrays_to_parameters(first),
+        model=layer(task.x0),
+        fraction_fit=len(task.cohorts[0]) / len(task.sizes),
+        learning_rate=task.hyper["server_lr"],
+    )
+    here = [Local(Path(), [], torch.device("cpu")) for _ in task.sizes]
+    sent = server.initial_parameters
+    for r, cohort in enumerate(task.cohorts, 1):
+        given = {"current_server_round": r, "local_steps": task.steps}
+        replies = []
+        for i in cohort:
+            here[i].number = i
+            values, n, _ = here[i].fit(flwr.parameters_to_ndarrays(sent), given)
+            back = flwr.ndarrays_to_parameters(values)
+            fine = flwr.Status(flwr.Code.OK, "")
+            replies.append((None, flwr.FitRes(fine, back, n, {})))
+        sent, _ = server.aggregate_fit(r, replies, [])
+        yield dict(zip("wb", flwr.parameters_to_ndarrays(sent), strict=False))
+
+
 PACKAGES = (
     package(
         "pfl",
@@ -192,6 +236,19 @@ PACKAGES = (
             declearn_scaffold,
             "documented: the mean over clients that took part so far, "
             "`optimizer/modules/_scaffold.py`",
+        ),
+    ),
+    package(
+        "fl4health",
+        "fl4health.strategies.scaffold",
+        "0.4.2",
+        Entry(
+            "Scaffold and ScaffoldClient",
+            "scaffold",
+            fl4health_scaffold,
+            FIND.format(
+                "fl4health_scaffold.md", "`clients/scaffold_client.py:130-135`"
+            ),
         ),
     ),
     package(

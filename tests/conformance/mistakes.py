@@ -34,6 +34,8 @@ KNOWN = [
     ("scaffold", "own variate not subtracted", "correction: g + c"),
     ("scaffold", "option I", "client's variate: I"),
     ("scaffold", "c not subtracted", "client's variate: II without - c"),
+    ("scaffold", "variates begin at c", "start of c_i: c, whenever a client begins"),
+    ("scaffold", "c over clients so far", "mean of the c_i of clients so far"),
     ("scaffold", "c over the cohort", "sum of changes / S"),
     ("scaffold", "server rate forgotten", "server rate: not used"),
     ("scaffold", "server rate twice", "server rate: used twice"),

@@ -117,10 +117,13 @@ def fedprox(task, wrong=""):
 def scaffold(task, wrong=""):
     lr, eta, N = task.hyper["lr"], task.hyper["server_lr"], len(task.sizes)
     x, c = dict(task.x0), zeros(task.x0)
-    own = [zeros(x) for _ in range(N)]
+    own, seen = [zeros(x) for _ in range(N)], set()
     for cohort in task.cohorts:
         ends, changes = [], []
         for i in cohort:
+            if wrong == "variates begin at c" and i not in seen:
+                own[i] = c
+            seen.add(i)
             move = add(c, own[i], -1)
             if wrong == "sign of the correction":
                 move = add(own[i], c, -1)
@@ -143,6 +146,8 @@ def scaffold(task, wrong=""):
         share = {"c over the cohort": 1, "c by the sum": S}.get(wrong, S / N)
         share = eta * S / N if wrong == "server rate on c too" else share
         c = add(c, mean(changes), share)
+        if wrong == "c over clients so far":
+            c = mean([own[i] for i in seen])
         rate = {"server rate forgotten": 1, "server rate twice": eta**2}.get(wrong, eta)
         rate = eta * S / N if wrong == "x over all clients" else rate
         x = add(x, mean(ends), rate)
