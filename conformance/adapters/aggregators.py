@@ -7,8 +7,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from conformance.adapters.entry import Arrays, Entry, package
-from conformance.adapters.servers import FIND, Ends, aggregate, rounds
+from conformance.adapters.entry import FIND, Arrays, Entry, package
+from conformance.adapters.servers import Ends, aggregate, rounds
 
 
 def nvflare(module: Any, task: Any) -> Callable:

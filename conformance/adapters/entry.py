@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
+FIND = "[reproduction](../conformance/findings/{}), {}"  # a file, and lines
 
 
 class Entry(NamedTuple):

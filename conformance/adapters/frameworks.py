@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from conformance.adapters.entry import Arrays, Entry, package
+from conformance.adapters.entry import FIND, Arrays, Entry, package
 from conformance.adapters.methods import examples, layer, values
 from conformance.adapters.servers import rounds
-
-FIND = "[reproduction](../conformance/findings/{}), {}"
 
 
 # ---------------------------------------------------------------------------------- pfl

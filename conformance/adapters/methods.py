@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.adapters.entry import Arrays, Entry, package
+from conformance.adapters.entry import FIND, Arrays, Entry, package
 
 
 # ------------------------------------------------------------------------------ PyTorch
@@ -205,7 +205,6 @@ def decent(name: str, **names: str) -> Callable:
 
 
 # ------------------------------------------------------------------------- the packages
-FIND = "[reproduction](../conformance/findings/{}), {}"
 RATES = {"lr": "server_lr", "beta1": "b1", "beta2": "b2", "tau": "tau"}
 SERVER = {"server_step_size": "server_lr", "beta_1": "b1", "epsilon": "tau"}
 ZERO = "v begins at 0, `_fed_opt.py:104`"

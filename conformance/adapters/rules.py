@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 
-from conformance.adapters.entry import Arrays, Entry, package
+from conformance.adapters.entry import FIND, Arrays, Entry, package
 
 MATRIX, ALL = "muon muon_decay", "muon muon_decay muon_kernel"
 
@@ -177,7 +177,7 @@ EXPRESS = "documented: Polar Express is the default"
 CAUTIOUS = (
     "two departures at once: the default decay is cautious (documented) and scaled ({})"
 )
-SCALED = "[reproduction](../conformance/findings/decay_times_scale.md), {}"
+SCALED = FIND.format("decay_times_scale.md", "{}")
 BATCHED = "documented: kernels are batches of matrices unless `flatten=True`"
 
 PACKAGES = (
@@ -272,8 +272,7 @@ PACKAGES = (
             "SingleDeviceMuon",
             "muon_kernel",
             plain("SingleDeviceMuon"),
-            "[reproduction](../conformance/findings/muon_optimizer_kernels.md), "
-            "`muon.py:105`",
+            FIND.format("muon_optimizer_kernels.md", "`muon.py:105`"),
         ),
     ),
     package(
@@ -304,8 +303,9 @@ PACKAGES = (
             "MuonWithAuxAdam",
             ALL,
             grouped("MuonWithAuxAdam", group={"use_muon": True}),
-            "[reproduction](../conformance/findings/deepspeed_kernels.md), "
-            "`runtime/zero/muon/original_muon.py:235`",
+            FIND.format(
+                "deepspeed_kernels.md", "`runtime/zero/muon/original_muon.py:235`"
+            ),
         ),
     ),
     package(
@@ -358,8 +358,7 @@ PACKAGES = (
             "Muon, one device",
             "muon",
             grouped(group={"use_muon": True, "rms_scale": False}),
-            "[reproduction](../conformance/findings/muon_fsdp2_one_device.md), "
-            "`muon_fsdp2.py:199`",
+            FIND.format("muon_fsdp2_one_device.md", "`muon_fsdp2.py:199`"),
         ),
     ),
     package(

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from conformance.adapters.entry import Arrays, Entry, package
+from conformance.adapters.entry import FIND, Arrays, Entry, package
 
 Ends = dict[int, Arrays]  # of clients
 
@@ -240,7 +240,6 @@ def flsim(name: str, **names: str) -> Callable:
 
 # ------------------------------------------------------------------------- the packages
 f_of_n = lambda task: int(task.hyper["f"])
-FIND = "[reproduction](../conformance/findings/{}), {}"
 PACKAGES = (
     package(
         "flwr",
