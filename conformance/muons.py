@@ -3,7 +3,14 @@
 from collections.abc import Callable
 from functools import partial
 
-from conformance.axes import MUON_AXES, MUON_FREE, NORMS, STEPS, UNIFORM_REPLAY, weights
+from conformance.axes import (
+    MUON_AXES,
+    MUON_FREE,
+    NORMS,
+    STEPS,
+    UNIFORM_REPLAY,
+    weights,
+)
 from conformance.family import SAME, Family, lines, setting
 from conformance.problems import rounds
 
@@ -457,7 +464,10 @@ def outer(name: str) -> Family:
     hyper = {"lr": 0.05, "outer_lr": 0.7, "outer_momentum": 0.8, "decay": 0.1}
     if muon:
         hyper["momentum"] = 0.9
-        axes["kind"] = {"heavy ball": SAME, "Nesterov": setting(nesterov=True)}
+        axes["kind"] = {
+            "heavy ball": SAME,
+            "Nesterov": setting(nesterov=True),
+        }
         axes["vectors"] = {
             "Adam(0.9, 0.99)": SAME,
             "Adam(0.9, 0.95)": setting(b2=0.95),
@@ -481,7 +491,10 @@ def outer(name: str) -> Family:
                 "            moments[i] = moments[i]._replace(t=0)\n",
             ),
         }
-    axes["decay"] = {"decoupled": SAME, "none": setting(decay=0.0)}
+    axes["decay"] = {
+        "decoupled": SAME,
+        "none": setting(decay=0.0),
+    }
     source = {
         "diloco": "Douillard et al. 2023, arXiv:2311.08105, Algorithm 1",
         "muloco": "Thérien et al. 2025, arXiv:2505.23725",
