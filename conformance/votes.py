@@ -14,7 +14,6 @@ HERE = "tests.oracles.sign_vote"
 PAPER = "Smirnova and Kravatskiy 2026, arXiv:2607.29674, without AdamW for vectors"
 # with these, nothing is near zero before its sign is taken
 SEEDS = {"sign_vote": 8, "signmuon": 1236, "muonusign": 1604, "muonsign": 107}
-# what the votes are wrapped in, for matrices: arguments of the transcription
 COHORTS = [[0, 1, 2], [2, 0, 3], [1, 4, 0], [3, 0, 2]]
 # the votes and the step of matrices, as arguments of the transcription
 AROUND = {
@@ -31,7 +30,7 @@ FORMS = {
     "muonsign": "V = sign(sum_i sign(M_i)); x <- x - lr sign(O(V))",
 }
 SIGNS = "each(np.sign, direct(M[i], before))"
-SENT = "sent.append(each(np.sign, direct(M[i], before)))"
+SENT = f"sent.append({SIGNS})"
 VOTE = "vote = each(np.sign, total(sent))"
 STEP = "x = sub(x, times(rate(lr, r), direct(vote, after)))"
 to = partial(lines, "sign_vote")
@@ -39,9 +38,10 @@ to = partial(lines, "sign_vote")
 
 def scaled(shape: str):
     """The rate of a matrix, times a number of its rows and columns."""
-    size = f"u * (({shape}) ** 0.5 if u.ndim > 1 else 1)"
-    new = STEP.replace("direct(", "each(lambda u: SIZE, direct(").replace("SIZE", size)
-    return to(STEP, new + ")")
+    size = f"lambda u: u * (({shape}) ** 0.5 if u.ndim > 1 else 1)"
+    return to(
+        STEP, STEP.replace("direct(vote, after)", f"each({size}, direct(vote, after))")
+    )
 
 
 def vote(name: str) -> Family:
@@ -76,7 +76,7 @@ def vote(name: str) -> Family:
                 SIGNS.replace("np.sign", "lambda v: np.sign(v) * np.mean(abs(v))"),
             ),
         },
-        "orthogonalization of": {AROUND[name][0]: SAME, **others},
+        "place of O": {AROUND[name][0]: SAME, **others},
         "momentum": {
             "weight 1 - b, or a sum of the same weights": SAME,
             "none": to("b=0.1", "b=1.0"),
