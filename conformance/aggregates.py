@@ -1,5 +1,6 @@
 """Rules of servers, and averages of low-rank adapters."""
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,21 +15,24 @@ from tests.oracles.problem import Trace
 HERE = "conformance.references"
 
 
-def server_rule(name, source, formula, axes, *, scope=None, **settings):
-    """A family of this kind; the numbers are settings."""
+def server_rule(name, source, formula, axes, *, scope=None, both=(), **settings):
+    """A family of this kind; the numbers are settings, and pairs of departures from the
+    axes in `both` are told apart, too."""
     reference, hyper = (HERE, scope or name), {k: v for k, v in settings.items() if v}
     family = Family(
         name, "aggregate", source, formula, reference, settings, hyper, axes, None
     )
-    return family._replace(problem=robust_cases(separating(family)))
+    return family._replace(problem=robust_cases(separating(family, both)))
 
 
-def separating(family: Family, most: int = 6) -> list[int]:
+def separating(family: Family, both: tuple, most: int = 8) -> list[int]:
     """Seeds of few cases that together tell all single departures apart.
 
     Random messages alone do not: Krum picks the same one by many numbers of neighbors.
     """
     choices = [{}, *alone(family)]
+    pairs = itertools.product(*([*family.axes[axis]][1:] for axis in both))
+    choices += [dict(zip(both, pair, strict=True)) for pair in pairs if both]
     everywhere = family._replace(problem=robust_cases([*range(200)]))
     values = [existing(everywhere, one) for one in choices]
     size = np.linalg.norm(values[0], axis=1)
@@ -69,6 +73,10 @@ def krum_axes(chosen: int | None) -> dict:
         "distances": {
             "squared": SAME,
             "not squared": to(".sum(1), i)", ".sum(1) ** 0.5, i)"),
+            "sums over arrays, not squared": to(
+                "((V - V[i]) ** 2).sum(1)",
+                "sum((p**2).sum(1) ** 0.5 for p in np.split(V - V[i], [12], 1))",
+            ),
         },
         "chosen": which,
         "best": {
@@ -180,6 +188,7 @@ def robust() -> dict[str, Callable[[], Family]]:
             "the message with the least sum of squared distances to its n - f - "
             "2 nearest others",
             krum_axes(1),
+            both=("neighbors", "distances"),
             f=2,
             chosen=1,
         ),
@@ -189,6 +198,7 @@ def robust() -> dict[str, Callable[[], Family]]:
             "Blanchard et al. 2017, arXiv:1703.02757",
             "the mean of the n - f messages with the least scores of Krum",
             krum_axes(None),
+            both=("neighbors", "distances"),
             scope="krum",
             f=2,
             chosen=None,

@@ -3,13 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from conformance.axes import (
-    LOSS,
-    STEPS,
-    UNIFORM_REPLAY,
-    local_axes,
-    weights,
-)
+from conformance.axes import LOSS, STEPS, UNIFORM_REPLAY, local_axes, weights
 from conformance.family import SAME, Family, lines, setting
 from conformance.problems import rounds
 
@@ -22,9 +16,7 @@ PROBLEM = rounds()
 def fedavg() -> Family:
     old = "times(trace.sizes[i] / present"
     share = lambda kind: lines(
-        "fedavg_weighted",
-        old,
-        f'times(shares(trace, r, "{kind}")[ids.index(i)]',
+        "fedavg_weighted", old, f'times(shares(trace, r, "{kind}")[ids.index(i)]'
     )
     weights = {
         "by examples": SAME,
@@ -165,6 +157,10 @@ def scaffold() -> Family:
                 "add(c, times(1 / trace.num_clients, mean(changes)))"
             ),
             "mean of the cohort's c_i": server("mean([c_i[i] for i in ids])"),
+            "mean of the c_i of clients so far": server(
+                "mean([c_i[i] for i in {j for e in trace.rounds[: r + 1] "
+                "for j in e[0]}])"
+            ),
             "never updated": server("c"),
         },
         "correction": {
@@ -193,6 +189,16 @@ def scaffold() -> Family:
                 "xi = sub(xi, times(eta, add(sub(g, c_i[i]), c)))",
                 "m = add(times(0.9, m), add(sub(g, c_i[i]), c))\n"
                 "                xi = sub(xi, times(eta, m))",
+            ),
+        },
+        "start of c_i": {
+            "0": SAME,
+            "c, whenever a client begins": lines(
+                here,
+                "            xi = x\n",
+                "            xi = x\n"
+                "            if not any(i in e[0] for e in trace.rounds[:r]):\n"
+                "                c_i = [*c_i[:i], c, *c_i[i + 1 :]]\n",
             ),
         },
         "absent clients": {
@@ -308,6 +314,12 @@ def adaptive(kind: str) -> Family:
                 "m / (1 - b1**(t + 1))", f"v / (1 - {b2}**(t + 1))"
             ),
             "of m alone": counted("m / (1 - b1**t)", "v"),
+            "Adam's, in the rate, so that tau is not divided": counted(
+                f"m * (1 - {b2}**t) ** 0.5 / (1 - b1**t)", "v"
+            ),
+            "Adam's, in the rate, one step ahead": counted(
+                f"m * (1 - {b2} ** (t + 1)) ** 0.5 / (1 - b1 ** (t + 1))", "v"
+            ),
         }
     hyper = {"lr": 0.1, "server_lr": 0.1, "b1": b1, "tau": 1e-2}
     settings = dict(hyper)

@@ -14,6 +14,7 @@ from pathlib import Path
 from conformance.adapters import (
     aggregators,
     authors,
+    frameworks,
     methods,
     robust,
     rules,
@@ -31,6 +32,7 @@ PACKAGES = (
     *aggregators.PACKAGES,
     *robust.PACKAGES,
     *methods.PACKAGES,
+    *frameworks.PACKAGES,
     *authors.PACKAGES,
 )
 HEAD = """# What each code does differently
@@ -43,10 +45,10 @@ contradicts its own documents or the paper that it cites, the note links to a
 [reproduction](../conformance/findings/README.md). Errors are relative to a step.
 
 Packages run as they are released, with these exceptions. Steps in half precision run in
-float32, since their rounding hides effects of a few percent; "coarse" marks where it
-remains. muonium and dtensor-muon run their own loops in place of kernels for GPUs. The
-constants 0.98 and 0.01 of the script of FedMuon are replaced by the settings of the
-vectors. Where a package has the server alone, clients are plain SGD.
+float32, since their rounding hides effects of a few percent. muonium and dtensor-muon
+run their own loops in place of kernels for GPUs. The constants 0.98 and 0.01 of the
+script of FedMuon are replaced by the settings of the vectors. Where a package has the
+server alone, clients are plain SGD.
 [conformance/judge.py](../conformance/judge.py) writes this page from the packages that
 are installed, and keeps the rows of the others.
 
@@ -67,7 +69,7 @@ def keys() -> dict[tuple[str, str, str], Entry]:
         (package.name, entry.what, name): entry
         for package in PACKAGES
         for entry in package.entries
-        for name in entry.vectors
+        for name in entry.vectors.split()
     }
 
 
@@ -91,7 +93,7 @@ def judged(package: Package) -> list[Row]:
         print(f"the notes on {package.name} are of {package.read}, this is {version}")
     rows = []
     for entry in package.entries:
-        for name in entry.vectors:
+        for name in entry.vectors.split():
             row = {"package": package.name, "version": version, "method": entry.what}
             rows.append(row | {"vectors": name} | verdict(entry, module, name))
             print(*rows[-1].values(), flush=True)

@@ -106,12 +106,14 @@ def families() -> dict[str, Callable[[], Family]]:
         optimizers,
         saddles,
         systems,
+        votes,
     )
     from conformance.families import FAMILIES
 
     found = FAMILIES | muons.FAMILIES | aggregates.FAMILIES
     found |= saddles.FAMILIES | agents.FAMILIES | systems.FAMILIES
-    return found | compositions.FAMILIES | optimizers.FAMILIES
+    found |= compositions.FAMILIES | optimizers.FAMILIES | votes.FAMILIES
+    return found
 
 
 def specs() -> dict[str, Callable[[], dict[str, Any]]]:

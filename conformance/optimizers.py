@@ -14,6 +14,7 @@ from conformance.variants import VISIBLE
 HERE = "conformance.references"
 JORDAN = "sqrt(max(1, rows/cols))"
 OTHER_SCALES = ("none", "0.2 sqrt(max(rows, cols))", "sqrt(rows/cols)")
+LARGE = "sqrt(max(rows, cols))"
 OTHER_SERIES = (
     "exact",
     "Polar Express x5, safety 1.01",
@@ -219,6 +220,10 @@ def muon_decay() -> Family:
                 "times 0.2 sqrt(max(rows, cols))": by(
                     "(1 - lr * decay * 0.2 * max(v.shape) ** 0.5) * v - lr * u"
                 ),
+                "cautious, times sqrt(max(1, rows/cols))": by(
+                    "v - lr * decay * max(1, v.shape[0] / v.shape[1]) ** 0.5 * v * "
+                    "(u * v > 0) - lr * u"
+                ),
                 "the sign flipped": by("(1 + lr * decay) * v - lr * u"),
             },
             "orthogonalization": {
@@ -227,7 +232,7 @@ def muon_decay() -> Family:
             },
             "scale": {
                 JORDAN: SAME,
-                **{k: setting(shape=k) for k in SCALES if k in OTHER_SCALES},
+                **{k: setting(shape=k) for k in (*OTHER_SCALES, LARGE)},
             },
             "momentum": {
                 "Nesterov": SAME,
@@ -238,10 +243,11 @@ def muon_decay() -> Family:
                     "(1 - momentum) * g[k] / (1 - momentum**t) + "
                     "momentum * M[k] / (1 - momentum ** (t + 1))",
                 ),
+                "Nesterov, g + b average": to(ahead, "ahead = g[k] + momentum * M[k]"),
                 "Nesterov, g + average": to(ahead, "ahead = g[k] + M[k]"),
             },
         },
-        steps(4, 3, tall=(6, 4), wide=(4, 5)),
+        steps(4, 2, tall=(6, 4), wide=(4, 5)),
         free=("orthogonalization", "scale", "momentum"),
         together=1,
     )
@@ -348,10 +354,7 @@ def adamuon() -> Family:
             ),
             "0.999": to(f"beta * v + {v}", "0.999 * v + 0.001 * O**2"),
         },
-        "divisor": {
-            "sqrt(v)": SAME,
-            "v": to("np.sqrt(v) + 1e-8)", "v + 1e-8)"),
-        },
+        "divisor": {"sqrt(v)": SAME, "v": to("np.sqrt(v) + 1e-8)", "v + 1e-8)")},
         "norm": {
             "0.2 sqrt(rows cols)": SAME,
             "not restored": sized("hat"),

@@ -133,3 +133,13 @@ def norm_clipping(case, tau):
     V = stacked(case)
     moves = [d * min(1.0, tau / np.linalg.norm(d)) for d in V]
     return arrays(case, np.mean(moves, axis=0))
+
+
+def majority(case):
+    """The sign of most (Bernstein et al. 2019); signs of zeros and ties are +1, which
+    stands for a draw."""
+    V = stacked(case)
+    sent = np.where(V == 0, 1.0, np.sign(V))
+    total = sent.sum(0)
+    vote = np.where(total == 0, 1.0, np.sign(total))
+    return arrays(case, vote)

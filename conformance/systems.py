@@ -1,6 +1,7 @@
 """Asynchronous steps, compressed messages, personal models."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -211,33 +212,45 @@ def of_matrices(v: np.ndarray) -> np.ndarray:
     return largest(SHARE)(v) if v.ndim > 1 else v
 
 
-def ef21_muon() -> Family:
+def scaled_signs(v: np.ndarray) -> np.ndarray:
+    return np.mean(abs(v)) * np.sign(v)
+
+
+def ef21_muon(bits: bool = False) -> Family:
+    """With C of the largest entries of matrices, or of scaled signs."""
     here = "ef21_muon"
+    C = scaled_signs if bits else of_matrices
+    bare = {"mean|v| sign(v)": SAME, "sign(v) of clients": setting(compress=np.sign)}
     to = lambda *pairs: lines(here, *pairs)
     R = "R.append(each(compress, sub(M[i], G_j[i])))"
     own = "G_j[i] = add(G_j[i], R[-1])"
     W = "W = add(W, each(broadcast, sub(X, W)))"
     vectors = lambda new: to("else np.sign(g)", f"else {new}")
     return Family(
-        here,
+        f"{here}_signs" if bits else here,
         "rounds",
         "Gruntkowska et al. 2025, arXiv:2510.00643, as we read it; absent clients "
         "take no part",
         "M_i = G_i = gradients of all clients at x, G = mean; x <- x - lr polar(G), "
         "signs of vectors; then in a round W <- W + C(x - W), M_i <- (1-b) M_i + b "
         "g_i(W), R_i = C(M_i - G_i), G_i <- G_i + R_i, G <- G + sum(R_i) / N, and x <- "
-        "x - lr polar(G); W = x at first; C keeps round(share size) largest entries of "
-        "a matrix, and all of a vector; one gradient a round",
+        "x - lr polar(G); W = x at first; one gradient a round; C "
+        + (
+            "is mean|v| sign(v) of every array v"
+            if bits
+            else "keeps round(share size) "
+            "largest entries of a matrix, and all of a vector"
+        ),
         ("tests.oracles.outer", here),
         {
             "lr": 0.05,
             "b": 0.3,
-            "compress": of_matrices,
-            "broadcast": of_matrices,
+            "compress": C,
+            "broadcast": C,
             "orth": "exact",
             "shape": "none",
         },
-        {"lr": 0.05, "b": 0.3, "share": SHARE},
+        {"lr": 0.05, "b": 0.3} | ({} if bits else {"share": SHARE}),
         {
             "b": {
                 "weighs the fresh gradient": SAME,
@@ -282,6 +295,7 @@ def ef21_muon() -> Family:
                 "G / |G|": vectors("g / np.linalg.norm(g)"),
             },
             "norm": {k: v for k, v in NORMS["norm"].items() if "|M|" not in k},
+            **({"C": bare} if bits else {}),
             **MUON_AXES,
         },
         rounds(cohorts=LONGER),
@@ -425,6 +439,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "fedbuff": fedbuff,
     "fedavg_top_k": fedavg_top_k,
     "ef21_muon": ef21_muon,
+    "ef21_muon_signs": partial(ef21_muon, True),
     "fedper": fedper,
     "ditto": ditto,
 }

@@ -7,8 +7,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from conformance.adapters.entry import Arrays, Entry, Package
-from conformance.adapters.servers import FIND, Ends, aggregate, rounds
+from conformance.adapters.entry import FIND, Arrays, Entry, package
+from conformance.adapters.servers import Ends, aggregate, rounds
 
 
 def nvflare(module: Any, task: Any) -> Callable:
@@ -172,139 +172,127 @@ def fedml(file: str, name: str, settings: Callable = lambda task: {}) -> Callabl
 # ------------------------------------------------------------------------- the packages
 RATES = {"eta": "server_lr", "beta_1": "b1", "tau": "tau"}
 PACKAGES = (
-    Package(
+    package(
         "nvflare",
         "nvflare.app_common.aggregators.weighted_aggregation_helper",
         "2.9.0",
-        (
-            Entry(
-                "WeightedAggregationHelper", ("mean_by_examples",), aggregate(nvflare)
-            ),
-        ),
+        Entry("WeightedAggregationHelper", "mean_by_examples", aggregate(nvflare)),
     ),
-    Package(
+    package(
         "openfl",
         "openfl.interface.aggregation_functions",
         "1.9",
-        (
-            Entry("WeightedAverage", ("mean_by_examples",), openfl("WeightedAverage")),
-            Entry("Median", ("coordinate_median",), openfl("Median")),
-            Entry(
-                "GeometricMedian",
-                ("geometric_median",),
-                openfl("GeometricMedian"),
-                FIND.format("openfl_geometric_median.md", "`geometric_median.py:49`"),
-            ),
-            Entry(
-                "AdamAdaptiveAggregation",
-                ("fedadam",),
-                openfl_adaptive("AdamAdaptiveAggregation", "b1", "b2"),
-                "its optimizer corrects bias, `numpy/adam_optimizer.py:156-167`",
-            ),
-            Entry(
-                "YogiAdaptiveAggregation",
-                ("fedyogi",),
-                openfl_adaptive("YogiAdaptiveAggregation", "b1", "b2"),
-                FIND.format("openfl_yogi.md", "`yogi_adaptive_aggregation.py:55`"),
-            ),
-            Entry(
-                "AdagradAdaptiveAggregation, begun at tau^2",
-                ("fedadagrad",),
-                openfl_adaptive("AdagradAdaptiveAggregation"),
-            ),
+        Entry("WeightedAverage", "mean_by_examples", openfl("WeightedAverage")),
+        Entry("Median", "coordinate_median", openfl("Median")),
+        Entry(
+            "GeometricMedian",
+            "geometric_median",
+            openfl("GeometricMedian"),
+            FIND.format("openfl_geometric_median.md", "`geometric_median.py:49`"),
+        ),
+        Entry(
+            "AdamAdaptiveAggregation",
+            "fedadam",
+            openfl_adaptive("AdamAdaptiveAggregation", "b1", "b2"),
+            "its optimizer corrects bias, `numpy/adam_optimizer.py:156-167`",
+        ),
+        Entry(
+            "YogiAdaptiveAggregation",
+            "fedyogi",
+            openfl_adaptive("YogiAdaptiveAggregation", "b1", "b2"),
+            FIND.format("openfl_yogi.md", "`yogi_adaptive_aggregation.py:55`"),
+        ),
+        Entry(
+            "AdagradAdaptiveAggregation, begun at tau^2",
+            "fedadagrad",
+            openfl_adaptive("AdagradAdaptiveAggregation"),
         ),
     ),
-    Package(
+    package(
         "p2pfl",
         "p2pfl.learning.aggregators",
         "0.4.4",
-        (
-            Entry("FedAvg", ("fedavg",), p2pfl("fedavg", "FedAvg")),
-            Entry("FedMedian", ("coordinate_median",), p2pfl("fedmedian", "FedMedian")),
-            Entry(
-                "Krum",
-                ("krum",),
-                p2pfl("krum", "Krum"),
-                "it takes all others for neighbors, and does not square distances: "
-                + FIND.format("p2pfl_krum.md", "`krum.py:72-80`"),
-            ),
-            Entry(
-                "FedAdam",
-                ("fedadam",),
-                p2pfl("fedopt.fedadam", "FedAdam", beta_2="b2", **RATES),
-                "a comment cites the bias correction of Kingma and Ba; v begins at 0, "
-                "`fedadam.py:80, 94`",
-            ),
-            Entry(
-                "FedYogi",
-                ("fedyogi",),
-                p2pfl("fedopt.fedyogi", "FedYogi", beta_2="b2", **RATES),
-                "v begins at 0, `fedyogi.py:80`",
-            ),
-            Entry(
-                "FedAdagrad",
-                ("fedadagrad",),
-                p2pfl("fedopt.fedadagrad", "FedAdagrad", **RATES),
-                "v begins at 0, `fedadagrad.py:69`",
-            ),
+        Entry("FedAvg", "fedavg", p2pfl("fedavg", "FedAvg")),
+        Entry("FedMedian", "coordinate_median", p2pfl("fedmedian", "FedMedian")),
+        Entry(
+            "Krum",
+            "krum",
+            p2pfl("krum", "Krum"),
+            "it takes all others for neighbors, and does not square distances: "
+            + FIND.format("p2pfl_krum.md", "`krum.py:72-80`"),
+        ),
+        Entry(
+            "FedAdam",
+            "fedadam",
+            p2pfl("fedopt.fedadam", "FedAdam", beta_2="b2", **RATES),
+            "a comment cites the bias correction of Kingma and Ba; v begins at 0, "
+            "`fedadam.py:80, 94`",
+        ),
+        Entry(
+            "FedYogi",
+            "fedyogi",
+            p2pfl("fedopt.fedyogi", "FedYogi", beta_2="b2", **RATES),
+            "v begins at 0, `fedyogi.py:80`",
+        ),
+        Entry(
+            "FedAdagrad",
+            "fedadagrad",
+            p2pfl("fedopt.fedadagrad", "FedAdagrad", **RATES),
+            "v begins at 0, `fedadagrad.py:69`",
         ),
     ),
-    Package(
+    package(
         "fedml",
         "fedml",
         "0.9.6",
-        (
-            Entry(
+        Entry(
+            "KrumDefense",
+            "krum",
+            fedml(
+                "krum_defense",
                 "KrumDefense",
-                ("krum",),
-                fedml(
-                    "krum_defense",
-                    "KrumDefense",
-                    lambda t: {"byzantine_client_num": int(t.hyper["f"])},
-                ),
+                lambda t: {"byzantine_client_num": int(t.hyper["f"])},
             ),
-            Entry(
-                "CoordinateWiseMedianDefense",
-                ("coordinate_median",),
-                fedml("coordinate_wise_median_defense", "CoordinateWiseMedianDefense"),
-                "the lower of the two in the middle, as `torch.median`, "
-                "`coordinate_wise_median_defense.py:33`",
+        ),
+        Entry(
+            "CoordinateWiseMedianDefense",
+            "coordinate_median",
+            fedml("coordinate_wise_median_defense", "CoordinateWiseMedianDefense"),
+            "the lower of the two in the middle, as `torch.median`, "
+            "`coordinate_wise_median_defense.py:33`",
+        ),
+        Entry(
+            "CoordinateWiseTrimmedMeanDefense, beta = f / n",
+            "trimmed_mean",
+            fedml(
+                "coordinate_wise_trimmed_mean_defense",
+                "CoordinateWiseTrimmedMeanDefense",
+                lambda t: {"beta": t.hyper["f"] / len(t.messages)},
             ),
-            Entry(
-                "CoordinateWiseTrimmedMeanDefense, beta = f / n",
-                ("trimmed_mean",),
-                fedml(
-                    "coordinate_wise_trimmed_mean_defense",
-                    "CoordinateWiseTrimmedMeanDefense",
-                    lambda t: {"beta": t.hyper["f"] / len(t.messages)},
-                ),
-                FIND.format("fedml_trimmed_mean.md", "`common/utils.py:221, 230-232`"),
-            ),
-            Entry(
-                "RFADefense",
-                ("geometric_median",),
-                fedml("RFA_defense", "RFADefense"),
-                FIND.format(
-                    "fedml_rfa.md", "`RFA_defense.py:26-30`, `common/utils.py:67-77`"
-                ),
+            FIND.format("fedml_trimmed_mean.md", "`common/utils.py:221, 230-232`"),
+        ),
+        Entry(
+            "RFADefense",
+            "geometric_median",
+            fedml("RFA_defense", "RFADefense"),
+            FIND.format(
+                "fedml_rfa.md", "`RFA_defense.py:26-30`, `common/utils.py:67-77`"
             ),
         ),
     ),
-    Package(
+    package(
         "chorus-fl",
         "chorus.server.aggregation",
         "0.1.0",
-        (
-            Entry("FedAvg", ("fedit",), chorus("FedAvg")),
-            Entry(
-                "FedExLoRA",
-                ("fedex_lora",),
-                chorus("FedExLoRA"),
-                "documented: a truncated SVD, and the residual is left to the caller; "
-                "the paper that it cites averages A and B, and adds the residual, "
-                "`server/aggregation.py`",
-            ),
-            Entry("FedExLoRA", ("flexlora",), chorus("FedExLoRA")),
+        Entry("FedAvg", "fedit", chorus("FedAvg")),
+        Entry(
+            "FedExLoRA",
+            "fedex_lora",
+            chorus("FedExLoRA"),
+            "documented: a truncated SVD, and the residual is left to the caller; "
+            "the paper that it cites averages A and B, and adds the residual, "
+            "`server/aggregation.py`",
         ),
+        Entry("FedExLoRA", "flexlora", chorus("FedExLoRA")),
     ),
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-from conformance.adapters.entry import Arrays, Entry, Package
+from conformance.adapters.entry import Arrays, Entry, package
 from conformance.adapters.methods import examples, layer, values
 from conformance.adapters.rules import MATRIX, float32, torch_optimizer, usual
 
@@ -106,71 +106,60 @@ def liu(method: str) -> Callable:
 
 
 PACKAGES = (
-    Package(
+    package(
         "KellerJordan/Muon",
         "",
         "857d1ad",
-        (
-            Entry(
+        Entry(
+            "SingleDeviceMuon",
+            f"{MATRIX} muon_kernel",
+            rule(
+                "muon.py",
+                "zeropower_via_newtonschulz5",
+                "muon_update",
                 "SingleDeviceMuon",
-                (*MATRIX, "muon_kernel"),
-                rule(
-                    "muon.py",
-                    "zeropower_via_newtonschulz5",
-                    "muon_update",
-                    "SingleDeviceMuon",
-                    given=lambda p, h: {"params": p, **usual(h)},
-                ),
-                "the scale is of the kernel before it is flattened, `muon.py:40`",
+                given=lambda p, h: {"params": p, **usual(h)},
             ),
+            "the scale is of the kernel before it is flattened, `muon.py:40`",
         ),
     ),
-    Package(
+    package(
         "MoonshotAI/Moonlight",
         "",
         "c2ad5b2",
-        (
-            Entry(
+        Entry(
+            "Muon",
+            MATRIX,
+            rule(
+                "examples/toy_train.py",
+                "zeropower_via_newtonschulz5",
                 "Muon",
-                MATRIX,
-                rule(
-                    "examples/toy_train.py",
-                    "zeropower_via_newtonschulz5",
-                    "Muon",
-                    given=lambda p, h: {
-                        "muon_params": p,
-                        **usual(h, weight_decay="wd"),
-                    },
-                ),
-                "documented: the scale of their paper",
+                given=lambda p, h: {"muon_params": p, **usual(h, weight_decay="wd")},
             ),
+            "documented: the scale of their paper",
         ),
     ),
-    Package(
+    package(
         "microsoft/dion",
         "",
         "0a059a4",
-        (
-            Entry(
-                "muon_reference.Muon",
-                MATRIX,
-                rule(
-                    "dion/muon_reference.py",
-                    "zeropower_via_newtonschulz5",
-                    "Muon",
-                    given=lambda p, h: {"params": p, **usual(h, momentum="mu")},
-                ),
-                "`adjust_lr` is an option, and `spectral_norm` by default",
+        Entry(
+            "muon_reference.Muon",
+            MATRIX,
+            rule(
+                "dion/muon_reference.py",
+                "zeropower_via_newtonschulz5",
+                "Muon",
+                given=lambda p, h: {"params": p, **usual(h, momentum="mu")},
             ),
+            "`adjust_lr` is an option, and `spectral_norm` by default",
         ),
     ),
-    Package(
+    package(
         "junkangLiu0/FedMuon",
         "",
         "f3972e2",
-        (
-            Entry("update_FedMuon", ("fedmuon_align",), liu("FedMuon")),
-            Entry("update_Local_Muon", ("local_muon",), liu("Local_Muon")),
-        ),
+        Entry("update_FedMuon", "fedmuon_align", liu("FedMuon")),
+        Entry("update_Local_Muon", "local_muon", liu("Local_Muon")),
     ),
 )

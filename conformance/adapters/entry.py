@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
+FIND = "[reproduction](../conformance/findings/{}), {}"  # a file, and lines
 
 
 class Entry(NamedTuple):
@@ -21,7 +22,7 @@ class Entry(NamedTuple):
     """
 
     what: str
-    vectors: tuple[str, ...]
+    vectors: str  # names with spaces between
     run: Callable[..., Any]
     note: str = ""
 
@@ -33,6 +34,10 @@ class Package(NamedTuple):
     module: str
     read: str  # the version whose lines the notes name
     entries: tuple[Entry, ...]
+
+
+def package(name: str, module: str, read: str, *entries: Entry) -> Package:
+    return Package(name, module, read, entries)
 
 
 def found(package: Package) -> tuple[Any, str] | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -209,13 +210,35 @@ def fedavg_top_k(h):
 
 
 def ef21_muon(h):
-    top, is_matrix = fm.top_k(h["share"]), lambda x: len(x.shape) > 1
+    top, is_matrix = fm.top_k(h.get("share", 1.0)), lambda x: len(x.shape) > 1
     C = Compressor(
         lambda x, key: top.encode(x, key) if is_matrix(x) else x,
         lambda sent, like: top.decode(sent, like) if is_matrix(like) else sent,
     )
+    C = C if "share" in h else fm.signs()
     both = {"compressor": C, "broadcast_compressor": C}
     return fm.ef21_muon(lr=h["lr"], momentum=1 - h["b"], polar=polar, **both)
+
+
+def voted(name: str) -> Callable:
+    exact = {} if name == "sign_vote" else {"polar": polar}
+    method = getattr(fm, name)
+    return rounds(lambda h: method(lr=h["lr"], momentum=1 - h["b"], **exact))
+
+
+def majority(task: Any) -> Arrays:
+    """A round of clients whose gradients are the messages; what is drawn is +1."""
+    ones = lambda key, shape, dtype=bool: jnp.ones(shape, dtype)
+    drawn = partial(mock.patch.object, jax.random, new=ones)
+    n, objective = len(task.messages), Objective(lambda x, batch, key: batch)
+    with jax.enable_x64(True), drawn("bernoulli"), drawn("rademacher"):
+        algorithm, key = fm.sign_vote(lr=1.0), jax.random.key(0)
+        x = {k: jnp.zeros(v.shape) for k, v in task.messages[0].items()}
+        state = engine.init(algorithm, x, n, project=objective.project)
+        given = {k: jnp.stack([m[k][None] for m in task.messages]) for k in x}
+        step = quick(engine.make_round(algorithm, objective, n, plans.mapped))
+        state, _ = step(state, jnp.arange(n), given, jnp.ones(n), key)
+        return {k: -np.asarray(v) for k, v in state.server.params.items()}
 
 
 # -------------------------------------------------------------------- without a server
@@ -376,6 +399,8 @@ IMPLEMENTATIONS = {
     ),
     "fedavg_top_k": rounds(fedavg_top_k, weighted=True),
     "ef21_muon": rounds(ef21_muon),
+    "ef21_muon_signs": rounds(ef21_muon),
+    **{k: voted(k) for k in ("sign_vote", "signmuon", "muonusign", "muonsign")},
     "fedper": rounds(
         lambda h: fm.keep_own(fm.fedavg(**of(h, "lr")), ["b"]), own=("b",)
     ),
@@ -406,6 +431,7 @@ IMPLEMENTATIONS = {
         lambda h: aggregators.centered_clipping(h["tau"], int(h["rounds"]))
     ),
     "norm_clipping": aggregate(clipping),
+    "majority": majority,
     "fedit": adapters(fm.fedit, scaled=False),
     "fedex_lora": adapters(fm.fedex_lora, scaled=True),
     "flexlora": adapters(fm.flexlora, scaled=False),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.adapters.entry import Arrays, Entry, Package
+from conformance.adapters.entry import FIND, Arrays, Entry, package
 
 
 # ------------------------------------------------------------------------------ PyTorch
@@ -205,7 +205,6 @@ def decent(name: str, **names: str) -> Callable:
 
 
 # ------------------------------------------------------------------------- the packages
-FIND = "[reproduction](../conformance/findings/{}), {}"
 RATES = {"lr": "server_lr", "beta1": "b1", "beta2": "b2", "tau": "tau"}
 SERVER = {"server_step_size": "server_lr", "beta_1": "b1", "epsilon": "tau"}
 ZERO = "v begins at 0, `_fed_opt.py:104`"
@@ -214,7 +213,7 @@ ZERO = "v begins at 0, `_fed_opt.py:104`"
 def fluke_adaptive(mode: str, **names: str) -> Entry:
     return Entry(
         f"FedOpt, mode={mode}",
-        (f"fed{mode}",),
+        f"fed{mode}",
         fluke("fedopt", "Client", "FedOptServer", names, mode=mode),
         FIND.format("fluke_fedopt.md", "`fedopt.py:51, 61, 66`, `server.py:380`"),
     )
@@ -226,110 +225,88 @@ def fluke_scaffold(**more: Any) -> Callable:
 
 
 PACKAGES = (
-    Package(
+    package(
         "fluke-fl",
         "fluke",
         "0.8.1",
-        (
-            Entry(
-                "FedAvg, weighted=True",
-                ("fedavg",),
-                fluke("fedavg", "Client", "Server", weighted=True),
-            ),
-            Entry(
-                "FedProx, weighted=False",
-                ("fedprox",),
-                fluke(
-                    "fedprox",
-                    "FedProxClient",
-                    "Server",
-                    {"mu": "mu"},
-                    weighted=False,
-                ),
-            ),
-            Entry(
-                "SCAFFOLD, weighted=False",
-                ("scaffold",),
-                fluke_scaffold(names={"global_step": "server_lr"}),
-                FIND.format("fluke_scaffold.md", "`scaffold.py:164`"),
-            ),
-            Entry(
-                "SCAFFOLD, weighted=False, global_step=1",
-                ("scaffold",),
-                fluke_scaffold(global_step=1.0),
-                "the server's rate is 1 here",
-            ),
-            fluke_adaptive("adam", **RATES),
-            fluke_adaptive("yogi", **RATES),
-            fluke_adaptive("adagrad", lr="server_lr", beta1="b1", tau="tau"),
+        Entry(
+            "FedAvg, weighted=True",
+            "fedavg",
+            fluke("fedavg", "Client", "Server", weighted=True),
         ),
+        Entry(
+            "FedProx, weighted=False",
+            "fedprox",
+            fluke("fedprox", "FedProxClient", "Server", {"mu": "mu"}, weighted=False),
+        ),
+        Entry(
+            "SCAFFOLD, weighted=False",
+            "scaffold",
+            fluke_scaffold(names={"global_step": "server_lr"}),
+            FIND.format("fluke_scaffold.md", "`scaffold.py:164`"),
+        ),
+        Entry(
+            "SCAFFOLD, weighted=False, global_step=1",
+            "scaffold",
+            fluke_scaffold(global_step=1.0),
+            "the server's rate is 1 here",
+        ),
+        fluke_adaptive("adam", **RATES),
+        fluke_adaptive("yogi", **RATES),
+        fluke_adaptive("adagrad", lr="server_lr", beta1="b1", tau="tau"),
     ),
-    Package(
+    package(
         "fedlab",
         "fedlab.contrib.algorithm",
         "1.3.0",
-        (
-            Entry(
-                "FedAvgServerHandler",
-                ("fedavg",),
-                fedlab("fedavg", "FedAvgServerHandler", "FedAvgSerialClientTrainer"),
-                FIND.format("fedlab_fedavg.md", "`basic_server.py:86-88`"),
-            ),
-            Entry(
+        Entry(
+            "FedAvgServerHandler",
+            "fedavg",
+            fedlab("fedavg", "FedAvgServerHandler", "FedAvgSerialClientTrainer"),
+            FIND.format("fedlab_fedavg.md", "`basic_server.py:86-88`"),
+        ),
+        Entry(
+            "FedProxServerHandler",
+            "fedprox",
+            fedlab(
+                "fedprox",
                 "FedProxServerHandler",
-                ("fedprox",),
-                fedlab(
-                    "fedprox",
-                    "FedProxServerHandler",
-                    "FedProxSerialClientTrainer",
-                    {"mu": "mu"},
-                ),
+                "FedProxSerialClientTrainer",
+                {"mu": "mu"},
             ),
-            Entry(
+        ),
+        Entry(
+            "ScaffoldServerHandler",
+            "scaffold",
+            fedlab(
+                "scaffold",
                 "ScaffoldServerHandler",
-                ("scaffold",),
-                fedlab(
-                    "scaffold",
-                    "ScaffoldServerHandler",
-                    "ScaffoldSerialClientTrainer",
-                    lr="server_lr",
-                ),
+                "ScaffoldSerialClientTrainer",
+                lr="server_lr",
             ),
         ),
     ),
-    Package(
+    package(
         "fedjax",
         "fedjax",
         "0.0.17",
-        (
-            Entry("fed_avg", ("fedavg",), fedjax(averaging)),
-            Entry("fed_prox", ("fedprox",), fedjax(proximal)),
-        ),
+        Entry("fed_avg", "fedavg", fedjax(averaging)),
+        Entry("fed_prox", "fedprox", fedjax(proximal)),
     ),
-    Package(
+    package(
         "decent-bench",
         "decent_bench.algorithms.federated",
         "0.3.0",
-        (
-            Entry(
-                "FedAvg",
-                ("fedavg",),
-                decent("FedAvg"),
-                "documented: uniform weights, `_fed_avg.py:35`",
-            ),
-            Entry("FedProx", ("fedprox",), decent("FedProx", penalty="mu")),
-            Entry(
-                "Scaffold",
-                ("scaffold",),
-                decent("Scaffold", server_step_size="server_lr"),
-            ),
-            Entry(
-                "FedAdam", ("fedadam",), decent("FedAdam", beta_2="b2", **SERVER), ZERO
-            ),
-            Entry(
-                "FedYogi", ("fedyogi",), decent("FedYogi", beta_2="b2", **SERVER), ZERO
-            ),
-            Entry("FedAdagrad", ("fedadagrad",), decent("FedAdagrad", **SERVER), ZERO),
+        Entry(
+            "FedAvg",
+            "fedavg",
+            decent("FedAvg"),
+            "documented: uniform weights, `_fed_avg.py:35`",
         ),
+        Entry("FedProx", "fedprox", decent("FedProx", penalty="mu")),
+        Entry("Scaffold", "scaffold", decent("Scaffold", server_step_size="server_lr")),
+        Entry("FedAdam", "fedadam", decent("FedAdam", beta_2="b2", **SERVER), ZERO),
+        Entry("FedYogi", "fedyogi", decent("FedYogi", beta_2="b2", **SERVER), ZERO),
+        Entry("FedAdagrad", "fedadagrad", decent("FedAdagrad", **SERVER), ZERO),
     ),
 )

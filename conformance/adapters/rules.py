@@ -8,9 +8,9 @@ from unittest import mock
 
 import numpy as np
 
-from conformance.adapters.entry import Arrays, Entry, Package
+from conformance.adapters.entry import FIND, Arrays, Entry, package
 
-MATRIX, ALL = ("muon", "muon_decay"), ("muon", "muon_decay", "muon_kernel")
+MATRIX, ALL = "muon muon_decay", "muon muon_decay muon_kernel"
 
 
 def float32() -> Any:
@@ -70,6 +70,18 @@ def grouped(
     return torch_optimizer(build)
 
 
+def second_moments(name: str) -> Callable:
+    """NorMuon, or AdaMuon, of pytorch-optimizer."""
+
+    def build(module, params, h):
+        b = h["momentum"]
+        own = {"momentum": b, "beta2": h["b2"]} if "b2" in h else {"betas": (b, b)}
+        one = {"params": params, "use_muon": True, "lr": h["lr"], **own}
+        return getattr(module, name)([one])
+
+    return torch_optimizer(build)
+
+
 def heavyball(**more: Any) -> Callable:
     def build(module, params, h):
         rest = {k: h[k] for k in ("lr", "weight_decay")}
@@ -89,13 +101,13 @@ def first(tree: dict) -> Arrays:
     return {k: np.moveaxis(np.asarray(v), -1, 0) for k, v in tree.items()}
 
 
-def optax_muon(task: Any, module: Any) -> Iterator[Arrays]:
+def optax_muon(task: Any, module: Any, **more: Any) -> Iterator[Arrays]:
     import jax
     import jax.numpy as jnp
 
     h, optax = task.hyper, module
-    decay = h["weight_decay"]
-    rule = optax.contrib.muon(h["lr"], beta=h["momentum"], weight_decay=decay)
+    given = {"beta": h["momentum"], "weight_decay": h["weight_decay"], **more}
+    rule = optax.contrib.muon(h["lr"], **given)
     with jax.enable_x64(True):
         here = lambda tree: {k: jnp.asarray(v) for k, v in last(tree).items()}
         x = here(task.x0)
@@ -165,270 +177,255 @@ EXPRESS = "documented: Polar Express is the default"
 CAUTIOUS = (
     "two departures at once: the default decay is cautious (documented) and scaled ({})"
 )
-SCALED = "[reproduction](../conformance/findings/decay_times_scale.md), {}"
+SCALED = FIND.format("decay_times_scale.md", "{}")
 BATCHED = "documented: kernels are batches of matrices unless `flatten=True`"
 
 PACKAGES = (
-    Package(
+    package(
         "torch",
         "torch",
         "2.13.0",
-        (
-            Entry("optim.Muon", MATRIX, of("optim")),
-            Entry(
-                "optim.Muon, match_rms_adamw",
-                MATRIX,
-                of("optim", adjust_lr_fn="match_rms_adamw"),
-                "the scale is an option",
-            ),
+        Entry("optim.Muon", MATRIX, of("optim")),
+        Entry(
+            "optim.Muon, match_rms_adamw",
+            MATRIX,
+            of("optim", adjust_lr_fn="match_rms_adamw"),
+            "the scale is an option",
         ),
     ),
-    Package(
+    package(
         "optax",
         "optax",
         "0.2.8",
-        (
-            Entry(
-                "contrib.muon",
-                MATRIX,
-                optax_muon,
-                "the bias is corrected as in NAdam, `contrib/_muon.py:488-497`",
-            ),
+        Entry(
+            "contrib.muon",
+            MATRIX,
+            optax_muon,
+            "the bias is corrected as in NAdam, `contrib/_muon.py:488-497`",
+        ),
+        Entry(
+            "contrib.muon, nesterov=False",
+            MATRIX,
+            functools.partial(optax_muon, nesterov=False),
+            "momentum is an option",
+        ),
+        Entry(
+            "contrib.muon, consistent_rms=0.2",
+            MATRIX,
+            functools.partial(optax_muon, consistent_rms=0.2),
+            "the scale is an option; the bias is corrected as in NAdam",
         ),
     ),
-    Package(
+    package(
         "keras",
         "keras",
         "3.15.1",
-        (
-            Entry(
-                "optimizers.Muon",
-                MATRIX,
-                keras_muon,
-                "documented: the scale of Liu et al. 2025, "
-                "`src/optimizers/muon.py:258`",
-            ),
-            Entry(
-                "optimizers.Muon, rms_rate=None",
-                MATRIX,
-                functools.partial(keras_muon, rms_rate=None),
-                "documented: this turns the scale off, `src/optimizers/muon.py:255`",
-            ),
+        Entry(
+            "optimizers.Muon",
+            MATRIX,
+            keras_muon,
+            "documented: the scale of Liu et al. 2025, `src/optimizers/muon.py:258`",
+        ),
+        Entry(
+            "optimizers.Muon, rms_rate=None",
+            MATRIX,
+            functools.partial(keras_muon, rms_rate=None),
+            "documented: this turns the scale off, `src/optimizers/muon.py:255`",
         ),
     ),
-    Package(
+    package(
         "timm",
         "timm.optim.muon",
         "1.0.31",
-        (
-            Entry(
-                "Muon",
-                ALL,
-                plain(),
-                "momentum, coefficients and scale are options",
-            ),
-            Entry(
-                "Muon, nesterov",
-                ALL,
-                plain(nesterov=True),
-                "coefficients and scale are options",
-            ),
+        Entry("Muon", ALL, plain(), "momentum, coefficients and scale are options"),
+        Entry(
+            "Muon, nesterov",
+            ALL,
+            plain(nesterov=True),
+            "coefficients and scale are options",
         ),
     ),
-    Package(
+    package(
         "heavyball",
         "heavyball",
         "3.2.1",
-        (
-            Entry(
-                "Muon",
-                ALL,
-                heavyball(),
-                "the average is added to the whole gradient, `utils.py:797-799`; a "
-                "comment calls this equivalent to Grokfast, `chainable.py:1181`",
-            ),
-            Entry(
-                "Muon, heavyball_momentum",
-                ALL,
-                heavyball(heavyball_momentum=True),
-                "coefficients differ in each step, `utils.py:591-597`",
-            ),
+        Entry(
+            "Muon",
+            ALL,
+            heavyball(),
+            "the average is added to the whole gradient, `utils.py:797-799`; a "
+            "comment calls this equivalent to Grokfast, `chainable.py:1181`",
+        ),
+        Entry(
+            "Muon, heavyball_momentum",
+            ALL,
+            heavyball(heavyball_momentum=True),
+            "coefficients differ in each step, `utils.py:591-597`",
         ),
     ),
-    Package(
+    package(
         "muon-optimizer",
         "muon",
         "0.1.0",
-        (
-            Entry("SingleDeviceMuon", MATRIX, plain("SingleDeviceMuon")),
-            Entry(
-                "SingleDeviceMuon",
-                ("muon_kernel",),
-                plain("SingleDeviceMuon"),
-                "[reproduction](../conformance/findings/muon_optimizer_kernels.md), "
-                "`muon.py:105`",
-            ),
+        Entry("SingleDeviceMuon", MATRIX, plain("SingleDeviceMuon")),
+        Entry(
+            "SingleDeviceMuon",
+            "muon_kernel",
+            plain("SingleDeviceMuon"),
+            FIND.format("muon_optimizer_kernels.md", "`muon.py:105`"),
         ),
     ),
-    Package(
+    package(
         "pytorch-optimizer",
         "pytorch_optimizer",
         "4.1.0",
-        (Entry("Muon", ALL, grouped(group={"use_muon": True})),),
+        Entry("Muon", ALL, grouped(group={"use_muon": True})),
+        Entry(
+            "MuonClip, use_adjusted_lr=False",
+            ALL,
+            grouped("MuonClip", group={"use_muon": True, "use_adjusted_lr": False}),
+            "as in the report of Kimi K2 that it cites, `muon/muon_clip.py:74`",
+        ),
+        Entry("NorMuon", "normuon", second_moments("NorMuon")),
+        Entry(
+            "AdaMuon",
+            "adamuon",
+            second_moments("AdaMuon"),
+            "orthogonalizes M, without signs and without a look-ahead, "
+            "`muon/adamuon.py:237-246`",
+        ),
     ),
-    Package(
+    package(
         "deepspeed",
         "deepspeed.runtime.zero.muon.muon_optimizer",
         "0.19.8",
-        (
-            Entry(
-                "MuonWithAuxAdam",
-                ALL,
-                grouped("MuonWithAuxAdam", group={"use_muon": True}),
-                "[reproduction](../conformance/findings/deepspeed_kernels.md), "
-                "`runtime/zero/muon/original_muon.py:235`",
+        Entry(
+            "MuonWithAuxAdam",
+            ALL,
+            grouped("MuonWithAuxAdam", group={"use_muon": True}),
+            FIND.format(
+                "deepspeed_kernels.md", "`runtime/zero/muon/original_muon.py:235`"
             ),
         ),
     ),
-    Package(
+    package(
         "muonium",
         "muonium",
         "0.2.0",
-        (
-            Entry("Muon", ("muon",), two_loops("muonium"), EXPRESS),
-            Entry(
-                "Muon",
-                ("muon_decay",),
-                two_loops("muonium"),
-                CAUTIOUS.format("`optim/algorithms/muon.py:70-77`"),
-            ),
-            Entry(
-                "Muon, plain decay and Newton-Schulz",
-                ("muon", "muon_decay"),
-                two_loops("muonium", **PLAIN),
-                SCALED.format("`optim/algorithms/muon.py:73-77`"),
-            ),
-            Entry(
-                "Muon, plain decay and Newton-Schulz",
-                ("muon_kernel",),
-                two_loops("muonium", **PLAIN),
-                BATCHED,
-            ),
+        Entry("Muon", "muon", two_loops("muonium"), EXPRESS),
+        Entry(
+            "Muon",
+            "muon_decay",
+            two_loops("muonium"),
+            CAUTIOUS.format("`optim/algorithms/muon.py:70-77`"),
+        ),
+        Entry(
+            "Muon, plain decay and Newton-Schulz",
+            "muon muon_decay",
+            two_loops("muonium", **PLAIN),
+            SCALED.format("`optim/algorithms/muon.py:73-77`"),
+        ),
+        Entry(
+            "Muon, plain decay and Newton-Schulz",
+            "muon_kernel",
+            two_loops("muonium", **PLAIN),
+            BATCHED,
         ),
     ),
-    Package(
+    package(
         "dtensor-muon",
         "dtensor_muon",
         "0.1.0",
-        (
-            Entry("Muon", ("muon", "muon_kernel"), two_loops("dtensor_muon"), EXPRESS),
-            Entry(
-                "Muon",
-                ("muon_decay",),
-                two_loops("dtensor_muon"),
-                CAUTIOUS.format("`optim/optim.py:365-373`"),
-            ),
-            Entry(
-                "Muon, plain decay and Newton-Schulz",
-                ALL,
-                two_loops("dtensor_muon", **PLAIN),
-                SCALED.format("`optim/optim.py:369-373`"),
-            ),
+        Entry("Muon", "muon muon_kernel", two_loops("dtensor_muon"), EXPRESS),
+        Entry(
+            "Muon",
+            "muon_decay",
+            two_loops("dtensor_muon"),
+            CAUTIOUS.format("`optim/optim.py:365-373`"),
+        ),
+        Entry(
+            "Muon, plain decay and Newton-Schulz",
+            ALL,
+            two_loops("dtensor_muon", **PLAIN),
+            SCALED.format("`optim/optim.py:369-373`"),
         ),
     ),
-    Package(
+    package(
         "muon-fsdp2",
         "muon_fsdp2",
         "0.3.0",
-        (
-            Entry(
-                "Muon, one device",
-                ("muon",),
-                grouped(group={"use_muon": True, "rms_scale": False}),
-                "[reproduction](../conformance/findings/muon_fsdp2_one_device.md), "
-                "`muon_fsdp2.py:199`",
-            ),
+        Entry(
+            "Muon, one device",
+            "muon",
+            grouped(group={"use_muon": True, "rms_scale": False}),
+            FIND.format("muon_fsdp2_one_device.md", "`muon_fsdp2.py:199`"),
         ),
     ),
-    Package(
+    package(
         "optimuon",
         "optimuon",
         "0.1.1",
-        (
-            Entry(
-                "Muon, normuon=False",
-                ALL,
-                plain(normuon=False),
-                "documented: Polar Express and cautious decay are defaults",
-            ),
-            Entry(
-                "Muon, normuon=False, plain decay, Jordan's coefficients",
-                ALL,
-                plain(normuon=False, gram_ns=False, cautious_wd=False, **JORDAN),
-            ),
+        Entry(
+            "Muon, normuon=False",
+            ALL,
+            plain(normuon=False),
+            "documented: Polar Express and cautious decay are defaults",
+        ),
+        Entry(
+            "Muon, normuon=False, plain decay, Jordan's coefficients",
+            ALL,
+            plain(normuon=False, gram_ns=False, cautious_wd=False, **JORDAN),
         ),
     ),
-    Package(
+    package(
         "omnimuon",
         "omnimuon",
         "0.1.2",
-        (
-            Entry(
-                "Muon",
-                ("muon",),
-                with_rate_of_matrices("Muon"),
-                "the fresh gradient has weight 1, the average (1 - b), `muon.py:162`; "
-                "no scale, `muon.py:169`",
-            ),
-            Entry(
-                "OmniMuon, rms_scaling=False, spectral_blend=1",
-                ("muon", "muon_kernel"),
-                with_rate_of_matrices("OmniMuon", rms_scaling=False, spectral_blend=1),
-                "the fresh gradient has weight 1, the average (1 - b), "
-                "`omni_muon.py:168`",
-            ),
+        Entry(
+            "Muon",
+            MATRIX,
+            with_rate_of_matrices("Muon"),
+            "the fresh gradient has weight 1, the average (1 - b), `muon.py:162`; "
+            "no scale, `muon.py:169`",
+        ),
+        Entry(
+            "OmniMuon, rms_scaling=False, spectral_blend=1",
+            ALL,
+            with_rate_of_matrices("OmniMuon", rms_scaling=False, spectral_blend=1),
+            "the fresh gradient has weight 1, the average (1 - b), `omni_muon.py:168`",
         ),
     ),
-    Package(
+    package(
         "adv-optm",
         "adv_optm",
         "2.5.16",
-        (
-            Entry(
+        Entry(
+            "Muon_adv",
+            "muon",
+            plain("Muon_adv", names={"momentum": "beta1"}, use_muon=True),
+            "documented: each step gets a root mean square of 0.2, which that "
+            "scale gives to exact factors, `util/Muon_util.py:378-382`",
+        ),
+        Entry(
+            "Muon_adv, rms_rescaling=False",
+            ALL,
+            plain(
                 "Muon_adv",
-                ("muon",),
-                plain("Muon_adv", names={"momentum": "beta1"}, use_muon=True),
-                "documented: each step gets a root mean square of 0.2, which that "
-                "scale gives to exact factors, `util/Muon_util.py:378-382`",
-            ),
-            Entry(
-                "Muon_adv, rms_rescaling=False",
-                ALL,
-                plain(
-                    "Muon_adv",
-                    names={"momentum": "beta1"},
-                    use_muon=True,
-                    rms_rescaling=False,
-                ),
+                names={"momentum": "beta1"},
+                use_muon=True,
+                rms_rescaling=False,
             ),
         ),
     ),
-    Package(
+    package(
         "emerging-optimizers",
         "emerging_optimizers.orthogonalized_optimizers",
         "0.3.0",
-        (
-            Entry(
-                "Muon",
-                ("muon",),
-                plain(),
-                "momentum, coefficients and scale are options",
-            ),
-            Entry(
-                "Muon, nesterov, simple, shape_scaling",
-                MATRIX,
-                plain(nesterov=True, **AS_JORDAN),
-            ),
+        Entry("Muon", MATRIX, plain(), "momentum, coefficients and scale are options"),
+        Entry(
+            "Muon, nesterov, simple, shape_scaling",
+            MATRIX,
+            plain(nesterov=True, **AS_JORDAN),
         ),
     ),
 )

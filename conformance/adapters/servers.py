@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from conformance.adapters.entry import Arrays, Entry, Package
+from conformance.adapters.entry import FIND, Arrays, Entry, package
 
 Ends = dict[int, Arrays]  # of clients
 
@@ -123,6 +123,41 @@ def appfl(name: str, weights: str = "sample_size") -> Callable:
     return rounds(build)
 
 
+# -------------------------------------------------------------------- blazefl, nanofed
+def blazefl(module: Any, task: Any) -> Callable:
+    def rule(messages: list[Arrays], weights: list[float]) -> Arrays:
+        import torch
+
+        handler = module.FedAvgBaseServerHandler
+        mean = lambda k: handler.aggregate(
+            [torch.tensor(m[k]) for m in messages], weights
+        )
+        return {k: mean(k).numpy() for k in messages[0]}
+
+    return rule
+
+
+def nanofed(module: Any, task: Any) -> Callable:
+    def rule(messages: list[Arrays], weights: list[float]) -> Arrays:
+        import torch
+
+        tensors = lambda m: {k: torch.tensor(v) for k, v in m.items()}
+        updates = [
+            {
+                "model_state": tensors(m),
+                "client_id": str(i),
+                "round_number": 0,
+                "metrics": {"num_samples": weight},
+            }
+            for i, (m, weight) in enumerate(zip(messages, weights, strict=True))
+        ]
+        model = torch.nn.ParameterDict(tensors(messages[0]))
+        module.FedAvgAggregator().aggregate(model, updates)
+        return {k: v.detach().numpy() for k, v in model.items()}
+
+    return rule
+
+
 # ------------------------------------------------------------------------- fedn, flsim
 class Queue:
     """What an aggregator of FEDn asks for updates and their models."""
@@ -205,108 +240,102 @@ def flsim(name: str, **names: str) -> Callable:
 
 # ------------------------------------------------------------------------- the packages
 f_of_n = lambda task: int(task.hyper["f"])
-FIND = "[reproduction](../conformance/findings/{}), {}"
 PACKAGES = (
-    Package(
+    package(
         "flwr",
         "flwr.serverapp.strategy",
         "1.42.0",
-        (
-            Entry("FedAvg", ("fedavg", "mean_by_examples"), flower("FedAvg")),
-            Entry(
-                "FedAdam",
-                ("fedadam",),
-                flower("FedAdam", ADAM),
-                "deliberate: a comment cites the bias correction of Kingma and Ba; it "
-                "is a step ahead, and v begins at 0: "
-                + FIND.format("flwr_fedadam.md", "`fedadam.py:153, 165-166`"),
+        Entry("FedAvg", "fedavg mean_by_examples", flower("FedAvg")),
+        Entry(
+            "FedAdam",
+            "fedadam",
+            flower("FedAdam", ADAM),
+            "deliberate: a comment cites the bias correction of Kingma and Ba; it "
+            "is a step ahead, and v begins at 0: "
+            + FIND.format("flwr_fedadam.md", "`fedadam.py:153, 165-166`"),
+        ),
+        Entry(
+            "FedYogi",
+            "fedyogi",
+            flower("FedYogi", ADAM),
+            "v begins at 0, `fedyogi.py:153`",
+        ),
+        Entry(
+            "FedAdagrad",
+            "fedadagrad",
+            flower("FedAdagrad", {"eta": "server_lr", "tau": "tau"}),
+            "v begins at 0, `fedadagrad.py:147`",
+        ),
+        Entry("Krum", "krum", flower("Krum", {"num_malicious_nodes": "f"})),
+        Entry(
+            "MultiKrum, the best n - f",
+            "multi_krum",
+            flower(
+                "MultiKrum",
+                {"num_malicious_nodes": "f"},
+                lambda t: {"num_nodes_to_select": len(t.messages) - f_of_n(t)},
             ),
-            Entry(
-                "FedYogi",
-                ("fedyogi",),
-                flower("FedYogi", ADAM),
-                "v begins at 0, `fedyogi.py:153`",
-            ),
-            Entry(
-                "FedAdagrad",
-                ("fedadagrad",),
-                flower("FedAdagrad", {"eta": "server_lr", "tau": "tau"}),
-                "v begins at 0, `fedadagrad.py:147`",
-            ),
-            Entry("Krum", ("krum",), flower("Krum", {"num_malicious_nodes": "f"})),
-            Entry(
-                "MultiKrum, the best n - f",
-                ("multi_krum",),
-                flower(
-                    "MultiKrum",
-                    {"num_malicious_nodes": "f"},
-                    lambda t: {"num_nodes_to_select": len(t.messages) - f_of_n(t)},
-                ),
-                "documented: the chosen are weighted by `weighted_by_key`, a number "
-                "that each client reports of itself, `multikrum.py:149-152`",
-            ),
-            Entry("FedMedian", ("coordinate_median",), flower("FedMedian")),
-            Entry(
-                "FedTrimmedAvg, beta = f / n",
-                ("trimmed_mean",),
-                flower(
-                    "FedTrimmedAvg",
-                    given=lambda t: {"beta": f_of_n(t) / len(t.messages)},
-                ),
+            "documented: the chosen are weighted by `weighted_by_key`, a number "
+            "that each client reports of itself, `multikrum.py:149-152`",
+        ),
+        Entry("FedMedian", "coordinate_median", flower("FedMedian")),
+        Entry(
+            "FedTrimmedAvg, beta = f / n",
+            "trimmed_mean",
+            flower(
+                "FedTrimmedAvg", given=lambda t: {"beta": f_of_n(t) / len(t.messages)}
             ),
         ),
     ),
-    Package(
+    package(
         "appfl",
         "appfl.algorithm.aggregator",
         "1.12.0",
-        (
-            Entry("FedAvgAggregator", ("fedavg",), appfl("FedAvgAggregator")),
-            Entry(
-                "FedAvgAggregator, default weights",
-                ("fedavg",),
-                appfl("FedAvgAggregator", "equal"),
-                "documented: `client_weights_mode` is `equal` unless set, "
-                "`fedavg_aggregator.py:37-39`",
-            ),
-            Entry("FedAdamAggregator", ("fedadam",), appfl("FedAdamAggregator")),
-            Entry("FedYogiAggregator", ("fedyogi",), appfl("FedYogiAggregator")),
-            Entry(
-                "FedAdagradAggregator", ("fedadagrad",), appfl("FedAdagradAggregator")
-            ),
+        Entry("FedAvgAggregator", "fedavg", appfl("FedAvgAggregator")),
+        Entry(
+            "FedAvgAggregator, default weights",
+            "fedavg",
+            appfl("FedAvgAggregator", "equal"),
+            "documented: `client_weights_mode` is `equal` unless set, "
+            "`fedavg_aggregator.py:37-39`",
         ),
+        Entry("FedAdamAggregator", "fedadam", appfl("FedAdamAggregator")),
+        Entry("FedYogiAggregator", "fedyogi", appfl("FedYogiAggregator")),
+        Entry("FedAdagradAggregator", "fedadagrad", appfl("FedAdagradAggregator")),
     ),
-    Package(
+    package(
         "fedn",
         "fedn.utils.helpers.plugins.numpyhelper",
         "0.33.0",
-        (
-            Entry("fedavg", ("fedavg",), fedn("fedavg")),
-            Entry("fedopt, adam", ("fedadam",), fedn("fedopt", serveropt="adam")),
-            Entry("fedopt, yogi", ("fedyogi",), fedn("fedopt", serveropt="yogi")),
-            Entry(
-                "fedopt, adagrad", ("fedadagrad",), fedn("fedopt", serveropt="adagrad")
-            ),
-        ),
+        Entry("fedavg", "fedavg", fedn("fedavg")),
+        Entry("fedopt, adam", "fedadam", fedn("fedopt", serveropt="adam")),
+        Entry("fedopt, yogi", "fedyogi", fedn("fedopt", serveropt="yogi")),
+        Entry("fedopt, adagrad", "fedadagrad", fedn("fedopt", serveropt="adagrad")),
     ),
-    Package(
+    package(
+        "blazefl",
+        "blazefl.contrib",
+        "2.0.3",
+        Entry("FedAvgBaseServerHandler", "mean_by_examples", aggregate(blazefl)),
+    ),
+    package(
+        "nanofed",
+        "nanofed.server.aggregator",
+        "0.1.4",
+        Entry("FedAvgAggregator", "mean_by_examples", aggregate(nanofed)),
+    ),
+    package(
         "flsim",
         "flsim.optimizers.server_optimizers",
         "0.1.0",
-        (
-            Entry("FedAvgOptimizer", ("fedavg",), flsim("FedAvgOptimizer")),
-            Entry(
-                "FedAdamOptimizer",
-                ("fedadam",),
-                flsim(
-                    "FedAdamOptimizer",
-                    lr="server_lr",
-                    beta1="b1",
-                    beta2="b2",
-                    eps="tau",
-                ),
-                "Adam of PyTorch, `server_optimizers.py:124`",
+        Entry("FedAvgOptimizer", "fedavg", flsim("FedAvgOptimizer")),
+        Entry(
+            "FedAdamOptimizer",
+            "fedadam",
+            flsim(
+                "FedAdamOptimizer", lr="server_lr", beta1="b1", beta2="b2", eps="tau"
             ),
+            "Adam of PyTorch, `server_optimizers.py:124`",
         ),
     ),
 )

@@ -1,8 +1,12 @@
 """Votes with ties and zeros, and losses on which each method of one bit ascends.
 
 The matrices are those of Smirnova and Kravatskiy 2026, arXiv:2607.29674, Theorems 1 to
-3, whose losses <G, X> have the gradient G everywhere.
+3, whose losses <G, X> have the gradient G everywhere. The loss of Theorem 4 is that of
+the authors' code; the library has not the method.
 """
+
+import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +100,104 @@ def test_error_feedback_descends(g, down):
         )
         losses = [np.sum(g * x) for x in steps(algorithm, lambda _: jnp.array(g))]
     assert (np.diff([0, *losses]) < 0).all()
+
+
+# ------------------------------------------------------------------ Theorem 4, exactly
+def fractions(rows, over=1):
+    return np.array([[Fraction(n, over) for n in row] for row in rows])
+
+
+SLOPE = Fraction(7, 12)
+CENTERS = [fractions(rows, 20) for rows in ([[0, 0], [0, 0]], [[14, -14], [14, 14]])]
+CENTERS.append(CENTERS[1] / 2)
+SPIN, FLAT = fractions([[-4, 3], [-3, -4]], 5), fractions([[3, -4], [0, 0]], 5)
+WAVES = Fraction(21, 20), Fraction(7, 20)  # periods, of entries (1, 2) and (2, 1)
+
+
+def exact_polar(m):
+    """Of a matrix [2, 2] of fractions whose polar factor has fractions, too."""
+    (a, b), (c, d) = m
+    det, cofactors = a * d - b * c, np.array([[d, -c], [-b, a]])
+    whole = m + ((det > 0) - (det < 0)) * cofactors
+    square = (whole**2).sum() / (2 if det else 1)
+    size = Fraction(math.isqrt(square.numerator), math.isqrt(square.denominator))
+    assert size**2 == square
+    return whole / size
+
+
+def wave(w, period):
+    """The derivative of a periodic function: 1, then -1, and smooth in between."""
+    at = (w - Fraction(61, 400)) % period
+    assert min(at % (period / 2), -at % (period / 2)) > Fraction(1, 100)
+    return 1 if at < period / 2 else -1
+
+
+def forced(mu, nesterov):
+    """The gradient of the loss of Theorem 4 for this momentum, at rate 1.
+
+    f(X) = -7/12 X22 + A (Phi1(X12) + Phi2(X21)) where X22 < 1, but for three bumps of
+    radius 1/50, at whose centers the gradient is given.
+    """
+    M, size = [SPIN, FLAT, fractions([[0, -12], [-12, -7]], 12)], (1 + mu) / (1 - mu)
+    if nesterov:
+        nu, size = 1 / (1 + 2 * mu), size / (1 + 2 * mu)
+        stretch = 1 + (140 * (1 + mu) ** 2 * nu - 44) * (1 + mu) / (117 * mu)
+        M[0] = SPIN * np.array([1, stretch]) / (1 + mu)
+        M[1] = (FLAT + mu * M[0]) / (1 + mu)
+        M[2] = np.array([[0, -nu], [-nu, -SLOPE]])
+    olds = [0 * SPIN, *M[:2]]
+    gradients = [(m - mu * old) / (1 - mu) for m, old in zip(M, olds, strict=True)]
+
+    def gradient(X):
+        for center, g in zip(CENTERS, gradients, strict=True):
+            if np.array_equal(X, center):
+                return g
+            assert ((X - center) ** 2).sum() > Fraction(1, 50) ** 2
+        assert X[1, 1] < 1
+        up, low = size * wave(X[0, 1], WAVES[0]), size * wave(X[1, 0], WAVES[1])
+        return np.array([[0, up], [low, -SLOPE]])
+
+    return gradient
+
+
+def followed(D, estimate):
+    """EF21: the estimate, and the scaled signs of what it lacks."""
+    lacks = D - estimate
+    assert (lacks != 0).all()
+    return estimate + abs(lacks).sum() / 4 * np.where(lacks > 0, 1, -1)
+
+
+@pytest.mark.parametrize(
+    ("mu", "nesterov"),
+    [(Fraction(0), False), (Fraction(9, 10), False), (Fraction(9, 10), True)],
+)
+def test_ef21_of_polar_factors_ascends(mu, nesterov):
+    """By 49/480 a step, exactly. With X/lr for X, the same holds for every rate."""
+    X = M = estimate = 0 * SPIN
+    gradient, path = forced(mu, nesterov), []
+    for _ in range(40):
+        g = gradient(X)
+        M = mu * M + (1 - mu) * g
+        D = exact_polar((1 - mu) * g + mu * M if nesterov else M)
+        estimate = followed(D, estimate)
+        X = X - estimate
+        path.append(X)
+    for before, after in zip(path[2:-2], path[4:], strict=True):
+        moved = after - before
+        assert moved[0, 1] % WAVES[0] == moved[1, 0] % WAVES[1] == 0
+        assert moved[1, 1] * -SLOPE == Fraction(49, 240)
+    assert path[-1][1, 1] < -5
+
+
+def test_ef21_follows_on_average_without_the_first_two_targets():
+    """The same alternating targets have a harmless cycle, too, from a start at 0."""
+    estimate, seen = 0 * SPIN, []
+    for t in range(40):
+        up = (-1) ** (t + 1) * 24
+        D = fractions([[7, up], [up, -7]], 25)
+        estimate = followed(D, estimate)
+        seen.append(estimate[1, 1])
+    assert seen[-1] + seen[-2] == Fraction(-7, 25)
 
 
 def test_a_tie_is_drawn_anew_in_every_round():

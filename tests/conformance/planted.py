@@ -117,10 +117,13 @@ def fedprox(task, wrong=""):
 def scaffold(task, wrong=""):
     lr, eta, N = task.hyper["lr"], task.hyper["server_lr"], len(task.sizes)
     x, c = dict(task.x0), zeros(task.x0)
-    own = [zeros(x) for _ in range(N)]
+    own, seen = [zeros(x) for _ in range(N)], set()
     for cohort in task.cohorts:
         ends, changes = [], []
         for i in cohort:
+            if wrong == "variates begin at c" and i not in seen:
+                own[i] = c
+            seen.add(i)
             move = add(c, own[i], -1)
             if wrong == "sign of the correction":
                 move = add(own[i], c, -1)
@@ -143,6 +146,8 @@ def scaffold(task, wrong=""):
         share = {"c over the cohort": 1, "c by the sum": S}.get(wrong, S / N)
         share = eta * S / N if wrong == "server rate on c too" else share
         c = add(c, mean(changes), share)
+        if wrong == "c over clients so far":
+            c = mean([own[i] for i in seen])
         rate = {"server rate forgotten": 1, "server rate twice": eta**2}.get(wrong, eta)
         rate = eta * S / N if wrong == "x over all clients" else rate
         x = add(x, mean(ends), rate)
@@ -175,6 +180,10 @@ def fedadam(task, wrong=""):
         if wrong == "bias corrected":
             mm = {k: u / (1 - b1**t) for k, u in m.items()}
             vv = {k: u / (1 - b2**t) for k, u in used.items()}
+        ahead = 1 if wrong.endswith("a step ahead") else 0
+        if wrong.startswith("corrected rate"):
+            size = np.sqrt(1 - b2 ** (t + ahead)) / (1 - b1 ** (t + ahead))
+            mm = {k: size * u for k, u in m.items()}
         root = {k: np.sqrt(u) + tau for k, u in vv.items()}
         if wrong == "tau inside of the root":
             root = {k: np.sqrt(u + tau) for k, u in vv.items()}
@@ -268,6 +277,7 @@ def muon(task, wrong=""):
                 "no scale": 1,
                 "scale transposed": max(1, cols / rows) ** 0.5,
                 "scale of Moonlight": 0.2 * max(v.shape) ** 0.5,
+                "scale without 0.2": max(v.shape) ** 0.5,
                 "scale without a root": max(1, rows / cols),
                 "scale of both": (max(v.shape) / min(v.shape)) ** 0.5,
                 "rows for columns": max(1, rows / cols) ** 0.5 * (cols / rows) ** 0.5,
@@ -277,6 +287,8 @@ def muon(task, wrong=""):
             decay = h["weight_decay"] if wrong == "decay without lr" else decay
             decay = decay * scale if wrong == "decay times scale" else decay
             decay = 0 if wrong in ("coupled decay", "no decay") else decay
+            if wrong == "cautious, scaled":
+                decay = decay * scale * (X * v > 0)
             new[k] = v - decay * v - h["lr"] * scale * X
             if wrong == "decay after the step":
                 new[k] = (v - h["lr"] * scale * X) * (1 - decay)
@@ -309,10 +321,7 @@ def second_moments(task, wrong, adaptive):
             want = 0.2 * (rows * cols) ** 0.5
             if not adaptive:
                 want = max(1, rows / cols) ** 0.5 * norm(O)
-            want = {
-                "norm not restored": norm(hat),
-                "norm 1": 1,
-            }.get(wrong, want)
+            want = {"norm not restored": norm(hat), "norm 1": 1}.get(wrong, want)
             new[k] = x[k] - h["lr"] * want * hat / norm(hat)
         x = dict(new)
         yield x
@@ -341,11 +350,15 @@ def krum(task, wrong=""):
     n = len(V)
     W = V[:, :12] if wrong == "distances of w alone" else V
     D = ((W[:, None] - W[None]) ** 2).sum(2)
-    D = np.sqrt(D) if wrong == "distances not squared" else D
+    D = np.sqrt(D) if wrong in ("distances not squared", "all, not squared") else D
+    if wrong == "norms of arrays":
+        parts = V[:, :12], V[:, 12:]
+        D = sum(np.linalg.norm(p[:, None] - p, axis=2) for p in parts)
     if wrong == "cosine distances":
         size = np.linalg.norm(V, axis=1)
         D = 1 - V @ V.T / size[:, None] / size
-    many = {"n - f - 1": n - f - 1, "all neighbors": n - 1}.get(wrong, n - f - 2)
+    many = {"n - f - 1": n - f - 1, "all neighbors": n - 1, "all, not squared": n - 1}
+    many = many.get(wrong, n - f - 2)
     scores = np.sort(D, axis=1)[:, 1 : 1 + many].sum(1)
     best = np.argmax(scores) if wrong == "the farthest" else np.argmin(scores)
     return message(task, V[best])

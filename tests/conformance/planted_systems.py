@@ -370,6 +370,8 @@ def ef21_muon(task, wrong=""):
     h, x, every = task.hyper, dict(task.x0), range(len(task.sizes))
     b = 1 - h["b"] if wrong == "b reversed" else h["b"]
     short = lambda v: {**v, "w": top(v, h["share"])["w"]}
+    if "share" not in h:
+        short = lambda v: {k: abs(u).mean() * np.sign(u) for k, u in v.items()}
     if wrong == "vectors compressed too":
         short = lambda v: top(v, h["share"])
 
@@ -393,6 +395,8 @@ def ef21_muon(task, wrong=""):
             M[i] = {k: (1 - b) * M[i][k] + b * g[k] for k in g}
             M[i] = g if wrong == "no momentum" else M[i]
             R = short(add(M[i], own[i], -1))
+            if wrong == "bare signs":
+                R = {k: np.sign(v) for k, v in R.items()}
             if wrong == "error feedback of the change":
                 R = short(add(add(M[i], own[i], -1), error[i]))
                 error[i] = add(add(add(M[i], own[i], -1), error[i]), R, -1)
@@ -402,6 +406,9 @@ def ef21_muon(task, wrong=""):
         G = add(G, mean(sent), share)
         x = step(x)
         yield x
+
+
+ef21_muon_signs = ef21_muon
 
 
 # ------------------------------------------------------------------ models of clients

@@ -57,7 +57,7 @@ def test_rows_are_replaced_and_unknown_names_refused(tmp_path, monkeypatch, caps
     def fedavg(task, module):
         return [task.x0] * (1 + (module is json))
 
-    entries = Entry("still", ("fedavg",), fedavg, "it does not move"), *()
+    entries = Entry("still", "fedavg", fedavg, "it does not move"), *()
     package = Package("numpy", "json", "", entries)
     monkeypatch.setattr(judge, "PACKAGES", (package,))
     rows, page = tmp_path / "public.json", tmp_path / "page.md"
@@ -111,7 +111,7 @@ def test_options_give_fedmuon_as_its_authors_coded_it():
         decay = h["decay"] * (1 - h["align"])
         return fm.fedmuon_align(h["lr"], align=h["align"], decay=decay, rule=rule)
 
-    entry = Entry("", (), lambda task, module: rounds(coded)(task))
+    entry = Entry("", "", lambda task, module: rounds(coded)(task))
     (row,) = [row for row in ROWS if row["method"] == "update_FedMuon"]
     made = judge.verdict(entry, None, "fedmuon_align")
     assert made["verdict"] == row["verdict"]
@@ -122,7 +122,7 @@ def test_options_give_fedmuon_as_its_authors_coded_it():
 @pytest.mark.slow
 def test_torch_conforms_and_another_momentum_does_not():
     torch = needs("torch")
-    entry = Entry("optim.Muon", ("muon",), rules.of("optim"))
+    entry = Entry("optim.Muon", "muon", rules.of("optim"))
     assert judge.verdict(entry, torch, "muon")["verdict"] == "conforms"
     wrong = rules.torch_optimizer(
         lambda m, p, h: m.optim.Muon(p, **rules.usual(h) | {"momentum": 0.95})

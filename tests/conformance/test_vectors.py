@@ -12,7 +12,12 @@ from conformance import check, make
 from conformance.adapters.fedjax_muon import IMPLEMENTATIONS
 from conformance.family import SAME, lines, setting
 from conformance.variants import alone, variant
-from tests.conformance import planted, planted_compositions, planted_systems
+from tests.conformance import (
+    planted,
+    planted_compositions,
+    planted_systems,
+    planted_votes,
+)
 from tests.conformance.mistakes import CHOICES, KNOWN, UNSEEN
 from tests.support.packages import needs
 
@@ -54,7 +59,7 @@ def test_every_file_is_made_and_no_other_is_there():
     assert [*make.specs()] == [*dict.fromkeys(make.specs())]
     assert {*make.specs()} == {*NAMES}
     sizes = [(VECTORS / f"{name}.json").stat().st_size for name in NAMES]
-    assert max(sizes) < 140e3
+    assert max(sizes) < 150e3
     assert sum(sizes) < 4e6
 
 
@@ -107,8 +112,8 @@ MISTAKEN = sorted({name for name, *_ in KNOWN + UNSEEN})
 
 def planted_in(name, wrong=""):
     name = "muon" if name == "muon_decay" else name
-    places = (planted, planted_systems, planted_compositions)
-    (method,) = (vars(place)[name] for place in places if name in vars(place))
+    places = planted, planted_systems, planted_compositions, planted_votes
+    method = next(getattr(place, name) for place in places if hasattr(place, name))
     return lambda task: method(task, wrong)
 
 
@@ -157,6 +162,34 @@ def test_what_sources_leave_open_conforms(name, choice, said):
     report = check.judge(spec(name), planted_in(name, choice))
     assert report["conforms"], report
     assert report["verdict"].endswith(said)
+
+
+def with_polars(monkeypatch, change):
+    """FedMuon whose polar factors are changed."""
+    right = planted.polar
+    with monkeypatch.context() as patch:
+        patch.setattr(planted, "polar", lambda m: change(right, m))
+        return check.judge(spec("fedmuon"), planted.fedmuon)
+
+
+def test_coarse_is_what_half_precision_makes(monkeypatch):
+    """Errors of a few percent in float64 are departures, and not rounding."""
+    half = lambda v: v.astype(np.float16).astype(float)
+    rounded = with_polars(monkeypatch, lambda polar, m: half(polar(half(m))))
+    assert rounded["verdict"].startswith("COARSE: conforms, to a few percent")
+    assert rounded["level"] == "bfloat16"
+    longer = with_polars(monkeypatch, lambda polar, m: 1.03 * polar(m))
+    bent = with_polars(monkeypatch, lambda polar, m: polar(m) - 0.02 * m)
+    uneven = with_polars(monkeypatch, lambda polar, m: polar(m) * (1 + 0.02 * m))
+    for report in (longer, bent, uneven):
+        assert report["verdict"].startswith("DIFFERS")
+        assert report["level"] is None
+        assert 1e-3 < report["error"] < check.LEVELS["bfloat16"]
+    assert "step of w: 1.03 times" in longer["verdict"]
+    report = check.judge(spec("signmuon"), planted_in("signmuon", "rate of Moonlight"))
+    assert report["verdict"].startswith("DIFFERS")  # a sign that flips is no rounding
+    uploads = check.judge(spec("fedavg"), planted_in("fedavg", "uploads in float16"))
+    assert uploads["verdict"].startswith("COARSE")
 
 
 FAULTS = {
