@@ -66,7 +66,6 @@ from .algorithms.fedmuon_align import (
     local_adamw_align as local_adamw_align,
     local_sgd_align as local_sgd_align,
 )
-from .algorithms.fedmuon_auto import fedmuon_auto as fedmuon_auto
 from .algorithms.fedmuon_correct import (
     fedmuon_correct as fedmuon_correct,
     fedmuon_correct_euclidean as fedmuon_correct_euclidean,

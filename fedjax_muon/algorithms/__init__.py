@@ -52,7 +52,6 @@ from fedjax_muon.algorithms.fedmuon_align import (
     local_adamw_align,
     local_sgd_align,
 )
-from fedjax_muon.algorithms.fedmuon_auto import fedmuon_auto
 from fedjax_muon.algorithms.fedmuon_correct import (
     fedmuon_correct,
     fedmuon_correct_euclidean,
@@ -179,13 +178,6 @@ ALL = by_name(
     ),
     Method(fedmuon, "FedMuon", ZHANG, TEXT, ZHANG_GRID, color="#d62728"),
     Method(fedmuon_unsynced, "FedMuon(unsynced start)", ZHANG, TEXT, color="#ff6b6b"),
-    Method(
-        fedmuon_auto,
-        "FedMuon(automatic rate)",
-        ZHANG,
-        Source.OURS,
-        color="#a3123b",
-    ),
     Method(fedmuon_align, "FedMuon(alignment)", LIU, TEXT, ALIGN_GRID, color="#1f6fd6"),
     Method(fedmuon_svd, "FedMuon(SVD)", LIU, TEXT, LIU_MUON_GRID, color="#5b5bd6"),
     Method(
@@ -237,8 +229,8 @@ ALL = by_name(
         TEXT,
         color="#b5541c",
     ),
-    Method(fedcomuon, "FedCoMuon", YAN_HUANG, TEXT, color="#7c1f3f"),
-    Method(fedcomuon_vr, "FedCoMuon-VR", YAN_HUANG, TEXT, color="#e377a2"),
+    Method(fedcomuon, "FedCoMuon", YAN_HUANG, color="#7c1f3f"),
+    Method(fedcomuon_vr, "FedCoMuon-VR", YAN_HUANG, color="#e377a2"),
     Method(diloco, "DiLoCo", DOUILLARD, INDEPENDENT),
     Method(heloco, "HeLoCo", ASIF, INDEPENDENT),
     Method(streaming_diloco, "Streaming DiLoCo", DOUILLARD_STREAMING, INDEPENDENT),

@@ -73,9 +73,10 @@ def fedcomuon(
     and the server averages x_i and m_i. Before round 0, u_i is the loss at x, and m the
     mean of f'(u_i) grad_i(x). Losses are those of `Objective.value_and_grad`.
 
-    Source: Yan and Huang 2026, arXiv:2608.12710v2, Algorithm 1. Checked against the
-    paper's text. It departs where f is steep: beyond `max_slope`, f follows its
-    tangent, so that no loss is too large for exp. Its f is t times the paper's.
+    Source: Yan and Huang 2026, arXiv:2608.12710v2, Algorithm 1. Not verified: it was
+    written from notes on the paper. It departs where f is steep: beyond `max_slope`, f
+    follows its tangent, so that no loss is too large for exp. Its f is t times the
+    paper's.
 
     Args:
       lr: Local learning rate, the spectral norm of a matrix's step, 0.003 to 0.03.
@@ -171,9 +172,9 @@ def fedcomuon_vr(
     and the server averages x_i; orth is the default rule of `fedcomuon`. In round 0,
     the first estimates have no past. All clients must take part.
 
-    Source: Yan and Huang 2026, arXiv:2608.12710v2, Algorithm 2. Checked against the
-    paper's text. There, f'(u) also follows such a recursion, over samples of f. An f
-    without samples makes it f'(u) itself.
+    Source: Yan and Huang 2026, arXiv:2608.12710v2, Algorithm 2. Not verified: it was
+    written from notes on the paper. There, f'(u) also follows such a recursion, over
+    samples of f. An f without samples makes it f'(u) itself.
 
     Args:
       lr: Local learning rate, the spectral norm of a matrix's step, 0.003 to 0.03.

@@ -228,21 +228,19 @@ def prepared(
             "deploy takes messages as they come; replay them by train --cohort replayed"
         )
     given = {name: value for name, value in settings.items() if value is not None}
-    method = as_trained(method, rounds)
+    method = as_trained(method)
     ours = Experiment(method, problem, given, rounds, seed, evaluate_every)
     if not isinstance(ours.algorithm(), Algorithm):
         raise ValueError(f"{method.name} has no server; choose one that has")
     return ours, _problem(problem)
 
 
-def as_trained(method: Call, rounds: int) -> Call:
+def as_trained(method: Call) -> Call:
     """The call that `train` makes of a method without arguments."""
     if method.args or method.kwargs:
         return method
-    if "rounds" in names.signature_of(method.function):
-        return method._replace(kwargs={"rounds": rounds})
     known = UNSEARCHED.get(method.name)
-    if known is None or known.rate is None:
+    if known is None:
         return method
     falling = Call(cosine, "cosine", [], {"lr": known.rate.lr})
     return method._replace(kwargs={"lr": falling})

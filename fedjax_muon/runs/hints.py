@@ -28,10 +28,10 @@ def hints(simulation: Simulation) -> Iterator[str]:
 
 def rate_words(name: str, known: Unsearched, simulation: Simulation) -> str:
     """What is known of a rate that nobody searched, in a run."""
-    how = "follows from its first messages"
-    if known.rate is not None:
-        how = f"falls from {known.rate.lr:g} to 0 by a cosine"
-    words = f"without lr, {name}'s rate {how}; a search gained {known.gains}"
+    words = (
+        f"without lr, {name}'s rate falls from {known.rate.lr:g} to 0 by a cosine; a "
+        f"search gained {known.gains}"
+    )
     setup = simulation.settings
     most = setup.work.bound(int(simulation.clients.size.max()), setup.batch_size)
     sizes = {

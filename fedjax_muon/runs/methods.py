@@ -138,23 +138,14 @@ def unsearched(method: Made) -> tuple[Made, Unsearched | None]:
     known = UNSEARCHED.get(function_of(method))
     if known is None or "lr" in getattr(method, "keywords", {}):
         return method, None
-    if known.rate is None:
-        return method, known
     return method(lr=cosine(known.rate.lr)), known
-
-
-def _asked(method: Callable[..., Method], rounds: int) -> dict[str, Any]:
-    """The rounds of a call, for a function that asks for them."""
-    given = getattr(method, "keywords", {})
-    takes = inspect.signature(method).parameters
-    return {"rounds": rounds} if "rounds" in takes and "rounds" not in given else {}
 
 
 def finished(method: Made, rounds: int) -> Method:
     """The method, called if it is a function, whose schedule knows the rounds."""
     made: Any = method
     if not isinstance(method, Method) and callable(method):
-        made = method(**_asked(method, rounds))
+        made = method()
     made_by(made)  # may raise
     inner = made
     while (recipe := inner.recipe) and isinstance(
@@ -278,7 +269,6 @@ def rated(
     grid = {name: each for name, each in grid.items() if len(each) > 1}
     if isinstance(method, Method):
         return Rated(with_numbers(finished(method, rounds), fixed), grid, None)
-    fixed = _asked(method, rounds) | fixed
     rate = inspect.signature(method).parameters.get("lr")
     if rate is None or "lr" in {*fixed, *grid}:
         return Rated(finished(method(**fixed), rounds), grid, None)

@@ -43,8 +43,8 @@ RATES: Mapping[str, Mapping[str, Rate]] = {
 class Unsearched(NamedTuple):
     """The rate of a method that needs no search, and where that was measured."""
 
-    rate: Rate | None  # None if the method decides it
-    gains: str  # of a search of FedMuon's rate, over it
+    rate: Rate
+    gains: str  # of a search, over it
     cohort: tuple[int, int]  # least and most clients of a round
     local_steps: tuple[int, int]
 
@@ -55,12 +55,6 @@ UNSEARCHED: Mapping[str, Unsearched] = {
         Rate(0.03, "cosine"),
         "at most 0.5 points (or 0.02 bits) on 7 of 8 tracks of the board, and 7.0 "
         "points with an LSTM",
-        (4, 20),
-        (5, 100),
-    ),
-    "fedmuon_auto": Unsearched(
-        None,
-        "at most 0.5 points (or 0.02 bits) on 8 of 8 tracks of the board",
         (4, 20),
         (5, 100),
     ),

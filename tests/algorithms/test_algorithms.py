@@ -234,7 +234,6 @@ SIGNS = (2 + 1) / (2 * 15)  # of 12 and of 3 bits
 SPARSE = 2 * (2 + 4) / (2 * 15)  # an entry of each array, and its position
 COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
     "fedmuon_align": (2 + MATRIX, 1 + MATRIX),
-    "fedmuon_auto": (2 + 1 / 15, 2),  # and the length of a step
     "fedmuon_svd": (2 + MATRIX, 1 + FACTORS),
     "fedmuon_align_reset": (2, 1),
     "fedpac_muon": (2 + MATRIX, 1 + MATRIX),
@@ -260,7 +259,6 @@ COST = dict.fromkeys(TWICE.split(), (2, 2)) | {
 }
 BEFORE = {"ef21_muon": (1, 1), "fedmuon": (1, 1), "stem": (1, 1)}
 BEFORE["fedcomuon"] = 1, 1
-BEFORE["fedmuon_auto"] = 1, 1 + 1 / 15  # the loss
 BEFORE |= {"fedmuon_unsynced": (1, 0), "fafed": (1, 2)}
 
 

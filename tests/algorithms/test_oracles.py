@@ -34,7 +34,6 @@ from tests.oracles.fedlada import fedlada
 from tests.oracles.fedmuon import (
     fedmuon,
     fedmuon_align,
-    fedmuon_auto,
     fedmuon_correct,
     fedpac_soap,
     local_adamw_align,
@@ -119,7 +118,6 @@ CASES = {
     "local_muon_persistent": Case(local_muon_persistent, TENFOLD, {"lr": 0.03}, True),
     "fedmuon": Case(fedmuon, {"lr": 0.01, "synced": True}, orthogonalizes=True),
     "fedmuon_unsynced": Case(fedmuon, {"lr": 0.01}, orthogonalizes=True),
-    "fedmuon_auto": Case(fedmuon_auto, {"lr": 0.2}, {}, orthogonalizes=True),
     "fedmuon_align": Case(fedmuon_align, {"lr": 0.03}, orthogonalizes=True),
     "fedmuon_svd": Case(
         fedmuon_svd, {"lr": 0.03, "compress": by_memory("0.05")}, orthogonalizes=True

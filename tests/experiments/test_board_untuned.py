@@ -144,8 +144,8 @@ def test_the_rate_of_the_library_is_that_of_the_rows():
     good, tried = tuning.passed([x for x in found if x.track != "private"], "fedmuon")
     assert good >= tuning.ENOUGH
     assert f"on {good} of {tried} tracks" in known.gains
-    own = tuning.passed(found, "own_rate")
-    assert "on {} of {} tracks".format(*own) in UNSEARCHED["fedmuon_auto"].gains
+    # the candidates are in the library if they meet the bar on more tracks
+    assert all(tuning.passed(found, each)[0] <= good for each in CANDIDATES)
     (plays,) = [x for x in found if (x.track, x.row) == ("plays", "fedmuon")]
     assert f"{plays.gains.mean():.1f} points with an LSTM" in known.gains
 

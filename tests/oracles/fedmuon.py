@@ -61,28 +61,6 @@ def fedmuon(x, trace, lr, b=0.1, decay=0.0, ratio=1.0, synced=False, direction=p
     return history
 
 
-def fedmuon_auto(x, trace, lr, b=0.1, rounds=100, direction=polar):
-    """FedMuon from the synced start, at the rate that its first messages decide.
-
-    ``eta_r = lr sqrt(2 f / (R K g)) (1 + cos(pi r / R)) / 2``: f is the mean loss of
-    all N clients at x_0 on their batches before round 0, g the nuclear norm of the
-    mean gradient there (of its one matrix), K the local steps of a round.
-    """
-    pairs = [
-        (trace.loss(x, batch), trace.grad(x, batch))
-        for batches in trace.first
-        for batch in batches
-    ]
-    losses, gradients = zip(*pairs, strict=True)
-    (matrix,) = (g for g in mean([*gradients]).values() if g.ndim == 2)
-    nuclear = np.linalg.svd(matrix, compute_uv=False).sum()
-    steps = len(trace.rounds[0][1][0])
-    first = np.sqrt(2 * np.mean(losses) / (rounds * steps * nuclear))
-    falling = lambda r: (1 + np.cos(np.pi * r / rounds)) / 2
-    eta = lambda r: rate(lr, r) * first * falling(r)
-    return fedmuon(x, trace, eta, b, synced=True, direction=direction)
-
-
 # ---------------------- Liu et al.: local-global alignment and momentum aggregation
 def _aligned(x, trace, lr, start: Any, local: Callable, carry: Callable):
     """Lines 13-15 of Algorithm 2: the server of all three methods.
