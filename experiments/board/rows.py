@@ -92,6 +92,8 @@ FEDERATED = {
     "fedmuon": of("fedmuon", 0.03, EVERYWHERE + PRIVATE),
     "fedmuon_correct": of("fedmuon_correct", 0.03, EVERYWHERE + PRIVATE),
     "fedmuon_svd": of("fedmuon_svd", 0.03, DIGITS),
+    "signmuon": of("signmuon", 0.003, DIGITS),
+    "muonusign": of("muonusign", 0.03, DIGITS),
     **{f"fedmuon_align_{weight:g}": align(weight) for weight in (0.0, 0.25, 0.5)},
 }
 OTHER_SIZES = {

@@ -167,7 +167,8 @@ def _ordered(found: dict[str, dict[str, Curve]]) -> list[tuple[str, dict[str, Cu
 def gains_table(place: Path) -> list[str]:
     """What a search gains, by method and track, in Markdown."""
     found = gains(place)
-    rates = untuned.rates(place)
+    every = untuned.rates(place)
+    rates = {name: each for name, each in every.items() if passed(found, name)[1]}
     shown = [name for name in TRACKS if any(each.track == name for each in found)]
     heads = " | ".join(name.replace("_", " ") for name in shown)
     lines = [f"| method | rate | {heads} |", "|---|---:|" + "---:|" * len(shown)]

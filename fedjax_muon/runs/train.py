@@ -322,7 +322,8 @@ def train(
 
     Args:
       method: An algorithm with a server, such as `fm.fedmuon(lr=0.03)`, or without one,
-        such as `fm.decentralized.dsgd(lr=0.1)`; or a function that makes one.
+        such as `fm.decentralized.dsgd(lr=0.1)`; or a function that makes one. With
+        `fm.fedmuon`, the rate falls from 0.03 to 0 by a cosine, which is said.
       problem: Such as `fm.problems.classification(alpha=0.5)`; by default, the one that
         suits the method.
       rounds: Number of rounds since the beginning.

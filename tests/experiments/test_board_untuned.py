@@ -1,6 +1,7 @@
 """Rows without a search: their rates, their runs, and what a search gains."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from experiments.board import lines as kept, page, tuning, untuned
 from experiments.board.candidates import CANDIDATES
 from experiments.board.rows import ROWS
 from experiments.board.tracks import TRACKS
+from fedjax_muon.runs.intervals import half_width
 from fedjax_muon.runs.rates import UNSEARCHED, Rate
 
 KEPT = Path("results/board")
@@ -154,3 +156,19 @@ def test_the_page_has_what_a_search_gains():
     text = page.PAGE.read_text()
     for line in tuning.gains_table(KEPT):
         assert line in text.splitlines()
+
+
+def test_the_study_has_numbers_of_the_rows():
+    text = Path("results/tuning/README.md").read_text()
+    answer = text.partition("**Answer.**")[2].partition("## How wide")[0]
+    known = {each.words.strip("*") for each in tuning.gains(KEPT)}
+    shown = re.findall(r"-?\d+\.\d+ ± \d+\.\d+", answer.replace("\n", " "))
+    assert len(shown) >= 5
+    assert set(shown) <= known
+    bits = next(x.gains / 50 for x in tuning.gains(KEPT) if x.row == "own_rate_tokens")
+    assert f"gains {bits.mean():.3f} ± {half_width(bits):.3f} bits" in " ".join(
+        text.split()
+    )
+    plateaus = (Path("results/tuning") / "plateaus.md").read_text()
+    for line in tuning.costs_table(KEPT):
+        assert line in plateaus.splitlines()
