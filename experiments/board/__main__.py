@@ -67,7 +67,7 @@ def main(
             check_choice("track", of, TRACKS)
             names = [name for name, each in ROWS.items() if of in each.tracks]
             if what == "untuned":
-                names = [n for n, each in untuned.EVERY.items() if of in each.tracks]
+                names = untuned.runnable(of, board)
             mine = [check_choice("row", row, names)] if row else names[part::parts]
             run(of, mine, what, data_dir, board)
 

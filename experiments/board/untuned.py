@@ -117,6 +117,19 @@ def rows_of(track: str, place: Path) -> list[str]:
     ]
 
 
+def runnable(track: str, place: Path) -> list[str]:
+    """The rows that can run: those with a rate, and candidates that get theirs."""
+    new = CANDIDATES if track in HOME else ()
+    names = [*rows_of(track, place), *new]
+    names = [name for name in dict.fromkeys(names) if track in EVERY[name].tracks]
+    if not names:
+        raise ValueError(
+            f"no method of {track} has a rate without a search; those that have one "
+            f"are tried on {' and '.join(HOME)}"
+        )
+    return names
+
+
 def asked(
     lines: list[Line], name: str, row: Row, track: str, rate: float | None
 ) -> list[tuple[str, dict[str, float], int]]:

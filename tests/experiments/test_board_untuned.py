@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.board import lines as kept, page, tuning, untuned
+from experiments.board import __main__ as command, lines as kept, page, tuning, untuned
 from experiments.board.candidates import CANDIDATES
 from experiments.board.rows import ROWS
 from experiments.board.tracks import TRACKS
@@ -72,6 +72,15 @@ def test_the_kept_rates_are_those_of_the_rows():
             runs = kept.finals(runs)
             assert {x["hyper"]["lr"] for x in runs} <= {rates[untuned.method_of(row)]}
             assert len({run["seed"] for run in runs}) == len(runs)
+
+
+def test_rows_without_a_rate_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        command.main("untuned", "ring")
+    assert "no method of ring has a rate without a s" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main("untuned", "digits", row="fedexp")
+    assert "unknown row 'fedexp'" in capsys.readouterr().err
 
 
 def test_every_row_of_other_names_has_its_method():
