@@ -195,12 +195,12 @@ def table() -> list[str]:
             found.setdefault((line["question"], line["setting"]), {})[line["lr"]] = (
                 score
             )
-    text = [HEAD, "| question | setting | best rate | loses at most a point | score |"]
+    text = [HEAD, "| question | setting | best rate | loses at most two points | score |"]
     text.append("|---|---|---:|---:|---:|")
     for (question, setting), scores in found.items():
         rates = np.array(sorted(scores))
         values = np.array([scores[rate] for rate in rates])
-        low, high = Curve(rates, 100 * (values.max() - values)).plateau()
+        low, high = Curve(rates, 100 * (values.max() - values)).plateau(2.0)
         best = rates[int(np.argmax(values))]
         text.append(
             f"| {question} | {setting} | {best:g} | {low:.2g} to {high:.2g} | "

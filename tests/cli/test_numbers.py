@@ -19,7 +19,7 @@ CASES = {
         2.7915325,
         9760,
     ),
-    f"fedmuon {DATA} {STEPS} {LATE}": (2.171734571456909, 53680),
+    f"fedmuon:lr=0.01 {DATA} {STEPS} {LATE}": (2.171734571456909, 53680),
     "dsgd --rounds 10 --evaluate-every 10": (1.6454375, 11840400),
     "fed_nsgda_m --rounds 10 --evaluate-every 10": (0.41039938, 4017280),
     f"fedavg {DATA} {STEPS} --ledger ledger.json "
@@ -49,7 +49,7 @@ CASES = {
 
 # what some of them say, in the last lines
 SAID = {
-    f"fedmuon {DATA} {STEPS} {LATE}": "after 4 rounds and ",
+    f"fedmuon:lr=0.01 {DATA} {STEPS} {LATE}": "after 4 rounds and ",
     f"keep_own:fedavg,head {DIGITS},client_tests=true {STEPS} --cohort 3": (
         "mean accuracy of clients with their own parameters 0."
     ),
