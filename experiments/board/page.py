@@ -382,7 +382,7 @@ UNTUNED = """\
 What 14 trials of a search gain (8 on `tokens`), in points of the test score; on
 `tokens`, fiftieths of a bit. Every method has one rate for all tracks, which `digits`
 and `fashion` alone choose and which falls to 0 by a cosine; [the
-rules](../experiments/board/RULES.md#rows-without-a-search) were fixed before these
+rules](../experiments/board/RULES.md) were fixed before these
 runs. **Bold**: at most 0.5 points, or 0.02 bits, in the mean over seeds. ± is a 95%
 interval, paired by seed. [More](../results/tuning/README.md)
 """
