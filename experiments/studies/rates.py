@@ -195,7 +195,10 @@ def table() -> list[str]:
             found.setdefault((line["question"], line["setting"]), {})[line["lr"]] = (
                 score
             )
-    text = [HEAD, "| question | setting | best rate | loses at most two points | score |"]
+    text = [
+        HEAD,
+        "| question | setting | best rate | loses at most two points | score |",
+    ]
     text.append("|---|---|---:|---:|---:|")
     for (question, setting), scores in found.items():
         rates = np.array(sorted(scores))

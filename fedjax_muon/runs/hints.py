@@ -36,7 +36,7 @@ def rate_words(name: str, known: Unsearched, simulation: Simulation) -> str:
     most = setup.work.bound(int(simulation.clients.size.max()), setup.batch_size)
     sizes = {
         "clients per round": (setup.cohort.size, known.cohort),
-        "local steps": (most, known.local_steps),
+        "local step" + "s" * (most > 1): (most, known.local_steps),
     }
     outside = [
         f"{size} {what} (measured: {low} to {high})"

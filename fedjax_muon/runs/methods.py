@@ -132,11 +132,15 @@ def check_suited(methods: Mapping[str, Method], problem: Problem) -> None:
 
 
 def unsearched(method: Made) -> tuple[Made, Unsearched | None]:
-    """A function with the rate that needs no search, if one is known; and what is."""
-    if isinstance(method, Method) or not callable(method):
+    """A function with the rate that needs no search, if one is known; and what is.
+
+    Of a function with other arguments than its own, none is.
+    """
+    plain = callable(method) and not hasattr(method, "keywords")
+    if isinstance(method, Method) or not plain:
         return method, None
     known = UNSEARCHED.get(function_of(method))
-    if known is None or "lr" in getattr(method, "keywords", {}):
+    if known is None:
         return method, None
     return method(lr=cosine(known.rate.lr)), known
 
