@@ -36,7 +36,8 @@ def full_length(lr: core.Hyper) -> core.Algorithm:
 
     def client(objective, broadcast, client_state, batches, round):
         message, _ = main.client(objective, broadcast, client_state, batches, round)
-        return Sized(*message, norms_of(message.params)), client_state
+        norms = norms_of(message.params)
+        return Sized(message.params, message.momentum, norms), client_state
 
     def server(state, mean, round):
         short = norms_of(mean.params)
@@ -75,7 +76,8 @@ def own_rate(lr: core.Hyper, rounds: int) -> core.Algorithm:
     (main,) = plain.exchanges
 
     def init(params):
-        return State(*plain.init(params), jnp.float32(0))
+        start = plain.init(params)
+        return State(start.params, start.momentum, jnp.float32(0))
 
     def first(objective, broadcast, client_state, batches, round):
         step = lambda _, *row: ((), objective.value_and_grad(broadcast.params, *row))
@@ -92,7 +94,8 @@ def own_rate(lr: core.Hyper, rounds: int) -> core.Algorithm:
         return own.client(objective, broadcast[:2], client_state, batches, round)
 
     def server(state, mean, round):
-        return State(*main.server(state, mean, round), state.factor)
+        moved = main.server(state, mean, round)
+        return State(moved.params, moved.momentum, state.factor)
 
     (prologue,) = plain.prologue
     return plain._replace(
@@ -119,7 +122,7 @@ def _robust(make: Method) -> Method:
     _, trimmed = RULES["trimmed_mean"]
     if make is own_rate:
         return lambda lr, rounds: fm.robust(own_rate(lr, rounds), trimmed)
-    return lambda lr: fm.robust(make(lr=lr), trimmed)
+    return lambda lr: fm.robust(full_length(lr), trimmed)
 
 
 def _rows(name: str, label: str, make: Method, lr: float) -> dict[str, Row]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -210,7 +210,7 @@ def draw(place: Path, path: Path) -> None:
             lost = left_out(known)
             for track, loss in lost.items():
                 if not outside(axis, loss, y, "0.3"):
-                    how = {"ms": 5, "color": "0.35", "alpha": 0.8, "ls": ""}
+                    how: Any = {"ms": 5, "color": "0.35", "alpha": 0.8, "ls": ""}
                     axis.plot(loss, y, MARKS[track], **how)
             axis.plot(np.mean([*lost.values()]), y, "|", ms=14, mew=2, color=MEAN)
         for track, mark in MARKS.items():

@@ -7,6 +7,7 @@ import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -164,8 +165,8 @@ def runs_of(
     if not lines:
         first = kept.about(name, row, TRACKS[track], problem) | {"rules": rules()}
         lines.append(kept.append(path, first))
-    known = {("rules", lines[0]["rules"], rules())}
-    known |= {("rate", line["hyper"]["lr"], rate) for line in kept.finals(lines)}
+    known: list[tuple[str, Any, Any]] = [("rules", lines[0]["rules"], rules())]
+    known += [("rate", line["hyper"]["lr"], rate) for line in kept.finals(lines)]
     for key, before, now in known:
         if before != now:
             raise ValueError(
