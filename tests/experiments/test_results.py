@@ -216,6 +216,7 @@ NOT_DRAWN = {  # whose studies are finished, or draw their figures themselves
     *(f"privacy/reconstruction_{n}" for n in ("mnist", "fashion_mnist", "digits")),
     "robust/digits",
     *(f"rules/{name}" for name in ("digits", "fashion_mnist")),
+    "tuning/plateaus",  # by the board
     "theory/stall",
 }
 
