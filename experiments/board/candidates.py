@@ -71,7 +71,6 @@ def own_rate(lr: core.Hyper, rounds: int) -> core.Algorithm:
     of smoothness L have their best bound, `f / (a T) + L a / 2`, at the root of
     2 f / (L T); here L is proportional to the gradient.
     """
-
     plain = fm.fedmuon()
     (main,) = plain.exchanges
 

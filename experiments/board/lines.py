@@ -89,16 +89,19 @@ def finish(
             train = runs.trial if stage == protocol.TRIAL else runs.final
             line = train(values, seed)
             lines.append(line)
-            others = map(protocol.key_of, lines_of(path, name))
-            if protocol.key_of(line) not in others:  # another process may be faster
-                append(path, line)
-            yield line
+            yield append_once(path, line)
 
 
 def append(path: Path, line: Line) -> Line:
     with path.open("a") as file:
         file.write(f"{json.dumps(line)}\n")
     return line
+
+
+def append_once(path: Path, line: Line) -> Line:
+    """Appends a run, unless another process was faster."""
+    others = map(protocol.key_of, lines_of(path, line["row"]))
+    return line if protocol.key_of(line) in others else append(path, line)
 
 
 def finals(lines: Sequence[Line]) -> list[Line]:

@@ -176,4 +176,4 @@ def runs_of(
         runs = Runs(name, row, TRACKS[track], problem)
         for stage, values, seed in todo:
             train = runs.trial if stage == protocol.TRIAL else runs.final
-            yield kept.append(path, train(values, seed))
+            yield kept.append_once(path, train(values, seed))

@@ -99,8 +99,10 @@ def test_a_row_goes_on_and_keeps_to_its_rules(short, tmp_path, monkeypatch):
     run = lambda: [
         *untuned.runs_of(tmp_path, "fedavg", ROWS["fedavg"], "digits", problem)
     ]
-    lines = run()
+    slow = untuned.runs_of(tmp_path, "fedavg", ROWS["fedavg"], "digits", problem)
+    lines = [next(slow), *run()]
     assert [line["seed"] for line in lines] == [0, 1]
+    assert [*slow] == lines[1:]  # which another process has kept
     assert run() == []
     path = tmp_path / "untuned" / "digits.jsonl"
     whole = path.read_text()
