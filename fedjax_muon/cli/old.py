@@ -11,7 +11,7 @@ SPELLED = {
     "--problem digits:{}": "alpha clients divide model client_tests positives augment "
     "train_share graph",
     "--problem fashion_mnist:{}": "data_dir",
-    "--problem FILE.csv:{}": "label owner split exclude missing",
+    "--problem FILE.csv:{}": "label owner split exclude categories missing na_values",
     "--problem text:FILE,{}": "window tokenizer test_share short",
     "--problem digits:model=mlp:{}": "hidden dtype",
     "--problem digits:model=lenet:{}": "convolution",

@@ -8,6 +8,7 @@ data. `from_text` reads texts as windows of tokens, for language models.
 
 from fedjax_muon.data import client_tests, imbalance, partition, tokenizers
 from fedjax_muon.data.catalog import NAMES
+from fedjax_muon.data.columns import join_columns, load_columns, save_columns
 from fedjax_muon.data.dataset import (
     Dataset,
     Standardization,
@@ -17,9 +18,10 @@ from fedjax_muon.data.dataset import (
     standardize,
 )
 from fedjax_muon.data.hugging_face import from_hf
+from fedjax_muon.data.image_folders import from_folder
 from fedjax_muon.data.loading import load, prepare
 from fedjax_muon.data.token_windows import from_text
-from fedjax_muon.data.user_files import from_arrays, from_csv, from_folder, from_npz
+from fedjax_muon.data.user_files import from_arrays, from_csv, from_npz, sum_columns
 
 __all__ = [
     "NAMES",
@@ -36,9 +38,13 @@ __all__ = [
     "from_text",
     "hold_out",
     "imbalance",
+    "join_columns",
     "load",
+    "load_columns",
     "partition",
     "prepare",
+    "save_columns",
     "standardize",
+    "sum_columns",
     "tokenizers",
 ]

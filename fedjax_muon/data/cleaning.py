@@ -56,15 +56,15 @@ def cleaned(
         raise ValueError(
             f"{place(row)}: {what} is {str(word)!r}, which stands for a missing value"
             f"{more}; fill it in, leave it out or, if it is a name, give the words for "
-            "missing values as `missing`"
+            "missing values as `na_values`"
         )
     used = np.unique(names[np.unique(rows)])
-    _warn_of_likeness(what, used.tolist())
+    warn_of_likeness(what, used.tolist())
     whole = all(re.fullmatch(r"0|-?[1-9]\d{0,17}", name) for name in used.tolist())
     return (names.astype(np.int64) if whole else names)[rows]
 
 
-def _warn_of_likeness(what: str, names: Iterable[str]) -> None:
+def warn_of_likeness(what: str, names: Iterable[str]) -> None:
     """Warns of names that differ in case, blanks or zeros alone."""
     seen: dict[Any, str] = {}
     for name in names:

@@ -8,7 +8,7 @@ import codecs
 import collections
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,6 +73,13 @@ class Table(NamedTuple):
         return f"{self.path}, line {line}"
 
 
+class Entries(NamedTuple):
+    """A column of texts: the different ones, and the number that every row has."""
+
+    different: list[str]
+    rows: np.ndarray
+
+
 def with_names(table: Table) -> Table:
     """Reads the names of the columns, in the first line that is not above them."""
     line, row = next(table.rows(), (table.above + 1, []))
@@ -90,6 +97,30 @@ def read_table(
     table: Table, features: Sequence[str], others: Sequence[str], missing: Sequence[str]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Numbers [n, features] of a table, and cleaned texts of other columns."""
+    _check_head(table, features)
+    x, columns = _read(table, features, others)
+    return x, _cleaned(
+        table, features, dict(zip(others, columns, strict=True)), missing
+    )
+
+
+def read_texts(
+    table: Table, features: Sequence[str], others: Sequence[str], missing: Sequence[str]
+) -> tuple[dict[str, Entries], dict[str, np.ndarray]]:
+    """The features of a table as texts, and cleaned texts of other columns."""
+    _check_head(table, features)
+    _, columns = _read(table, [], [*features, *others])
+    named = dict(zip([*features, *others], columns, strict=True))
+    rest = {name: named.pop(name) for name in others}
+    texts = {
+        name: Entries(column.dictionary.to_pylist(), np.from_dlpack(column.indices))
+        for name, column in named.items()
+    }
+    return texts, _cleaned(table, features, rest, missing)
+
+
+def _check_head(table: Table, features: Sequence[str]) -> None:
+    """Raises `ValueError` for features without names, and tables without rows."""
     head = f"{table.path}, line {table.above}"
     for name in features:
         if not name or name.startswith("Unnamed: "):  # the second by pandas
@@ -99,17 +130,31 @@ def read_table(
             )
     if next(table.rows(), None) is None:
         raise ValueError(f"{head}: expected rows below the names, found none")
+
+
+def _read(
+    table: Table, features: Sequence[str], others: Sequence[str]
+) -> tuple[np.ndarray, list[Any]]:
+    """Columns of finite numbers as an array, and columns of texts."""
     reason = "a number that is not finite"
     try:
         x, columns = _parsed(table, features, others)
-        if x.min() >= -LARGEST and x.max() <= LARGEST:
-            reason = ""
+        if not x.size or (x.min() >= -LARGEST and x.max() <= LARGEST):
+            return x, columns
     except (ValueError, OSError) as error:  # those of pyarrow are
         reason = str(error)
-    if reason:
-        _complain(table, features)
-        with table.reading():  # what only pyarrow complains about
-            raise ValueError(reason)
+    _complain(table, features)
+    with table.reading():  # what only pyarrow complains about
+        raise ValueError(reason)
+
+
+def _cleaned(
+    table: Table,
+    features: Sequence[str],
+    columns: Mapping[str, Any],
+    missing: Sequence[str],
+) -> dict[str, np.ndarray]:
+    """The texts of labels, owners and parts."""
     texts = {
         name: cleaned(
             column.dictionary.to_pylist(),
@@ -118,16 +163,16 @@ def read_table(
             missing,
             table.place,
         )
-        for name, column in zip(others, columns, strict=True)
+        for name, column in columns.items()
     }
     # numbers may be names, as years are; a row has a label that others have, too
-    is_row = any(clean(name) in {*map(str, texts[name])} for name in others)
-    if is_row and all(map(_is_number, features)):
+    is_row = any(clean(name) in {*map(str, texts[name])} for name in columns)
+    if is_row and all(map(is_number, features)):
         raise ValueError(
-            f"{head}: expected names of columns, found the numbers "
-            f"{', '.join(features[:4])}{HINT}"
+            f"{table.path}, line {table.above}: expected names of columns, found the "
+            f"numbers {', '.join(features[:4])}{HINT}"
         )
-    return x, texts
+    return texts
 
 
 def _parsed(
@@ -186,17 +231,18 @@ def _complain(table: Table, numbers: Sequence[str]) -> None:
                 f"{table.above}, found {len(row)}"
             )
         cells = dict(zip(table.names, row, strict=True))
-        bad = [each for each in numbers if not _is_number(cells[each], table.decimal)]
+        bad = [each for each in numbers if not is_number(cells[each], table.decimal)]
         if bad:
             more = f" (nor in {', '.join(map(repr, bad[1:9]))})" if bad[1:] else ""
             raise ValueError(
                 f"{place}: {cells[bad[0]][:60]!r} in column {bad[0]!r} is not a finite "
-                f"number{more}; correct it, exclude the column, encode texts and fill "
-                f"in blanks with pandas, or give another decimal than {table.decimal!r}"
+                f"number{more}; correct it, exclude the column, encode texts "
+                "(categories='one_hot'), fill in blanks (missing='mean'), or give "
+                f"another decimal than {table.decimal!r}"
             )
 
 
-def _is_number(cell: str, decimal: str = ".") -> bool:
+def is_number(cell: str, decimal: str = ".") -> bool:
     """Whether pyarrow takes a cell for a number that is finite in float32."""
     plain = cell if decimal == "." else cell.replace(".", "x").replace(decimal, ".")
     try:

@@ -135,6 +135,8 @@ class Dataset(NamedTuple):
     standardization: Standardization | None = None
     # Of windows of tokens: what encodes and decodes them, a `tokenizers.Tokenizer`.
     tokenizer: Any = None
+    # Of tables: a `columns.Columns`, by which new rows become inputs.
+    columns: Any = None
     # Whether the test examples are some of those that were given for training.
     held_out: bool = False
     name: str = "your data"  # in titles; readers give that of the file

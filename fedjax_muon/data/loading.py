@@ -11,9 +11,10 @@ from fedjax_muon.data import prepared
 from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.dataset import Dataset, check, standardize
 from fedjax_muon.data.hugging_face import from_hf, is_saved
+from fedjax_muon.data.image_folders import from_folder
 from fedjax_muon.data.source import Located, Source, located, verify, verify_rows
 from fedjax_muon.data.text import Encoder
-from fedjax_muon.data.user_files import from_csv, from_folder, from_npz
+from fedjax_muon.data.user_files import from_csv, from_npz
 from fedjax_muon.files import reading
 from fedjax_muon.versions import check_installed
 

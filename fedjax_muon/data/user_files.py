@@ -1,31 +1,43 @@
-"""A user's data: arrays, NumPy archives, CSV files, and folders of images."""
+"""A user's data: arrays, NumPy archives, and CSV files."""
 
+import functools
+import inspect
 import os
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_muon.core import check_count
 from fedjax_muon.data.cleaning import MISSING, of_array
-from fedjax_muon.data.csv_files import HINT, Table, read_table, with_names
+from fedjax_muon.data.columns import (
+    FEW,
+    Categories,
+    Column,
+    Columns,
+    Missing,
+    Raw,
+    cells_of,
+    check_names,
+    load_columns,
+)
+from fedjax_muon.data.csv_files import HINT, Table, read_table, read_texts, with_names
 from fedjax_muon.data.dataset import (
     TEST,
     TRAIN,
     Dataset,
+    Standardization,
     check,
     check_axes,
     not_finite,
     standardization_of,
     stratified,
 )
-from fedjax_muon.data.images import FORMATS, Size, decoded
 from fedjax_muon.data.npz import arrays_of
-from fedjax_muon.files import named, visible
+from fedjax_muon.files import named
 
 Place = str | os.PathLike[str]
 
@@ -72,7 +84,8 @@ def from_arrays(
         x_test = _inputs("x_test", test[0], text)
         test = x_test, of_array("y_test", test[1], len(x_test))
     whole = _Rows(x, y, owners)
-    return _dataset(whole, test and _Rows(*test), test_share, classes, text=text)
+    fit = _as_given if text else _standardized
+    return _dataset(whole, test and _Rows(*test), test_share, classes, fit=fit)
 
 
 class _Rows(NamedTuple):
@@ -89,10 +102,9 @@ def _dataset(
     share: float,
     classes: Sequence[str] | None = None,
     *,
-    names: Sequence[str] = (),
-    text: bool = False,
+    fit: "Fit",
 ) -> Dataset:
-    """Divides and standardizes examples; `names` are those of their channels."""
+    """Divides examples, and makes inputs of them."""
     called = _classes([one.y for one in (train, test) if one is not None], classes)
     y, owners = _numbered("y", train.y, called), train.owners
     test_owners: np.ndarray | None = None
@@ -124,17 +136,72 @@ def _dataset(
             f"the class {called[unseen[0]]!r} has test examples, and none to train on",
             stacklevel=3,
         )
-    scales = None if text else standardization_of(train.x, kept, names)
-    x, x_test = (
-        scales.of_rows(rows, ids)
-        if scales is not None
-        else rows
-        if ids is None
-        else rows[ids]
-        for rows, ids in ((train.x, kept), (x_test, held))
-    )
-    made = Dataset(x, y, x_test, y_test, called, 0, owners, test_owners, scales)
+    fitted = fit(train.x, kept)
+    x, x_test = fitted.rows(train.x, kept), fitted.rows(x_test, held)
+    made = Dataset(x, y, x_test, y_test, called, 0, owners, test_owners, fitted.scales)
+    made = made._replace(columns=fitted.columns)
     return check(made._replace(held_out=kept is not None))
+
+
+class _Fitted(NamedTuple):
+    """What becomes of examples, as those for training decide."""
+
+    # (examples, their numbers or None for all) -> inputs
+    rows: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+    scales: Standardization | None = None
+    columns: Columns | None = None
+
+
+Fit = Callable[[np.ndarray, np.ndarray | None], _Fitted]  # (examples, numbers)
+
+
+def _standardized(x: np.ndarray, kept: np.ndarray | None) -> _Fitted:
+    scales = standardization_of(x, kept)
+    return _Fitted(scales.of_rows, scales)
+
+
+def _as_given(x: np.ndarray, kept: np.ndarray | None) -> _Fitted:
+    del x, kept
+    return _Fitted(lambda rows, ids: rows if ids is None else rows[ids])
+
+
+def _of_table(
+    columns: Columns,
+    words: Sequence[tuple[str, ...] | None],
+    known: bool,
+    x: np.ndarray,
+    kept: np.ndarray | None,
+) -> _Fitted:
+    """Encodes and standardizes rows, by sums that are known, or by those of training
+    examples."""
+    raw = Raw(x, tuple(words))
+    made = columns if known else columns.fitted(raw, kept)
+    made.check()
+    encoded = made.encode(raw)
+    scales = (
+        made.standardization
+        if known
+        else standardization_of(encoded, kept, made.channels)
+    )
+
+    def rows(given: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+        inputs = encoded if given is x else made.encode(raw._replace(x=given))
+        return scales.of_rows(inputs, ids)
+
+    return _Fitted(rows, scales, made)
+
+
+def _summed(
+    columns: Columns,
+    words: Sequence[tuple[str, ...] | None],
+    known: bool,
+    x: np.ndarray,
+    kept: np.ndarray | None,
+) -> _Fitted:
+    """Sums of columns, some of which may be constant."""
+    made = columns if known else columns.fitted(Raw(x, tuple(words)), kept)
+    zeros = lambda rows, ids: np.zeros((len(rows if ids is None else ids), 1), "f4")
+    return _Fitted(zeros, columns=made)
 
 
 def _held_out(
@@ -198,7 +265,10 @@ def from_csv(
     owner: str | None = None,
     split: str | None = None,
     exclude: Sequence[str] = (),
-    missing: Sequence[str] = MISSING,
+    categories: Categories | None = None,
+    missing: Missing | None = None,
+    columns: Place | None = None,
+    na_values: Sequence[str] = MISSING,
     test_share: float = 0.2,
     separator: str = ",",
     decimal: str = ".",
@@ -207,16 +277,23 @@ def from_csv(
 ) -> Dataset:
     """Reads a dataset from a table; a file that ends in .gz or .bz2 is unpacked.
 
-    All columns that are not named here are features, and must be numeric.
+    All columns that are not named here are features.
 
     Args:
       owner: Column of the owners, each of whom is a client.
       split: Column that says which rows are for training and which for testing; by
         default, a share of the rows is held out.
       exclude: Columns to ignore.
-      missing: Words that stand for a missing label, owner or part, in any case, as
-        empty cells do. These are errors. Leave out the ones that are names, such as
-        NA for Namibia.
+      categories: With "one_hot", a feature of texts becomes one input for each of its
+        categories among the training examples. By default, texts are errors.
+      missing: With "mean", a blank in a feature of numbers becomes the mean of training
+        examples, and another input is 1; a blank text is a category. By default, blanks
+        are errors.
+      columns: File of means, categories and scales that `save_columns` wrote, instead
+        of those of this table, so that all sites have the same.
+      na_values: Words that are blanks, in any case, as empty cells are. Blank labels,
+        owners and parts are errors. Leave out the ones that are names, such as NA for
+        Namibia.
       test_share: Share of the rows that is held out.
       separator: Character between columns.
       decimal: Decimal mark of the numbers.
@@ -226,6 +303,45 @@ def from_csv(
     Example:
       >>> loans = from_csv("loans.csv", label="risk", owner="bank", separator=";")
     """
+    given = {**locals()}
+    return _from_csv(_of_table, **given)
+
+
+def sum_columns(path: Place, **how: Any) -> Columns:
+    """Sums over the training examples of a table, from which means, categories and
+    scales follow.
+
+    Args:
+      how: Arguments of `from_csv`.
+
+    Example:
+      >>> east = sum_columns("east.csv", missing="mean")  # doctest: +SKIP
+      >>> west = sum_columns("west.csv", missing="mean")  # doctest: +SKIP
+      >>> both = join_columns([east, west])  # doctest: +SKIP
+    """
+    given = inspect.signature(from_csv).bind(path, **how)
+    given.apply_defaults()
+    return _from_csv(_summed, **given.arguments).columns
+
+
+def _from_csv(
+    fit: Callable[..., _Fitted],
+    path: Place,
+    label: str,
+    owner: str | None,
+    split: str | None,
+    exclude: Sequence[str],
+    categories: Categories | None,
+    missing: Missing | None,
+    columns: Place | None,
+    na_values: Sequence[str],
+    test_share: float,
+    separator: str,
+    decimal: str,
+    encoding: str,
+    header: int,
+) -> Dataset:
+    """A table, of which `fit` makes inputs."""
     check_count("header", header)
     path = Path(path).expanduser()
     if not path.is_file():
@@ -236,185 +352,56 @@ def from_csv(
     table = with_names(Table(path, separator, decimal, encoding, header - 1))
     features = features_of(path, table.names, wanted, left_out, HINT)
     others = [*dict.fromkeys(wanted.values())]
-    x, texts = read_table(table, features, others, missing)
+    known = columns is not None
+    form = _form(table, features, na_values, columns)
+    if known or categories is not None or missing is not None:
+        cells, texts = read_texts(table, features, others, na_values)
+        how: Any = {"categories": categories, "missing": missing, "known": known}
+        raw = cells_of(cells, form, table.place, **how)
+    else:
+        x, texts = read_table(table, features, others, na_values)
+        raw = Raw(x, (None,) * len(features))
+    _warn_of_ids(path, features, raw)
     of = {role: texts[name] for role, name in wanted.items()}
     y, owners = of["label"], of.get("owner")
-    first, rest = _Rows(x, y, owners), None
+    first, rest = _Rows(raw.x, y, owners), None
     if "split" in of:
         train = _is_train(table, wanted["split"], of["split"])
-        part = lambda p: _Rows(x[p], y[p], None if owners is None else owners[p])
+        part = lambda p: _Rows(raw.x[p], y[p], None if owners is None else owners[p])
         first, rest = part(train), part(~train)
-    names = [f"column {name!r}" for name in features]
     with named(path):
-        made = _dataset(first, rest, test_share, names=names)
-    return made._replace(name=name_of(path))
+        classes = form.classes if known else None
+        as_inputs = functools.partial(fit, form, raw.words, known)
+        made = _dataset(first, rest, test_share, classes, fit=as_inputs)
+    sums = made.columns._replace(classes=made.classes)
+    return made._replace(name=name_of(path), columns=sums)
 
 
-def from_folder(
-    path: Place,
-    *,
-    size: Size | None = None,
-    owner: str | Callable[[Path], str] | None = None,
-    test_share: float = 0.2,
-) -> Dataset:
-    """Reads images from folders named after their classes.
-
-    The folder has CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE, also with
-    names such as Training and val. Images are converted to three colors, or to one if
-    all of them are gray, and are turned upright as their EXIF data say. Those that
-    would lose values, such as transparent ones, are refused. Hidden files are not read.
-
-    Args:
-      size: Height and width to which images are resized; by default, all must have the
-        same.
-      owner: Function from an image's path, relative to the folder of its class, to the
-        name of its owner, such as `lambda image: image.stem.split("_")[0]`; or a
-        regular expression, whose first group or whole match is the name.
-    """
-    root = Path(path).expanduser()
-    if not root.is_dir():
-        raise FileNotFoundError(f"there is no folder {root}")
-    places = _parts(root)
-    images = [(place, image) for place in places for image in _images(place)]
-    labels = [image.relative_to(place).parts[0] for place, image in images]
-    classes = sorted({*labels})
-    if len(classes) < 2:
-        raise ValueError(f"{root}: {_without_classes(root, classes)}")
-    every = [image for _, image in images]
-    _warn_of_others(root, every)
-    x, y = decoded(every, every.__getitem__, size), np.array(labels)
-    count = sum(place == places[0] for place, _ in images)  # the others are for testing
-    owners = None
-    if owner is not None:
-        owner = _by_pattern(owner) if isinstance(owner, str) else owner
-        relative = [image.relative_to(place) for place, image in images[:count]]
-        owners = [owner(Path(*each.parts[1:])) for each in relative]
-    with named(root):
-        made = from_arrays(
-            x[:count],
-            y[:count],
-            owners=owners,
-            test=(x[count:], y[count:]) if len(places) > 1 else None,
-            test_share=test_share,
-            classes=classes,
-        )
-    return made._replace(name=name_of(root))
-
-
-LAYOUT = (
-    "it must have CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE, with images "
-    f"in {', '.join(FORMATS)}"
-)
-WITH_PARTS = {"", "set", "data", "images", "imgs", "seg", "split"}  # as in train_set
-NO_DATA = {"", ".csv", ".html", ".json", ".md", ".pdf", ".txt", ".xml", ".yaml", ".yml"}
-
-
-def _part(name: str) -> str:
-    """The word by which the name of a folder says train or test; empty if it does not.
-
-    Example:
-      >>> [_part(name) for name in ("Train_Set", "val2017", "train_station")]
-      ['train', 'val', '']
-    """
-    words = {*re.split("[^a-z]+", name.lower())} - WITH_PARTS
-    return words.pop() if len(words) == 1 and words <= {*OF_TRAIN, *OF_TEST} else ""
-
-
-def _parts(root: Path) -> list[Path]:
-    """The folders with the classes: of training and of test images, or one for both.
-
-    Raises `ValueError` if the names of folders do not say which of them these are.
-    """
-    below: dict[str, set[str]] = {}  # the folders, with the names in them
-    for image in _images(root):
-        folder, name, *_ = image.relative_to(root).parts
-        below.setdefault(folder, set()).add(
-            "" if (root / folder / name) == image else name
-        )
-    words = {folder: _part(folder) for folder in sorted(below)}
-    train, test = (
-        sorted(
-            (f for f in below if words[f] in known), key=lambda f: known.index(words[f])
-        )
-        for known in (OF_TRAIN, OF_TEST)
-    )
-    test = [folder for folder in test if "" not in below[folder]] or test
-    if train and (test or len(below) == 1):
-        for folder in (*train[:1], *test[:1]):
-            if "" in below[folder]:
-                raise ValueError(f"{root / folder} has images in no class; {LAYOUT}")
-        return [root / folder for folder in (*train[:1], *test[:1])]
-    for folder, names in below.items():
-        inner = {_part(name) for name in names}
-        divided = inner & {*OF_TRAIN} and inner & {*OF_TEST}
-        if divided or (words[folder] and "" not in names):
-            inside = ", ".join(sorted(names)[:5])
-            raise ValueError(
-                f"{root / folder} has the folders {inside}, so it is no class; {LAYOUT}"
+def _warn_of_ids(path: Path, features: Sequence[str], raw: Raw) -> None:
+    """Warns of columns that number the rows."""
+    count = np.arange(len(raw.x))
+    if len(count) <= FEW or len(features) == 1:
+        return
+    for name, column, words in zip(features, raw.x.T, raw.words, strict=True):
+        first = column[0]
+        if words is None and first in (0, 1) and (column == first + count).all():
+            warnings.warn(
+                f"{path}: column {name!r} numbers the rows, as an id does; exclude it",
+                stacklevel=4,
             )
-    return [root]
 
 
-def _images(folder: Path) -> list[Path]:
-    """The images in its folders, in the order of their names."""
-    images = (i for i in visible(folder, "**/*") if i.suffix.lower() in FORMATS)
-    return [image for image in images if image.parent != folder and image.is_file()]
-
-
-def _without_classes(root: Path, classes: Sequence[str]) -> str:
-    """Why a folder with fewer than two classes can't be read."""
-    inner = {image.relative_to(root).parts[1] for image in _images(root)}
-    if len(classes) == 1 and all((root / classes[0] / name).is_dir() for name in inner):
-        return (
-            f"there is one folder, {classes[0]}, with the folders "
-            f"{', '.join(sorted(inner)[:5])}; if these are the classes, give "
-            f"{root / classes[0]}"
-        )
-    return (
-        "expected two or more folders of images, each a class, found "
-        f"{classes[0] if classes else 'none'}; {LAYOUT}"
-    )
-
-
-def _warn_of_others(root: Path, images: Sequence[Path]) -> None:
-    known = {*images}
-    every = [f for f in visible(root, "**/*") if f.is_file() and f not in known]
-    with_images = {folder for image in images for folder in image.parents}
-    is_data = lambda file: file.suffix.lower() not in NO_DATA
-    others = [f for f in every if is_data(f) or f.parent not in with_images]
-    if others:
-        warnings.warn(
-            f"{root}: {len(others)} files are not read, such as "
-            f"{others[0].relative_to(root)}; {LAYOUT}",
-            stacklevel=3,
-        )
-
-
-def _by_pattern(pattern: str) -> Callable[[Path], str]:
-    """The function of a regular expression; a path without a match is an error.
-
-    Example:
-      >>> _by_pattern(r"(.*)_")(Path("clinic3_17.png"))
-      'clinic3'
-    """
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(
-            f"owner {pattern!r} is not a regular expression: {error}"
-        ) from error
-
-    def owner(image: Path) -> str:
-        match = compiled.search(image.as_posix())
-        name = match and match[min(1, compiled.groups)]
-        if not name:
-            raise ValueError(
-                f"{image}: owner {pattern!r} finds nothing in this path; change the "
-                "regular expression, or remove the image"
-            )
-        return name
-
-    return owner
+def _form(
+    table: Table, features: Sequence[str], na_values: Sequence[str], sums: Place | None
+) -> Columns:
+    """The columns of a table, with sums that are known, and how it is written."""
+    known = Columns(tuple(map(Column, features)))
+    if sums is not None:
+        known = load_columns(sums)
+        names = [each.name for each in known.columns]
+        check_names(f"{table.path}", features, names, sums)
+    how = table.separator, table.decimal, table.encoding, tuple(na_values)
+    return Columns(known.columns, known.classes, *how)
 
 
 def _is_train(table: Table, split: str, entries: np.ndarray) -> np.ndarray:
@@ -486,7 +473,7 @@ def _classes(
     values = np.unique(np.concatenate(labels))
     if classes is None:
         classes = [str(value) for value in values]
-    if len(values) < 2 or len(classes) < 2:
+    if len(classes) < 2:
         raise ValueError(
             f"all labels are {str(values[0])!r}; classification needs two or more "
             "classes"

@@ -76,14 +76,15 @@ EMPTY = lambda i, row: [*row, ""]
 )
 def test_one_table_in_many_forms(content, options, tmp_path):
     ours = read(tmp_path / "a.csv", content, **options)
-    np.testing.assert_equal(ours, PLAIN._replace(name="a.csv"))
+    np.testing.assert_equal(ours._replace(columns=None), PLAIN._replace(name="a.csv"))
 
 
 @pytest.mark.parametrize("end", ["gz", "bz2"])
 def test_packed_tables(end, tmp_path):
     path = tmp_path / f"a.csv.{end}"
     packed = {"gz": gzip, "bz2": bz2}[end].compress(text().encode())
-    np.testing.assert_equal(read(path, packed), PLAIN._replace(name=path.name))
+    ours = read(path, packed)._replace(columns=None)
+    np.testing.assert_equal(ours, PLAIN._replace(name=path.name))
     with one_line("expected a table in utf-8 with ',' between columns, found", path):
         read(path, packed[:-20])
 
@@ -92,7 +93,7 @@ def test_cells_of_several_lines_and_columns_that_are_left_out(tmp_path):
     head = [*HEAD, "note"]
     given = {"exclude": ["note "], "label": " risk"}
     ours = read(tmp_path / "a.csv", text(NEW_LINES, head), **given)
-    np.testing.assert_equal(ours, PLAIN._replace(name="a.csv"))
+    np.testing.assert_equal(ours._replace(columns=None), PLAIN._replace(name="a.csv"))
     swallowed = text(lambda i, row: [*row, '"x' if i in (3, 6) else "x"], head)
     for broken in (text(NEW_LINES, head)[:-2], swallowed):  # quotes are not closed
         with one_line("found a damaged one .(unexpected end|',' expected after)"):
@@ -158,7 +159,7 @@ def test_missing_labels_and_owners_are_refused_with_their_line(word, column, tmp
     with one_line(said, tmp_path / "a.csv"):
         read(tmp_path / "a.csv", text(at(column, word)))
     if word.strip():
-        ours = read(tmp_path / "a.csv", text(at(column, word)), missing=["--"])
+        ours = read(tmp_path / "a.csv", text(at(column, word)), na_values=["--"])
         assert len(ours.classes) + len(np.unique(ours.owners)) == 6
         assert column == 2 or word.strip() in ours.classes
 
@@ -182,7 +183,9 @@ def test_what_means_one_thing_is_one_class_and_one_owner(values, classes, tmp_pa
     assert len(np.unique(ours.owners)) == len(classes)
     labels = [values[i // 2 % len(values)] for i in range(60)]
     expected = data.from_arrays(X, labels, owners=labels)
-    np.testing.assert_equal(expected._replace(name="a.csv"), ours)
+    np.testing.assert_equal(
+        expected._replace(name="a.csv"), ours._replace(columns=None)
+    )
 
 
 @pytest.mark.parametrize("values", [("High", "high"), ("01", "1"), ("a  b", "a b")])

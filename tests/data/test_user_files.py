@@ -113,7 +113,8 @@ def test_a_table_is_its_arrays(tmp_path):
     path = written(tmp_path / "a.csv", table())
     given = {"label": "risk", "owner": "bank", "exclude": ["note", "part"]}
     expected = data.from_arrays(X[:, :2], Y, owners=OWNERS)._replace(name="a.csv")
-    np.testing.assert_equal(data.from_csv(path, **given), expected)
+    ours = data.from_csv(path, **given)._replace(columns=None)
+    np.testing.assert_equal(ours, expected)
 
 
 def test_a_column_divides_a_table(tmp_path):
@@ -121,7 +122,9 @@ def test_a_column_divides_a_table(tmp_path):
     ours = data.from_csv(path, label="risk", exclude=["note", "bank"], split="part")
     rows = np.arange(60) % 4 == 3
     expected = data.from_arrays(X[~rows, :2], Y[~rows], test=(X[rows, :2], Y[rows]))
-    np.testing.assert_equal(ours, expected._replace(name="a.csv"))
+    np.testing.assert_equal(
+        ours._replace(columns=None), expected._replace(name="a.csv")
+    )
 
 
 def test_integer_labels_are_in_the_order_of_numbers(tmp_path):
