@@ -143,6 +143,7 @@ from .runs import (
     train as train,
 )
 from .runs.loading import export as export, load_run as load_run
+from .runs.predicting import load_model as load_model
 from .simulation import (
     NonFiniteError as NonFiniteError,
     Simulation as Simulation,

@@ -19,10 +19,10 @@ PAGES = {
     "fm": (
         "Training and simulation",
         ":train compare sweep simulate",
-        "runs:Comparison Sweeps Swept Trained",
+        "runs:Comparison Sweeps Swept Trained TrainedModel Predictions",
         ":federate run Simulation NonFiniteError early_stopping run_cells"
         " Cell tune cache_programs load_run save_params load_params"
-        " load_metadata cite",
+        " load_metadata load_model cite",
         "simulation:uniform by_examples STATE NonFiniteLossError",
         "simulation.program:Data Run Program",
         "simulation.participation:equal of_each epochs",
@@ -86,7 +86,7 @@ PAGES = {
     "tasks": (
         "Tasks",
         "tasks",
-        "tasks.metrics:roc_auc matthews hill mean_loss accuracy auc mcc",
+        "tasks.metrics:roc_auc matthews hill mean_loss mean_error accuracy auc mcc",
         "tasks.augmentation:augmented crop_and_flip",
         "tasks.heavy_tails",
         "tasks.quadratic",

@@ -66,6 +66,7 @@ def function_of(name: str) -> Function:
     own: dict[str, Function] = {"list": show_names, "prepare": data.prepare}
     own |= {"deploy": flower_app.deploy, "export": loading.export}
     own |= {"plot": plotting.plot, "partition": plotting.partition}
+    own |= {"predict": loading.predict, "sample": loading.sample}
     return own.get(name) or getattr(runs, name)
 
 

@@ -108,6 +108,10 @@ def facts_of(
         the clients of `train`.
     """
     method, dataset, how = ours.algorithm(), problem.dataset, ours.how
+    if not dataset.classes:
+        raise ValueError(
+            "real clients have labels; targets (regression) can only be simulated yet"
+        )
     parts = problem.parts(ours.seed)
     largest = max(map(len, parts)) if largest_client is None else largest_client
     check_count("largest_client", largest)

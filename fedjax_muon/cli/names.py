@@ -56,7 +56,7 @@ _NAMES = {
         "wrappers.attacks": "attack",
         "wrappers.personalization": "ditto keep_own",
     },
-    "problem": {"problems": "classification auc text"},
+    "problem": {"problems": "classification regression auc text"},
     "reader": {"data": "load from_csv from_npz from_folder from_hf"},
     "model": {
         "problems": "mlp linear lenet emnist_cnn resnet18 vit vit_tiny rnn lstm gru "

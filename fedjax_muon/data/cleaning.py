@@ -120,7 +120,7 @@ def _text(name: str, i: int, value: Any) -> str:
         return ""
     if isinstance(value, Real) and float(value).is_integer():
         return str(int(float(value)))
-    number = "; numbers that are no classes (regression) are not supported"
+    number = "; numbers that are no classes are targets: from_arrays(x, targets=y)"
     raise ValueError(
         f"{name} must be integers or strings, got {value!r} in example {i}"
         f"{number if isinstance(value, Real) else ''}"

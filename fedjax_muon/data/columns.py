@@ -142,6 +142,7 @@ class Columns(NamedTuple):
     separator: str = ","
     decimal: str = "."
     encoding: str = "utf-8"
+    header: int = 1
     na_values: tuple[str, ...] = MISSING
 
     @property

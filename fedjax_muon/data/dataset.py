@@ -4,6 +4,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,7 +123,7 @@ class Dataset(NamedTuple):
     """
 
     x_train: np.ndarray  # [n, ..., channels] or [n, length]
-    y_train: np.ndarray  # [n], in 0..len(classes)-1
+    y_train: np.ndarray  # [n], in 0..len(classes)-1; without classes, float targets
     x_test: np.ndarray
     y_test: np.ndarray
     classes: tuple[str, ...]
@@ -170,10 +171,13 @@ def summary(
     names = classes if len(classes) <= MOST_CLASSES else classes[:FIRST_CLASSES]
     more = ", ..." if len(names) < len(classes) else ""
     kind = ("class", "classes") if dataset.tokenizer is None else ("document",)
+    labels = f"{_number(len(classes), *kind)}: {', '.join(names)}{more}"
+    if not classes:
+        y = np.asarray(dataset.y_train)
+        labels = f"targets from {y.min():g} to {y.max():g}"
     words = (
         f"{_number(train + test, 'example')} ({train} to train, {test} to test), "
-        f"{inputs or ' x '.join(map(str, shape))}, "
-        f"{_number(len(classes), *kind)}: {', '.join(names)}{more}"
+        f"{inputs or ' x '.join(map(str, shape))}, {labels}"
     )
     if len(sizes):
         least, most = min(sizes), max(sizes)
@@ -245,12 +249,15 @@ def check(dataset: Dataset) -> Dataset:
     _check_inputs("x_test", x_test)
     is_text = x_train.dtype in TOKEN_TYPES
     tokens = 1 + int(max(x_train.max(), x_test.max())) if is_text else 0
-    num_classes = len(dataset.classes)
+    classes = len(dataset.classes)
+    checked: Any = _checked_targets
+    if classes:
+        checked = partial(_checked_labels, num_classes=classes)
     return dataset._replace(
         x_train=x_train,
-        y_train=_checked_labels("y_train", dataset.y_train, len(x_train), num_classes),
+        y_train=checked("y_train", dataset.y_train, len(x_train)),
         x_test=x_test,
-        y_test=_checked_labels("y_test", dataset.y_test, len(x_test), num_classes),
+        y_test=checked("y_test", dataset.y_test, len(x_test)),
         classes=tuple(dataset.classes),
         tokens=max(dataset.tokens, tokens),
         owners=_checked_owners("owners", dataset.owners, len(x_train)),
@@ -343,6 +350,25 @@ def _checked_labels(
     return y.astype(np.int32)
 
 
+def _checked_targets(name: str, targets: ArrayLike, num_examples: int) -> np.ndarray:
+    y = np.asarray(targets)
+    if y.ndim != 1 or y.dtype.kind not in "iuf" or len(y) != num_examples:
+        raise ValueError(
+            f"{name} must be {num_examples} numbers on one axis, one per example, as "
+            f"there are no classes, got {y.dtype}{list(y.shape)}"
+        )
+    if problem := not_finite(y.astype(float)):
+        raise ValueError(f"{name} {problem}")
+    return y.astype(np.float32)
+
+
+def strata(dataset: Dataset) -> np.ndarray:
+    """What parts of the training examples have the same shares of: the labels."""
+    if dataset.classes:
+        return np.asarray(dataset.y_train)
+    return np.zeros(len(dataset.y_train), int)
+
+
 def standardize(dataset: Dataset) -> Dataset:
     """Standardizes each channel with the mean and the std of the training set.
 
@@ -404,7 +430,7 @@ def hold_out(
 
     The split is stratified, and the same in every call.
     """
-    kept, held = stratified(dataset.y_train, share, classes=dataset.classes)
+    kept, held = stratified(strata(dataset), share, classes=dataset.classes)
     rest = subset(dataset, kept)
     return rest, (dataset.x_train[held], dataset.y_train[held])
 
@@ -449,8 +475,8 @@ def stratified(
         )
         if len(present) > max(10, len(labels) / 2):
             raise RareClassError(
-                f"{words}there are {len(present)} different labels: numbers that are "
-                "no classes (regression) are not supported"
+                f"{words}there are {len(present)} different labels; numbers that are "
+                "no classes are targets: from_csv(..., target=...)"
             )
         remedy = "merge it into another class, leave it out, or choose another share"
         if name == TEST:

@@ -49,8 +49,9 @@ OF_TEST = (TEST, "testing", "val", "valid", "validation", "dev", "eval", "evalua
 
 def from_arrays(
     x: ArrayLike,
-    y: ArrayLike,
+    y: ArrayLike | None = None,
     *,
+    targets: ArrayLike | None = None,
     owners: ArrayLike | None = None,
     test: tuple[ArrayLike, ArrayLike] | None = None,
     test_share: float = 0.2,
@@ -67,22 +68,29 @@ def from_arrays(
       x: Numbers [n, ..., channels], such as features [n, d] or images NHWC.
       y: Labels, integers or strings [n]. Blanks around strings do not count, and 1.0 is
         the integer 1.
+      targets: Instead of labels, finite numbers [n] to predict.
       owners: Owner of every example, integers or strings [n]; `partition.by_owner` of
         `Dataset.owners` makes a client of each.
-      test: Inputs and labels for testing. By default, `test_share` of the examples, a
-        stratified part that is the same in every call and leaves every owner at least
-        one training example.
+      test: Inputs and labels, or targets, for testing. By default, `test_share` of the
+        examples, a stratified part that is the same in every call and leaves every
+        owner at least one training example.
       classes: Names of the classes in the order of integer labels; by default, the
         sorted labels.
       text: Whether `x` has token ids [n, length], which stay as they are.
     """
     x = _inputs("x", x, text)
-    y = of_array("y", y, len(x))
+    if (y is None) == (targets is None):
+        raise ValueError("give either y, the labels, or targets")
+    if y is not None:
+        y_of, y = of_array, of_array("y", y, len(x))
+    else:
+        assert targets is not None
+        y_of, y = targets_of, targets_of("targets", targets, len(x))
     if owners is not None:
         owners = of_array("owners", owners, len(x))
     if test is not None:
         x_test = _inputs("x_test", test[0], text)
-        test = x_test, of_array("y_test", test[1], len(x_test))
+        test = x_test, y_of("y_test", test[1], len(x_test))
     whole = _Rows(x, y, owners)
     fit = _as_given if text else _standardized
     return _dataset(whole, test and _Rows(*test), test_share, classes, fit=fit)
@@ -92,8 +100,19 @@ class _Rows(NamedTuple):
     """Examples whose labels and owners are cleaned."""
 
     x: np.ndarray
-    y: np.ndarray
+    y: np.ndarray  # [n]: labels, or targets in float64
     owners: np.ndarray | None = None
+
+
+def targets_of(name: str, values: ArrayLike, count: int) -> np.ndarray:
+    """Targets in an array [count]."""
+    y = np.asarray(values)
+    if y.shape != (count,) or y.dtype.kind not in "iuf" or not np.isfinite(y).all():
+        raise ValueError(
+            f"{name} must be {count} finite numbers, one per example, got "
+            f"{y.dtype}{list(y.shape)}"
+        )
+    return y.astype(float)
 
 
 def _dataset(
@@ -105,7 +124,9 @@ def _dataset(
     fit: "Fit",
 ) -> Dataset:
     """Divides examples, and makes inputs of them."""
-    called = _classes([one.y for one in (train, test) if one is not None], classes)
+    is_target = train.y.dtype.kind == "f"
+    labels = [one.y for one in (train, test) if one is not None]
+    called = () if is_target else _classes(labels, classes)
     y, owners = _numbered("y", train.y, called), train.owners
     test_owners: np.ndarray | None = None
     kept: np.ndarray | None = None
@@ -113,7 +134,8 @@ def _dataset(
     if test is None:
         if owners is not None:
             owners = np.unique(owners, return_inverse=True)[1]
-        kept, held = _held_out(y, owners, share, called)
+        strata = np.zeros(len(y), int) if is_target else y
+        kept, held = _held_out(strata, owners, share, called)
         x_test, y_test = train.x, y[held]
         y = y[kept]
         if owners is not None:
@@ -262,6 +284,7 @@ def from_csv(
     path: Place,
     *,
     label: str = "label",
+    target: str | None = None,
     owner: str | None = None,
     split: str | None = None,
     exclude: Sequence[str] = (),
@@ -280,6 +303,7 @@ def from_csv(
     All columns that are not named here are features.
 
     Args:
+      target: Instead of a label, the column of numbers to predict.
       owner: Column of the owners, each of whom is a client.
       split: Column that says which rows are for training and which for testing; by
         default, a share of the rows is held out.
@@ -328,6 +352,7 @@ def _from_csv(
     fit: Callable[..., _Fitted],
     path: Place,
     label: str,
+    target: str | None,
     owner: str | None,
     split: str | None,
     exclude: Sequence[str],
@@ -346,33 +371,40 @@ def _from_csv(
     path = Path(path).expanduser()
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    roles = {"label": label, "owner": owner, "split": split}
+    if target is not None and label != "label":
+        raise ValueError(f"give either label or target, got {label!r} and {target!r}")
+    first = {"label": label} if target is None else {"target": target}
+    roles = {**first, "owner": owner, "split": split}
     wanted = {role: name.strip() for role, name in roles.items() if name is not None}
     left_out = [name.strip() for name in exclude]
     table = with_names(Table(path, separator, decimal, encoding, header - 1))
     features = features_of(path, table.names, wanted, left_out, HINT)
+    numbers = [wanted.pop("target")] if target is not None else []
     others = [*dict.fromkeys(wanted.values())]
     known = columns is not None
     form = _form(table, features, na_values, columns)
     if known or categories is not None or missing is not None:
-        cells, texts = read_texts(table, features, others, na_values)
+        cells, texts = read_texts(table, [*features, *numbers], others, na_values)
         how: Any = {"categories": categories, "missing": missing, "known": known}
         raw = cells_of(cells, form, table.place, **how)
+        own = form._replace(columns=tuple(map(Column, numbers)))
+        ys = cells_of(cells, own, table.place).x if numbers else None
     else:
-        x, texts = read_table(table, features, others, na_values)
-        raw = Raw(x, (None,) * len(features))
+        x, texts = read_table(table, [*features, *numbers], others, na_values)
+        raw = Raw(x[:, : len(features)], (None,) * len(features))
+        ys = x[:, len(features) :] if numbers else None
     _warn_of_ids(path, features, raw)
     of = {role: texts[name] for role, name in wanted.items()}
-    y, owners = of["label"], of.get("owner")
-    first, rest = _Rows(raw.x, y, owners), None
+    y, owners = of["label"] if ys is None else ys[:, 0], of.get("owner")
+    whole, rest = _Rows(raw.x, y, owners), None
     if "split" in of:
         train = _is_train(table, wanted["split"], of["split"])
         part = lambda p: _Rows(raw.x[p], y[p], None if owners is None else owners[p])
-        first, rest = part(train), part(~train)
+        whole, rest = part(train), part(~train)
     with named(path):
         classes = form.classes if known else None
         as_inputs = functools.partial(fit, form, raw.words, known)
-        made = _dataset(first, rest, test_share, classes, fit=as_inputs)
+        made = _dataset(whole, rest, test_share, classes, fit=as_inputs)
     sums = made.columns._replace(classes=made.classes)
     return made._replace(name=name_of(path), columns=sums)
 
@@ -400,7 +432,7 @@ def _form(
         known = load_columns(sums)
         names = [each.name for each in known.columns]
         check_names(f"{table.path}", features, names, sums)
-    how = table.separator, table.decimal, table.encoding, tuple(na_values)
+    how = table.separator, table.decimal, table.encoding, table.above, tuple(na_values)
     return Columns(known.columns, known.classes, *how)
 
 
@@ -483,6 +515,8 @@ def _classes(
 
 def _numbered(name: str, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     """Labels as numbers of classes; integers are numbers if they are no names."""
+    if labels.dtype.kind == "f":  # targets
+        return labels.astype(np.float32)
     numbers = {name: i for i, name in enumerate(classes)}
     values, rows = np.unique(labels, return_inverse=True)
     texts = values.astype(str).tolist()

@@ -4,6 +4,7 @@
     hospital = data.from_csv("hospital.csv", label="risk", owner="ward")
     problem = problems.classification(hospital)
     problem = problems.auc("breast_cancer", graph="ring")
+    problem = problems.regression(data.from_csv("costs.csv", target="cost"))
     problem = problems.text("letters/", window=128)
 
 A problem is a value, and every seed has its own clients. A server trains it, or agents
@@ -15,7 +16,7 @@ on a graph. A function that returns one is all that a new problem needs:
 """
 
 from fedjax_muon.problems.division import Divide, function_name, ratios
-from fedjax_muon.problems.labeled import auc, classification
+from fedjax_muon.problems.labeled import auc, classification, regression
 from fedjax_muon.problems.networks import (
     Model,
     emnist_cnn,
@@ -53,6 +54,7 @@ __all__ = [
     "mlp",
     "named",
     "ratios",
+    "regression",
     "resnet18",
     "rnn",
     "text",

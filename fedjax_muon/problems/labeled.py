@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_muon import files, tasks
 from fedjax_muon.core import check_choice, check_count, check_range
 from fedjax_muon.data import Dataset, partition
-from fedjax_muon.data.dataset import stratified, subset
+from fedjax_muon.data.dataset import strata, stratified, subset
 from fedjax_muon.data.loading import is_of_user, load, reader_of
 from fedjax_muon.decentralized.topology import GRAPHS, GraphOf, metropolis
 from fedjax_muon.problems.division import (
@@ -153,6 +153,46 @@ def auc(
     )
 
 
+@named
+def regression(
+    dataset: Dataset,
+    *,
+    clients: int = CLIENTS,
+    divide: Divide | None = None,
+    model: Model | None = None,
+    graph: Graph | GraphOf = "erdos_renyi",
+    train_share: float = 1.0,
+) -> Problem:
+    """Regression by the squared error; methods are ranked by the mean absolute error.
+
+    Args:
+      dataset: Your own data with targets, by `data.from_csv(..., target=...)` or
+        `data.from_arrays(x, targets=y)`.
+      clients: Number of clients, or of agents.
+      divide: Function (targets, clients, key=) that divides the training examples; by
+        default by owners if there are any, or at random.
+      model: Function of the dataset that returns a Flax module with one output; by
+        default `mlp`.
+      graph: Agents without a server: the graph that they exchange messages on, a name
+        or a function (agents, key) that returns it.
+      train_share: Share of the training examples to use.
+    """
+    data = opened(dataset, train_share)
+    module = module_of(model, data)
+    usual = _by_owner_or(partition.iid, data)
+    return problem_of(
+        module,
+        tasks.regression(module, data),
+        data,
+        {"cohort": 8, "local_steps": 5, "batch_size": 32},
+        clients=clients,
+        divide=division_of(divide, usual, {"clients": (clients, CLIENTS)}),
+        positives=None,
+        graph=graph,
+        client_tests=False,
+    )
+
+
 def problem_of(
     module: nn.Module,
     task: Task,
@@ -218,7 +258,7 @@ def opened(dataset: Dataset | str, train_share: float) -> Dataset:
     if train_share == 1:
         return whole
     classes = whole.classes
-    _, kept = stratified(whole.y_train, train_share, "training", classes=classes)
+    _, kept = stratified(strata(whole), train_share, "training", classes=classes)
     return subset(whole, kept)
 
 

@@ -126,7 +126,7 @@ def _classes(dataset: Dataset) -> int:
             "this model takes numbers, and the dataset has token ids of texts; choose "
             "problems.rnn, lstm or gru, or a model of your own"
         )
-    return len(dataset.classes)
+    return len(dataset.classes) or 1  # of targets
 
 
 def gpt(

@@ -12,6 +12,7 @@ of its arrays, and of the code of your functions. Another run is refused there.
 
 from fedjax_muon.runs.compare import compare
 from fedjax_muon.runs.methods import cosine
+from fedjax_muon.runs.predicting import Predictions, TrainedModel
 from fedjax_muon.runs.results import Comparison, Sweeps, Swept, Trained
 from fedjax_muon.runs.simulate import Settings, simulate
 from fedjax_muon.runs.sweep import sweep
@@ -19,10 +20,12 @@ from fedjax_muon.runs.train import train
 
 __all__ = [
     "Comparison",
+    "Predictions",
     "Settings",
     "Sweeps",
     "Swept",
     "Trained",
+    "TrainedModel",
     "compare",
     "cosine",
     "simulate",

@@ -1,9 +1,12 @@
 """Directories of runs in Python, and parameters in a file for other programs."""
 
 from pathlib import Path
+from typing import Any
 
+from fedjax_muon.files import write
 from fedjax_muon.models.weights import check_target, save_params
 from fedjax_muon.runs.identity import words_of
+from fedjax_muon.runs.predicting import TrainedModel, load_model
 from fedjax_muon.runs.results import (
     COMPARISON,
     SWEPT,
@@ -48,14 +51,64 @@ def export(run: Path, file: Path, *, overwrite: bool = False) -> str:
       file: Its name ends in .safetensors.
       overwrite: Whether an existing file is replaced.
     """
-    file, place = Path(file), Path(run).expanduser()
+    file = Path(file)
     check_target(file, overwrite=overwrite)
+    loaded = _one_run(run)
+    params, metadata = loaded.params, loaded.metadata
+    save_params(file, params, metadata=metadata, overwrite=overwrite)
+    return f"the parameters of round {metadata['round']} are in {file}"
+
+
+def predict(run: Path, file: Path, *, output: Path | None = None) -> str:
+    """Predict the classes of new examples.
+
+    Args:
+      run: Directory of a run, or a file that `export` wrote.
+      file: A CSV file, an image, or a folder of images, as they were before training.
+      output: CSV file that gets the predictions; by default they are printed.
+    """
+    found = f"{_model(run).predict(file)}"
+    if output is None:
+        return found
+    write(Path(output).expanduser(), found + "\n")
+    return f"the predictions are in {output}"
+
+
+def sample(
+    run: Path,
+    prompt: str,
+    *,
+    length: int | None = None,
+    seed: int = 0,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+) -> str:
+    """Continue a text by a language model.
+
+    Args:
+      run: Directory of a run, or a file that `export` wrote.
+      prompt: The beginning.
+      length: Number of tokens to draw; by default, what the model's context holds.
+      seed: Decides what is drawn.
+      temperature: What logits are divided by: below 1, likely tokens are likelier.
+      top_k: Number of the likeliest tokens that are drawn from, by default all.
+    """
+    how: Any = {"seed": seed, "temperature": temperature, "top_k": top_k}
+    return _model(run).sample(prompt, length, **how)
+
+
+def _model(run: Path) -> TrainedModel:
+    """The model of a run, or in a file."""
+    place = Path(run).expanduser()
+    return load_model(place) if place.is_file() else _one_run(place).model
+
+
+def _one_run(run: Path) -> Trained:
+    place = Path(run).expanduser()
     loaded = load_run(place)
     if not isinstance(loaded, Trained):
         runs = sorted(place.glob("**/seed*/checkpoints"))
         known = ", ".join(str(each.parent.relative_to(place)) for each in runs)
         known = known or "no run with parameters"
         raise ValueError(f"{run} has several runs; name one of them: {known}")
-    params, metadata = loaded.params, loaded.metadata
-    save_params(file, params, metadata=metadata, overwrite=overwrite)
-    return f"the parameters of round {metadata['round']} are in {file}"
+    return loaded

@@ -144,6 +144,8 @@ def partition(
         kind = type(problem).__name__
         raise TypeError(f"problem must be a Problem, such as digits, got {kind}")
     parts, dataset = problem.parts(seed), problem.dataset
+    if not dataset.classes:
+        raise ValueError(f"{problem.name} has targets, and no labels that can be drawn")
     counts = label_counts(dataset.y_train, parts, len(dataset.classes))
     plots.label_counts(counts, dataset.classes, output)
     sizes, classes = counts.sum(1), (counts > 0).sum(1)

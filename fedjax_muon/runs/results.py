@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import flax.linen as nn
+import jax
 import networkx as nx
 import numpy as np
 
@@ -23,6 +25,7 @@ from fedjax_muon.runs.cells import read_points
 from fedjax_muon.runs.directory import CHECKPOINTS, METRICS
 from fedjax_muon.runs.identity import IDENTITY, words_of
 from fedjax_muon.runs.methods import folder_of
+from fedjax_muon.runs.predicting import Predictions, TrainedModel, module_of
 from fedjax_muon.runs.simulate import Method
 from fedjax_muon.runs.summary import History, Point
 from fedjax_muon.simulation import checkpoint
@@ -62,6 +65,8 @@ class Trained:
     last: Callable[[], Any]  # reads the last state
     directory: Path | None = None
     simulation: Simulation | None = None  # None of a run that was loaded
+    about: Mapping[str, Any] | None = None  # likewise
+    module: nn.Module | None = None  # whose parameters are trained; likewise
 
     @functools.cached_property
     def state(self) -> Any:
@@ -104,9 +109,40 @@ class Trained:
     @property
     def metadata(self) -> dict[str, Any]:
         """What a program needs to use the parameters."""
-        with reading(self._place / ABOUT, "what a run has trained", "train it again"):
-            about = json.loads(read_text(self._place / ABOUT))
-            return {**about, "round": self.records[-1]["round"]}
+        about = self.about
+        if about is None:
+            again = "what a run has trained", "train it again"
+            with reading(self._place / ABOUT, *again):
+                about = dict(json.loads(read_text(self._place / ABOUT)))
+        return {**about, "round": self.records[-1]["round"]}
+
+    @functools.cached_property
+    def model(self) -> TrainedModel:
+        """The last parameters with what is needed to use them.
+
+        Those of agents are the mean over all agents.
+        """
+        about, params = self.metadata, self.params
+        if about.get("personal"):
+            raise ValueError(
+                "clients of this run keep parameters of their own, which a saved model "
+                "has not; read those of a client in result.state"
+            )
+        if about.get("agents"):
+            params = jax.tree.map(lambda x: x.mean(0), params)
+        return TrainedModel(params, about, module_of(about, self.module))
+
+    def predict(self, x: Any) -> Predictions:
+        """Predicts the classes of examples, see `TrainedModel.predict`."""
+        return self.model.predict(x)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes the model to a file that `load_model` reads.
+
+        Args:
+          path: A name that ends in `.safetensors`.
+        """
+        return self.model.save(path, overwrite=overwrite)
 
     @property
     def _place(self) -> Path:

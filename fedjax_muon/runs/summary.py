@@ -50,6 +50,7 @@ SCORES = (  # by preference
     Score("auc", "AUC", chance=0.5),
     Score("mcc", "MCC", low=-1.0),
     Score("accuracy", "accuracy"),
+    Score("mae", "mean absolute error", -1, high=np.inf),
     Score("bits_per_byte", "bits per byte", -1, high=np.inf),
     Score("loss", "loss", -1, high=np.inf),
 )

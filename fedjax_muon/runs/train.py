@@ -151,7 +151,7 @@ def job_of(
                 hidden = as_begun(private.secret_in(directory).folder, hidden)
         public = as_begun(directory, public)
     known = public, hidden, arrays.get("clients", "")
-    about = {} if directory is None else metadata_of(problem, method)
+    about = metadata_of(problem, method)
     if _has_secrets(simulation):
         about.pop("tokenizer", None)  # whose letters are those of private texts
     numbers: Any = rounds, evaluate_every, drop, problem.name, about
@@ -396,7 +396,8 @@ def train(
         state, records = run(job, shown_rounds, stop, logs)
     if place is not None:
         state = last_state(simulation, job.course, place)
-    return Trained(records, lambda: state, place, simulation)
+    made: Any = simulation, job.about, problem.model
+    return Trained(records, lambda: state, place, *made)
 
 
 def data_words(simulation: Simulation, problem: Problem) -> str:

@@ -96,6 +96,8 @@ def partition_of(y: Array, parts: Sequence[np.ndarray]) -> Partition:
             f"{len(y) - 1}"
         )
     labels = np.asarray(y)
+    if labels.dtype == np.float32:  # targets, which have no shares of classes
+        labels = np.zeros(len(labels), int)
     if labels.dtype.kind not in "iu" or labels.min() < 0:
         raise ValueError(
             f"labels must be integers from 0, got {labels.dtype} from {labels.min()}"

@@ -48,14 +48,19 @@ def classification(model: nn.Module, examples: Examples) -> Task:
       dimensions differ.
     """
     check_model(model, examples)
-    shape = example_shape_of(examples)
+    init = initial(model, example_shape_of(examples))
+    return from_logits(init, partial(logits_of, model))
+
+
+def initial(model: nn.Module, shape: tuple[int, ...]) -> Callable[[jax.Array], Params]:
+    """The function of a key that draws the parameters of a model of such examples."""
 
     def init(key: jax.Array) -> Params:
         x = jnp.zeros((1, *shape))
         begin: Callable[..., Any] = model.init
         return begin(key, x, **flags_of(model, training=False))["params"]
 
-    return from_logits(init, partial(logits_of, model))
+    return init
 
 
 def from_logits(init: Callable[[jax.Array], Any], logits: Logits) -> Task:
@@ -196,8 +201,10 @@ def _cross_entropies(logits: jax.Array, y: jax.Array) -> jax.Array:
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
-def check_model(model: nn.Module, examples: Examples) -> None:
-    """Checks that a model can be trained by `classification`."""
+def check_model(
+    model: nn.Module, examples: Examples, outputs: int | None = None
+) -> None:
+    """Checks that a model can be trained by `classification`, or has some outputs."""
     if not isinstance(model, nn.Module):
         if isinstance(model, type) and issubclass(model, nn.Module):
             raise TypeError(f"a model must be made first, as {model.__name__}(...)")
@@ -205,6 +212,11 @@ def check_model(model: nn.Module, examples: Examples) -> None:
             f"a model must be a flax.linen module, got {type(model).__name__}; modules "
             "of flax.nnx hold their parameters themselves: convert the function that "
             "makes one by models.from_nnx"
+        )
+    if outputs is None and isinstance(examples, Dataset) and not examples.classes:
+        raise ValueError(
+            "this dataset has targets and no classes; choose problems.regression, or "
+            "tasks.regression"
         )
     batch = 3  # not 1, which would hide a model that drops or adds a dimension
     x = jax.ShapeDtypeStruct((batch, *example_shape_of(examples)), jnp.float32)
@@ -236,14 +248,20 @@ def check_model(model: nn.Module, examples: Examples) -> None:
             f"{sorted(variables)}; use GroupNorm or LayerNorm for BatchNorm"
         )
     shape = getattr(logits, "shape", None)
-    if shape is None or len(shape) != 2 or shape[0] != batch or shape[1] < 2:
+    columns = shape[1] if shape is not None and shape[:-1] == (batch,) else 0
+    if columns < 2 if outputs is None else columns != outputs:
+        wanted = f"logits ({batch}, classes), two or more classes"
+        if outputs is not None:
+            wanted = f"numbers ({batch}, {outputs})"
+        got = type(logits).__name__ if shape is None else shape
+        raise ValueError(f"a model must map {x.shape} to {wanted}, got {got}")
+    if (
+        outputs is None
+        and isinstance(examples, Dataset)
+        and columns != len(examples.classes)
+    ):
         raise ValueError(
-            f"a model must map {x.shape} to logits ({batch}, classes), two or more "
-            f"classes, got {type(logits).__name__ if shape is None else shape}"
-        )
-    if isinstance(examples, Dataset) and shape[1] != len(examples.classes):
-        raise ValueError(
-            f"this model has {shape[1]} outputs, the dataset {len(examples.classes)} "
+            f"this model has {columns} outputs, the dataset {len(examples.classes)} "
             "classes; give the model as many outputs as there are classes"
         )
 

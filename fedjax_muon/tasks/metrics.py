@@ -78,6 +78,12 @@ def mean_loss(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
     return jnp.mean(scores["loss"])
 
 
+def mean_error(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
+    """Metric: the mean of the absolute errors, the score "error"."""
+    del y
+    return jnp.mean(scores["error"])
+
+
 def accuracy(scores: Mapping[str, jax.Array], y: jax.Array) -> jax.Array:
     """Metric: the share of examples that are classified correctly ("correct")."""
     del y

@@ -201,7 +201,9 @@ def test_what_no_training_example_has_is_warned_of(tmp_path):
     np.testing.assert_allclose(ours.x_test[:, 1], 0, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [MIXED, {"exclude": ["sex", "smoker"], "missing": "mean"}])
+@pytest.mark.parametrize(
+    "options", [MIXED, {"exclude": ["sex", "smoker"], "missing": "mean"}]
+)
 def test_numbers_of_rows_are_warned_of(options, tmp_path):
     with pytest.warns(
         UserWarning, match="column 'age' numbers the rows, .* exclude it"
