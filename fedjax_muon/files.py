@@ -48,6 +48,7 @@ OF_SYSTEMS = (  # in lower case, without those that begin with a dot
     "system volume information",
     "thumbs.db",
 )
+WINDOWS = os.name == "nt"
 TEXT_LIMIT = 2**24  # bytes of a file of names or settings; the largest has 3 million
 REASON_LENGTH = 300  # letters of a parser's own message
 
@@ -180,7 +181,7 @@ def beside(path: Path, text: str | bytes, mode: int = 0o666) -> Path:
 
 def sync(directory: Path) -> None:
     """Flushes the names of a directory's files to the disk."""
-    if os.name == "nt":  # directories can't be opened there
+    if WINDOWS:  # directories can't be opened there
         return
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -196,6 +197,12 @@ def claim(path: Path, text: str) -> bool:
         os.link(temporary, path)
     except FileExistsError:
         return False
+    except OSError:  # a file system without links, such as exFAT, or a mounted drive
+        try:
+            path.open("x").close()
+        except FileExistsError:
+            return False
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync(path.parent)

@@ -318,7 +318,7 @@ def _keep_before(path: Path, round: int) -> None:
     """Drops rows of later rounds, and damaged ones."""
     if not path.exists():
         return
-    header, *lines = path.read_text(errors="replace").splitlines() or [""]
+    header, *lines = path.read_text("utf-8", errors="replace").splitlines() or [""]
     kept = []
     for line in lines:
         # a damaged row has a field longer than csv's limit, for example
@@ -341,7 +341,7 @@ def write_app(app: Path, ours: Experiment, facts: Facts) -> Path:
     write(app / FACTS, json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
     filled = {'"OUTPUT"': str(app.resolve()), '"OWN_CODE"': ",".join(ours.modules)}
     for name in ("pyproject.toml", "server_app.py", "client_app.py"):
-        text = (TEMPLATE / name).read_text()
+        text = (TEMPLATE / name).read_text("utf-8")
         for word, value in filled.items():
             text = text.replace(word, json.dumps(value, ensure_ascii=False))
         write(app / name, text)

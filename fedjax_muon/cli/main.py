@@ -140,7 +140,7 @@ def _fault(error: Exception, place: Path | None) -> str:
             handle, name = tempfile.mkstemp(".log", "fedjax-muon-")
             os.close(handle)
             path = Path(name)
-        path.write_text("".join(traceback.format_exception(error)))
+        path.write_text("".join(traceback.format_exception(error)), "utf-8")
         said += f"; the traceback is in {path}"
     return said
 

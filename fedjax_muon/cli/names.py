@@ -299,7 +299,9 @@ def _parts(text: str, known: Table) -> tuple[str, list[str]]:
     match = re.fullmatch(r"([^(:=]+)((?::[A-Za-z_]\w*)?)\((.*)\)", text, re.DOTALL)
     if match and not (match[2] and match[1] in known):  # else a call is its argument
         return match[1] + match[2], split(match[3])
-    head, *words = text.split(":")
+    drive = re.match(r"[A-Za-z]:(?=[\\/])", text)  # of Windows
+    head, *words = text[drive.end() if drive else 0 :].split(":")
+    head = f"{drive[0] if drive else ''}{head}"
     is_own = head not in known and re.fullmatch(r"[A-Za-z_][\w.]*", head)
     is_name = is_own and head not in data.NAMES and words and words[0].isidentifier()
     if is_name or (words and f"{head}:" == TFDS):

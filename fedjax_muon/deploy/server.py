@@ -184,7 +184,7 @@ def _check_newest(stored: Any) -> None:
     """Refuses to release again what follows an older checkpoint than the newest."""
     path = Path(stored.directory) / NEWEST
     step = NONE if stored.latest is None else stored.latest.step
-    noted = path.read_text().strip() if path.exists() else ""
+    noted = path.read_text("utf-8").strip() if path.exists() else ""
     known = noted.removeprefix("-").isdecimal() and int(noted) <= step
     if not known and (noted or step != NONE):
         gone = f"checkpoint {plain(noted)}" if noted else f"the file {NEWEST}"

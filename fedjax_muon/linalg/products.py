@@ -33,7 +33,7 @@ def way_of(features: Path = Path("/proc/cpuinfo")) -> Way | None:
     Programs for CPUs depend on it: `dtype=bfloat16` has other bits on other processors.
     """
     try:
-        flags = re.search(r"^flags\s*:(.*)$", features.read_text(), re.MULTILINE)
+        flags = re.search(r"^flags\s*:(.*)$", features.read_text("utf-8"), re.MULTILINE)
     except OSError:  # of systems without this file
         return None
     known = [] if flags is None else flags[1].split()

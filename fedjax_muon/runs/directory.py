@@ -58,7 +58,8 @@ def held(directory: Path) -> Iterator[None]:
         yield
     finally:
         if lock.is_locked:
-            (directory / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(PermissionError):  # Windows keeps open files
+                (directory / LOCK).unlink(missing_ok=True)
             lock.release()
 
 

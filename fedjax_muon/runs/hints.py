@@ -72,7 +72,7 @@ def _huge_pages(nbytes: int, enabled: str = HUGE_PAGES) -> Iterator[str]:
     if nbytes < LARGE or told or platform.libc_ver()[0] != "glibc":
         return
     place = Path(enabled)
-    if place.exists() and "[madvise]" in place.read_text():
+    if place.exists() and "[madvise]" in place.read_text("utf-8"):
         yield (
             "large models can train faster in huge pages (7% for ViT-Tiny); before "
             "you start Python, set GLIBC_TUNABLES=glibc.malloc.hugetlb=1"

@@ -36,7 +36,7 @@ def _inert(cell: Any) -> Any:
 def append(path: Path, row: Mapping[str, Any]) -> None:
     """Adds one row to a metrics file, and waits until it is on disk."""
     text = text_of([row], header=not path.exists())
-    with path.open("a", newline="") as file:
+    with path.open("a", encoding="utf-8", newline="") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

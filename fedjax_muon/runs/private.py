@@ -193,7 +193,7 @@ def _record(directory: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text("utf-8"))
         return {name: str(record[name]) for name in ("name", "ledger")}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(

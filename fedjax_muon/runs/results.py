@@ -292,7 +292,7 @@ def report_of(sweeps: Mapping[str, Swept], directory: Path) -> tables.Cells:
         drawn = {row.method: chosen[row.method].runs for row in ranked[:DRAWN]}
         plots.curves(drawn, directory / "curves.png", title=title, target=target)
     table = table_of(sweeps)
-    (directory / "summary.md").write_text(tables.markdown(table))
+    (directory / "summary.md").write_text(tables.markdown(table), "utf-8")
     edges = _edges(grids, chosen).items()
     about = {
         "hyper": {name: tables.hyper_text(point) for name, point in chosen.items()},
@@ -351,7 +351,7 @@ def _write_points(
                 mean, std = ("", "") if point.diverged else point.last(column)
                 row |= {f"{column}_mean": mean, f"{column}_std": std}
             rows.append(row)
-    path.write_text(metrics_csv.text_of(rows, header=True), newline="")
+    path.write_text(metrics_csv.text_of(rows, header=True), "utf-8", newline="")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -226,7 +226,7 @@ def write(
         about = {"method": method, "status": status}
         about |= {name: values.get(method, "") for name, values in columns.items()}
         rows.append(about | blank | {"method": method} | known.get(method, {}))
-    path.write_text(text_of(rows, header=True), newline="")
+    path.write_text(text_of(rows, header=True), "utf-8", newline="")
 
 
 def risen_loss(run: History) -> str:

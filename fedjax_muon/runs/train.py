@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import numpy as np
 
+from fedjax_muon import files
 from fedjax_muon.core import check_count
 from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset, dataset as data
@@ -128,6 +129,11 @@ def job_of(
     guarantee = simulation.guarantee
     if guarantee is not None:
         guarantee.check_rounds(0, rounds)
+        if files.WINDOWS:
+            raise ValueError(
+                "private runs keep keys of noise in files that only you may read, "
+                "which Python can't make on Windows; use WSL, Linux or macOS"
+            )
         if jax.process_count() > 1:
             raise ValueError(
                 "private runs cannot span several processes; leave out privacy"

@@ -290,7 +290,7 @@ def replayed(arrivals: Buffered, record: str | Path | Iterable[Arrival]) -> Buff
         return _replayed(arrivals, record)
     columns = f"a CSV file with the columns {', '.join(Arrival._fields)}"
     damaged = reading(Path(record), columns, "record it again", errors=(csv.Error,))
-    with damaged, open(record, newline="") as file:
+    with damaged, open(record, encoding="utf-8", newline="") as file:
         texts = [
             [row[name] for name in Arrival._fields] for row in csv.DictReader(file)
         ]

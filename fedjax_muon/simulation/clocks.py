@@ -125,7 +125,7 @@ def trace(path: str | Path) -> Clock:
     on, `step` and, optionally, `byte`.
     """
     try:
-        with open(path, newline="") as file:
+        with open(path, encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
             rows, names = list(reader), reader.fieldnames or ()
     except (csv.Error, UnicodeDecodeError) as error:

@@ -31,7 +31,8 @@ class LastState:
         if not self._forgets:
             # a child may have the number of its process again, in another namespace
             forget = weakref.WeakMethod(self._forget)
-            os.register_at_fork(after_in_child=lambda: (forget() or tuple)())
+            if hasattr(os, "register_at_fork"):  # else nothing forks
+                os.register_at_fork(after_in_child=lambda: (forget() or tuple)())
             self._forgets = True
         with self._lock:
             self._arrays = list(map(weakref.ref, jax.tree.leaves(state)))

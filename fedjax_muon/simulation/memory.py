@@ -147,6 +147,8 @@ def _limit(device: jax.Device, sharing: int) -> int:
 
 def memory_bytes(root: Path = Path("/")) -> int:
     """The memory of this machine, or the smallest limit of the process's containers."""
+    if not hasattr(os, "sysconf"):  # on Windows
+        raise UnknownMemoryError("this system does not say how much memory it has")
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *container_limits(root)])
 
@@ -155,7 +157,7 @@ def container_limits(root: Path = Path("/")) -> Iterator[int]:
     """Finds the memory limits of this process's control groups (versions 1 and 2)."""
     mounted = root / "sys/fs/cgroup"
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
     except OSError:
         return
     for line in lines:
@@ -176,7 +178,7 @@ def _limits(top: Path, path: str, name: str) -> Iterator[int]:
     for part in ("", *Path(path.lstrip("/")).parts):
         group /= part
         try:
-            limit = (group / name).read_text().strip()
+            limit = (group / name).read_text("utf-8").strip()
         except OSError:
             continue
         if limit.isdigit():  # "max" is no limit
