@@ -1,8 +1,8 @@
 """Datasets, and their partitions among clients.
 
 `load` reads a dataset by its name, and `prepare` downloads one of tensorflow-datasets.
-`from_arrays`, `from_npz`, `from_csv`, `from_folder` and `from_hf` make one of your own
-data. `from_text` reads texts as windows of tokens, for language models.
+`from_arrays`, `from_npz`, `from_csv`, `from_folder`, `from_hf` and `from_torch` make
+one of your own data. `from_text` reads texts as windows of tokens, for language models.
 `NAMES` describes all datasets.
 """
 
@@ -20,6 +20,7 @@ from fedjax_muon.data.dataset import (
 from fedjax_muon.data.hugging_face import from_hf
 from fedjax_muon.data.image_folders import from_folder
 from fedjax_muon.data.loading import load, prepare
+from fedjax_muon.data.pytorch import from_torch
 from fedjax_muon.data.token_windows import from_text
 from fedjax_muon.data.user_files import from_arrays, from_csv, from_npz, sum_columns
 
@@ -36,6 +37,7 @@ __all__ = [
     "from_hf",
     "from_npz",
     "from_text",
+    "from_torch",
     "hold_out",
     "imbalance",
     "join_columns",
