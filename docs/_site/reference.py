@@ -80,6 +80,7 @@ PAGES = {
         "data.partition:iid contiguous dirichlet dirichlet_per_client labels_per_client"
         " quantity shards by_owner add_noise label_counts plot",
         "data.tokenizers:of_bytes characters from_file Tokenizer",
+        "data.instructions:chatml Piece",
         "data.client_tests",
         "data.imbalance",
     ),

@@ -2,7 +2,8 @@
 
 `load` reads a dataset by its name, and `prepare` downloads one of tensorflow-datasets.
 `from_arrays`, `from_npz`, `from_csv`, `from_folder`, `from_hf` and `from_torch` make
-one of your own data. `from_text` reads texts as windows of tokens, for language models.
+one of your own data. `from_text` reads texts as windows of tokens, for language models,
+and `from_jsonl` prompts with answers.
 `NAMES` describes all datasets.
 """
 
@@ -19,6 +20,7 @@ from fedjax_muon.data.dataset import (
 )
 from fedjax_muon.data.hugging_face import from_hf
 from fedjax_muon.data.image_folders import from_folder
+from fedjax_muon.data.instructions import from_jsonl
 from fedjax_muon.data.loading import load, prepare
 from fedjax_muon.data.pytorch import from_torch
 from fedjax_muon.data.token_windows import from_text
@@ -35,6 +37,7 @@ __all__ = [
     "from_csv",
     "from_folder",
     "from_hf",
+    "from_jsonl",
     "from_npz",
     "from_text",
     "from_torch",

@@ -134,7 +134,8 @@ class Dataset(NamedTuple):
     test_owners: np.ndarray | None = None  # likewise of each test example
     # How the inputs were standardized; None if they were not.
     standardization: Standardization | None = None
-    # Of windows of tokens: what encodes and decodes them, a `tokenizers.Tokenizer`.
+    # Of windows of tokens: what encodes and decodes them, a `tokenizers.Tokenizer`. A
+    # token that is read, and not predicted, is ~id, a negative number.
     tokenizer: Any = None
     # Of tables: a `columns.Columns`, by which new rows become inputs.
     columns: Any = None
@@ -245,8 +246,9 @@ def check(dataset: Dataset) -> Dataset:
             f"{x_train.dtype}{list(x_train.shape)} and "
             f"{x_test.dtype}{list(x_test.shape)}"
         )
-    _check_inputs("x_train", x_train)
-    _check_inputs("x_test", x_test)
+    prompts = dataset.tokenizer is not None  # whose tokens are ~id, below 0
+    _check_inputs("x_train", x_train, prompts=prompts)
+    _check_inputs("x_test", x_test, prompts=prompts)
     is_text = x_train.dtype in TOKEN_TYPES
     tokens = 1 + int(max(x_train.max(), x_test.max())) if is_text else 0
     classes = len(dataset.classes)
@@ -317,7 +319,7 @@ def not_finite(x: np.ndarray) -> str:
     return f"has NaN or infinity in {len(bad)} of {len(x)} examples, {first}"
 
 
-def _check_inputs(name: str, x: np.ndarray) -> None:
+def _check_inputs(name: str, x: np.ndarray, *, prompts: bool) -> None:
     tokens = x.dtype in TOKEN_TYPES and x.ndim == 2
     plain = x.dtype in (np.uint8, np.float32) and x.ndim >= 2
     if not x.size or not (tokens or plain):
@@ -326,7 +328,7 @@ def _check_inputs(name: str, x: np.ndarray) -> None:
             f"{x.dtype}{list(x.shape)}; or int32 token ids [n, length]"
         )
     check_axes(name, x.shape, x.dtype)
-    if tokens and x.min() < 0:
+    if tokens and x.min() < 0 and not prompts:
         raise ValueError(f"{name}: token ids must not be negative, got {x.min()}")
     if problem := not_finite(x):
         raise ValueError(f"{name} {problem}")
@@ -468,6 +470,11 @@ def stratified(
     least = int(np.argmin(counts))
     if min(share, 1 - share) * counts[least] < 1:
         rare = int(present[least])
+        if len(present) == 1 and not len(classes):
+            raise ValueError(
+                f"a {name} share of {share} leaves one side of {len(labels)} examples "
+                "empty; choose another share, or give more examples"
+            )
         words = (
             f"a {name} share of {share} leaves one side without the class "
             f"{str(classes[rare]) if len(classes) else rare!r}, which has "

@@ -81,7 +81,7 @@ def from_text(
         raise ValueError("there is no document; give at least one text")
     if short == "join":
         texts = {"joined": "\n".join(t.removesuffix("\n") for t in texts.values())}
-    made = _tokenizer(tokenizer, texts)
+    made = tokenizer_of(tokenizer, texts)
     tokens = {name: _ids(name, text, made) for name, text in texts.items()}
     enough = {name: ids for name, ids in tokens.items() if len(ids) > 2 * window}
     # you can't leave out speakers yourself
@@ -146,9 +146,10 @@ def _check_long(tokens: Mapping[str, np.ndarray], least: int) -> None:
         )
 
 
-def _tokenizer(
+def tokenizer_of(
     tokenizer: str | os.PathLike[str] | Tokenizer, texts: Texts
 ) -> Tokenizer:
+    """A tokenizer of a name or a path; that of characters has those of texts."""
     if isinstance(tokenizer, Tokenizer):
         return tokenizer
     if not isinstance(tokenizer, str | os.PathLike):

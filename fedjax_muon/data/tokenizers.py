@@ -35,6 +35,7 @@ class Tokenizer(NamedTuple):
     decode: Callable[[ArrayLike], str]  # ids -> text
     # int32 [V], the UTF-8 bytes of each token; 0 of one that is no text
     nbytes: np.ndarray
+    path: Path | None = None  # of its file
 
     @property
     def vocabulary(self) -> int:
@@ -136,7 +137,7 @@ def from_file(path: str | os.PathLike[str], *, lossy: bool = False) -> Tokenizer
     def decode(ids: ArrayLike) -> str:
         return made.decode(np.ravel(np.asarray(ids)).tolist())
 
-    return Tokenizer(place.name, encode, decode, nbytes)
+    return Tokenizer(place.name, encode, decode, nbytes, place)
 
 
 def _bytes_of(token: str, by_bytes: bool, fallback: bool) -> int:

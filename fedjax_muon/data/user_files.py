@@ -135,7 +135,7 @@ def _dataset(
         if owners is not None:
             owners = np.unique(owners, return_inverse=True)[1]
         strata = np.zeros(len(y), int) if is_target else y
-        kept, held = _held_out(strata, owners, share, called)
+        kept, held = held_out(strata, owners, share, called)
         x_test, y_test = train.x, y[held]
         y = y[kept]
         if owners is not None:
@@ -226,7 +226,7 @@ def _summed(
     return _Fitted(zeros, columns=made)
 
 
-def _held_out(
+def held_out(
     labels: np.ndarray,
     owners: np.ndarray | None,
     share: float,

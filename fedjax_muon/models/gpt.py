@@ -148,6 +148,7 @@ class GPT(nn.Module):
         rounded up to a multiple of 8.
       norm: Constructor of the normalization, with the arguments of `nn.RMSNorm`.
       biases: Whether all kernels but the head have a bias.
+      query_biases: Whether query, key and value have one; by default, as `biases`.
       gated: Whether the activation of a kernel of its own multiplies the hidden layer.
       rotary: Rotation of queries and keys; by default, there are learned positions.
       tied: Whether the embedding of the tokens is the head too.
@@ -168,6 +169,7 @@ class GPT(nn.Module):
     norm: Callable[..., nn.Module] = _layer_norm
     epsilon: float = 1e-5
     biases: bool = True
+    query_biases: bool | None = None
     gated: bool = False
     activation: Callable[[jax.Array], jax.Array] = nn.gelu  # the one with tanh
     rotary: Rotary | None = None
@@ -220,7 +222,7 @@ class GPT(nn.Module):
             Attention,
             self.heads,
             self.width_of_heads,
-            self.biases,
+            self.biases if self.query_biases is None else self.query_biases,
             self.kernel_init,
             self.dtype,
             key_heads=self.key_heads,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,6 +141,17 @@ FAMILIES = {
         ignored=(".rotary_emb.inv_freq",),
     ),
 }
+_OTHERS = FAMILIES["llama"].others
+FAMILIES["qwen2"] = FAMILIES["llama"]._replace(
+    constructor=partial(llama, query_biases=True),
+    others={name: said for name, said in _OTHERS.items() if name != "head_width"},
+    fixed={"use_sliding_window": False, "quantization_config": None},
+)
+ARCHITECTURES = {
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
 HEAD = "lm_head.weight"
 OTHERS = (".bin", ".gguf", ".h5", ".msgpack", ".pt", ".pth", ".safetensors")
 ORIGINS = {  # beginnings of the names of tensors, and what to do
@@ -152,7 +164,7 @@ ORIGINS = {  # beginnings of the names of tensors, and what to do
 
 
 def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
-    """Reads a model of GPT-2's or Llama's family that is published on Hugging Face.
+    """Reads a model of the family of GPT-2, Llama (as SmolLM2) or Qwen2.
 
     Requires the extra `export`. Half precision becomes float32. The model computes the
     same numbers as that of Hugging Face's transformers, and has no dropout:
@@ -179,7 +191,7 @@ def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
             f"{file} does not exist; give a directory with config.json and "
             f"model.safetensors, as downloaded from {URL}"
         )
-    what = "the description of a GPT-2 or a Llama"
+    what = "the description of a GPT-2, a Llama or a Qwen2"
     with reading(file, what, "use another model", found=""):
         config = json.loads(read_text(file))
         kind = check_choice("model_type", str(config["model_type"]), FAMILIES)
@@ -211,6 +223,8 @@ def to_hugging_face(directory: str | Path, model: GPT, params: Params) -> Path:
     from safetensors.numpy import save
 
     folder, kind = Path(directory), "llama" if model.gated else "gpt2"
+    if model.gated and model.query_biases:
+        kind = "qwen2"
     if folder.exists() and any(folder.glob("*")):
         raise ValueError(f"{folder} is not empty; choose another directory")
     family, config = FAMILIES[kind], _config(kind, model)
@@ -247,7 +261,7 @@ def _config(kind: str, model: GPT) -> dict[str, Any]:
     known = (name for name, f in ACTIVATIONS.items() if f == model.activation)
     config[names["activation"]] = next(known, "unknown")
     config |= {"model_type": kind, "bos_token_id": None, "eos_token_id": None}
-    config["architectures"] = ["LlamaForCausalLM" if model.gated else "GPT2LMHeadModel"]
+    config["architectures"] = [ARCHITECTURES[kind]]
     if model.gated and model.rotary is not None:
         network = _shapes(model)["Block_0"]["network"]
         config["intermediate_size"] = network["up"]["kernel"].shape[1]
@@ -274,7 +288,7 @@ def _fields(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     fields["activation"] = ACTIVATIONS[
         check_choice(name, str(fields["activation"]), ACTIVATIONS)
     ]
-    if family.constructor is llama:
+    if family.constructor is not GPT:
         fields["rotary"] = _rotary(config)
     return fields
 

@@ -25,6 +25,7 @@ def text(
     tokenizer: str | os.PathLike[str] | Tokenizer = "bytes",
     test_share: float = 0.1,
     short: Short = "refuse",
+    microbatch: int | None = None,
     graph: Graph | GraphOf = "erdos_renyi",
 ) -> Problem:
     """Language modeling: every next token of texts.
@@ -32,7 +33,7 @@ def text(
     Args:
       path: A text file; a directory of .txt files, each of which is a document; what
         Hugging Face's `save_to_disk` wrote; or plays, of Shakespeare. In Python also
-        texts by name, or what `data.from_text` returned.
+        texts by name, or what `data.from_text` or `data.from_jsonl` returned.
       clients: Number of clients, or of agents.
       divide: Function (documents of windows, clients, key=) that divides the windows;
         by default, every client has a piece of the text. With `partition.by_owner`,
@@ -44,6 +45,8 @@ def text(
       test_share: Share of every document that is held out, at its end.
       short: What becomes of documents of less than two windows: refuse or drop them, or
         join all documents to one text.
+      microbatch: Number of windows whose gradients are computed at a time; by default,
+        those of a batch together. Fewer take less memory.
       graph: Agents without a server: the graph that they exchange messages on.
 
     Example:
@@ -54,9 +57,10 @@ def text(
     how |= {"test_share": test_share, "short": short}
     data = path if isinstance(path, Dataset) else from_text(path, **how)
     module = (model or gpt)(data)
+    task = tasks.language(module, data)
     return problem_of(
         module,
-        tasks.language(module, data),
+        task if microbatch is None else tasks.microbatched(task, microbatch),
         data,
         {"cohort": clients, "local_steps": 30, "batch_size": 8},
         clients=clients,

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -71,13 +70,14 @@ def keeps_parameters(method: Method) -> bool:
 
 def _about_tokens(problem: Problem) -> dict[str, Any]:
     """The name of a tokenizer, with its letters or its file."""
-    tokenizer, place = problem.dataset.tokenizer, problem.call.get("tokenizer")
+    tokenizer = problem.dataset.tokenizer
+    place = getattr(tokenizer, "path", None)
     about: dict[str, Any] = {"name": getattr(tokenizer, "name", str(tokenizer))}
     if tokenizer is not None and about["name"] == "characters":
         about["letters"] = [tokenizer.decode([i]) for i in range(tokenizer.vocabulary)]
-    elif isinstance(place, str | Path) and Path(place).expanduser().is_file():
-        content = Path(place).expanduser().read_bytes()
-        about |= {"path": str(place), "sha256": hashlib.sha256(content).hexdigest()}
+    elif place is not None and place.is_file():
+        digest = hashlib.sha256(place.read_bytes()).hexdigest()
+        about |= {"path": str(place), "sha256": digest}
     return about
 
 

@@ -18,6 +18,7 @@ from fedjax_muon.tasks.classification import (
     weighted_mean,
 )
 from fedjax_muon.tasks.language import language
+from fedjax_muon.tasks.microbatches import microbatched
 from fedjax_muon.tasks.regression import regression
 from fedjax_muon.tasks.task import Batch, Metric, Scores, Task, as_argument, as_partial
 
@@ -42,6 +43,7 @@ __all__ = [
     "language",
     "logits_of",
     "lora",
+    "microbatched",
     "regression",
     "starting_at",
     "weighted_mean",

@@ -34,6 +34,9 @@ def language(model: nn.Module, dataset: Dataset) -> Task:
     loses text has no bytes (`data.tokenizers.from_file`), and its models no bits per
     byte.
 
+    Of prompts with answers (`data.from_jsonl`), only the tokens of answers are scored,
+    and the loss of an example is the mean over its own.
+
     Evaluations score at most 65,536 training tokens.
 
     Args:
@@ -99,14 +102,32 @@ def _losses(
 ) -> jax.Array:
     """The nats of every token of windows [B, T + 1] that follows another, [B, T]."""
     ids = x.astype(jnp.int32)
+    if _has_prompts(x):
+        ids = jnp.where(ids < 0, ~ids, ids)
     outputs = logits(params, ids[:, :-1], *key)
     return optax.losses.softmax_cross_entropy_with_integer_labels(outputs, ids[:, 1:])
 
 
+def _has_prompts(x: jax.Array) -> bool:
+    """Whether tokens may be negative: those that are read, and not predicted."""
+    return jnp.issubdtype(x.dtype, jnp.signedinteger)
+
+
+def _means(losses: jax.Array, x: jax.Array) -> jax.Array:
+    """The mean of the nats [B, T] of every window over the tokens it predicts."""
+    if not _has_prompts(x):
+        return losses.mean(1)
+    predicted = x[:, 1:] >= 0
+    # of windows without prompts, these are the bits of the mean
+    plain, count = losses.mean(1), predicted.sum(1)
+    means = jnp.where(predicted, losses, 0).sum(1) / jnp.maximum(count, 1)
+    return jnp.where(count == losses.shape[1], plain, means)
+
+
 def _grad(logits: Partial, params: Params, batch: Batch, key: jax.Array) -> Params:
     def loss(params: Params) -> jax.Array:
-        losses = _losses(logits, params, batch.x, key).mean(1)
-        return weighted_mean(losses, batch.weight)
+        losses = _losses(logits, params, batch.x, key)
+        return weighted_mean(_means(losses, batch.x), batch.weight)
 
     return jax.grad(loss)(params)
 
@@ -121,11 +142,12 @@ def _evaluate(
     del y  # the number of a document
 
     def one(window: jax.Array) -> Scores:
-        losses = _losses(logits, params, window[None])[0]
-        scores = {"loss": losses.mean()}
+        losses = _losses(logits, params, window[None])
+        scores = {"loss": _means(losses, window[None])[0]}
         if nbytes is None:
             return scores
-        sizes = nbytes[window[1:].astype(jnp.int32)]
+        ids, losses = window[1:].astype(jnp.int32), losses[0]
+        sizes = jnp.where(ids < 0, 0, nbytes[ids])
         scores["nats"] = jnp.where(sizes > 0, losses, 0).sum()
         return scores | {"bytes": sizes.sum().astype(jnp.float32)}
 

@@ -29,7 +29,7 @@ from tests.support.parity import by_path, drawn, dropouts
 
 safetensors = needs("safetensors.numpy", "export")
 FOLDER = Path(__file__).parent / "gpt_fixtures"
-CASES = ("gpt2_tied", "gpt2_untied", "llama_untied", "llama_grouped")
+CASES = ("gpt2_tied", "gpt2_untied", "llama_untied", "llama_grouped", "qwen2_tied")
 KEY = jax.random.key(0)
 SIZES = {"vocabulary": 61, "context": 14, "width": 16, "depth": 2, "heads": 4}
 SMALL = {"gpt2": GPT(**SIZES), "llama": llama(**SIZES, key_heads=2)}
@@ -297,6 +297,8 @@ def written(model, params):
             start = f"model.layers.{i}."
             for name, layer in one.items():
                 found[f"{start}self_attn.{name[0]}_proj.weight"] = t(layer["kernel"])
+                if model.query_biases and name != "out":
+                    found[f"{start}self_attn.{name[0]}_proj.bias"] = layer["bias"]
             for name, layer in two.items():
                 found[f"{start}mlp.{name}_proj.weight"] = t(layer["kernel"])
             found[f"{start}input_layernorm.weight"] = norms[0]["scale"]
@@ -470,6 +472,7 @@ def test_what_is_written_is_what_transformers_wrote(name, tmp_path):
         GPT(**SIZES, dropout=0.1, remat=True, dtype=jnp.bfloat16),
         llama(**SIZES, rotary=Rotary(5e5), tied=True),
         llama(**SIZES, key_heads=1, head_width=6, rotary=Rotary(1e4, 8.0, trained=8)),
+        llama(**SIZES, key_heads=2, query_biases=True, tied=True),
     ],
 )
 def test_models_of_all_sizes_are_written_and_read(model, tmp_path):

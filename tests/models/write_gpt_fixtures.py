@@ -9,7 +9,14 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 FOLDER = Path(__file__).parent / "gpt_fixtures"
 GPT2 = {"vocab_size": 61, "n_positions": 14, "n_embd": 16, "n_layer": 2, "n_head": 4}
@@ -46,6 +53,9 @@ CASES = {
     "llama_untied": LlamaForCausalLM(LlamaConfig(**LLAMA)),
     "llama_grouped": LlamaForCausalLM(
         LlamaConfig(**LLAMA, **GROUPED, tie_word_embeddings=True)
+    ),
+    "qwen2_tied": Qwen2ForCausalLM(
+        Qwen2Config(**LLAMA, num_key_value_heads=2, tie_word_embeddings=True)
     ),
 }
 
