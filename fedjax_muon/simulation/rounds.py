@@ -104,7 +104,8 @@ def check_setup(setup: Setup) -> None:
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
     cohort.check(algorithm, params, number)
     state = jax.eval_shape(partial(init_state, setup), jax.random.key(0))  # may raise
-    check_rules(algorithm, state.params)
+    # of models with BatchNorm, rules see the trained parameters alone
+    check_rules(algorithm, getattr(state.params, "params", state.params))
     full = cohort.size == number and not cohort.dropout
     if algorithm.full_participation and not full:
         raise ValueError(

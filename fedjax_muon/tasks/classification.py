@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from fedjax_muon.core import Params
+from fedjax_muon.core import Params, Variables
 from fedjax_muon.core.training_flags import flags_of
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import check_axes
@@ -21,6 +21,9 @@ from fedjax_muon.tasks.task import Batch, Scores, Task, as_partial
 # (params, x[, key]) -> logits [B, classes]; there is dropout only if a key is given
 Logits = Callable[..., jax.Array]
 Examples = Dataset | tuple[int, ...]  # a dataset, or the shape of one example
+KNOWN = ({"params"}, {"params", "batch_stats"})  # collections of variables
+# raised by models that train always, since they have no argument that tells them
+UNTOLD = flax.errors.InvalidRngError, flax.errors.ModifyScopeVariableError
 
 
 def example_shape_of(examples: Examples) -> tuple[int, ...]:
@@ -42,20 +45,26 @@ def classification(model: nn.Module, examples: Examples) -> Task:
 
         nn.Dropout(rate, deterministic=not self.has_rng("dropout"))(x)
 
+    Parameters of a model with BatchNorm are `Variables`: `grad` normalizes by the
+    examples of the batch, without padding, and `evaluate` by the running statistics.
+
     Returns:
       A task whose scores are "loss" and "correct". Its `grad` and `evaluate` raise
       `ValueError` for labels that are not integers, and for arrays whose first
       dimensions differ.
     """
-    check_model(model, examples)
+    normalized = isinstance(check_model(model, examples), Variables)
     shape = example_shape_of(examples)
 
     def init(key: jax.Array) -> Params:
         x = jnp.zeros((1, *shape))
         begin: Callable[..., Any] = model.init
-        return begin(key, x, **flags_of(model, training=False))["params"]
+        return _parameters(begin(key, x, **flags_of(model, training=False)))
 
-    return from_logits(init, partial(logits_of, model))
+    task = from_logits(init, partial(logits_of, model))
+    if normalized:
+        task = task._replace(grad=Partial(partial(_grad_and_statistics, model)))
+    return task
 
 
 def from_logits(init: Callable[[jax.Array], Any], logits: Logits) -> Task:
@@ -144,6 +153,43 @@ def _loss(logits: Logits, params: Params, batch: Batch, key: jax.Array) -> jax.A
     return weighted_mean(losses, batch.weight)
 
 
+def _grad_and_statistics(
+    model: nn.Module, variables: Variables, batch: Batch, key: jax.Array
+) -> Variables:
+    """Padding is not normalized by, and a batch of padding alone changes nothing."""
+    check_batch(batch.x, batch.y, batch.weight)
+    there = batch.weight > 0
+    some = jnp.any(there)
+    masked = partial(_without_padding, there | ~some)
+    how = {"rngs": {"dropout": key}, "mutable": ["batch_stats"]}
+    apply: Callable[..., Any] = model.apply
+
+    def loss(params: Params) -> tuple[jax.Array, Any]:
+        given = variables._replace(params=params)._asdict()
+        with nn.intercept_methods(masked):
+            flags = flags_of(model, training=True)
+            logits, changed = apply(given, batch.x, **how, **flags)
+        losses = _cross_entropies(_wide(logits), batch.y)
+        return weighted_mean(losses, batch.weight), changed["batch_stats"]
+
+    g, new = jax.grad(loss, has_aux=True)(variables.params)
+    keep = lambda new, old: jnp.where(some, new, old).astype(old.dtype)
+    return Variables(g, jax.tree.map(keep, new, variables.batch_stats))
+
+
+def _without_padding(
+    there: jax.Array, call: Callable[..., Any], args: Any, kwargs: Any, context: Any
+) -> Any:
+    """Calls a layer; BatchNorm gets the mask of the examples that are there."""
+    if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__":
+        x = args[0] if args else kwargs["x"]
+        if x.shape[0] != len(there):
+            raise ValueError(f"BatchNorm needs the examples on axis 0, got {x.shape}")
+        mask = there.reshape(-1, *[1] * (x.ndim - 1))
+        kwargs = {**kwargs, "mask": mask & kwargs.get("mask", True)}
+    return call(*args, **kwargs)
+
+
 def _evaluate(logits: Partial, params: Params, x: jax.Array, y: jax.Array) -> Scores:
     check_batch(x, y)
     outputs = logits(params, x)
@@ -176,8 +222,13 @@ def logits_of(
     apply: Callable[..., Any] = model.apply
     streams = {} if key is None else {"dropout": key}
     flags = flags_of(model, training=key is not None)
-    logits = apply({"params": params}, x, rngs=streams, **flags)
-    # Half precision is enough for logits, but not for their log-softmax.
+    known = isinstance(params, Variables)
+    variables = params._asdict() if known else {"params": params}
+    return _wide(apply(variables, x, rngs=streams, **flags))
+
+
+def _wide(logits: jax.Array) -> jax.Array:
+    """Half precision is enough for logits, but not for their log-softmax."""
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
@@ -196,8 +247,12 @@ def _cross_entropies(logits: jax.Array, y: jax.Array) -> jax.Array:
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
-def check_model(model: nn.Module, examples: Examples) -> None:
-    """Checks that a model can be trained by `classification`."""
+def check_model(model: nn.Module, examples: Examples) -> Any:
+    """Checks that a model can be trained by `classification`.
+
+    Returns:
+      The shapes of its parameters, or of its `Variables`.
+    """
     if not isinstance(model, nn.Module):
         if isinstance(model, type) and issubclass(model, nn.Module):
             raise TypeError(f"a model must be made first, as {model.__name__}(...)")
@@ -214,15 +269,17 @@ def check_model(model: nn.Module, examples: Examples) -> None:
         begin: Callable[..., Any] = model.init_with_output
         run = partial(begin, **flags)
         logits, variables = jax.eval_shape(run, key, x)
-        if set(variables) == {"params"}:
+        if set(variables) in KNOWN:
             apply: Callable[..., Any] = model.apply
             jax.eval_shape(partial(apply, **flags), variables, x)
-    except (flax.errors.InvalidRngError, ValueError) as error:
+    except (*UNTOLD, ValueError) as error:
         if isinstance(error, ValueError) and '"deterministic" must' not in str(error):
             raise
         raise ValueError(
-            "a model must drop nothing without training; give its __call__ an argument "
-            "train, and write nn.Dropout(rate, deterministic=not train)(x)"
+            "a model must drop nothing without training, and use running statistics; "
+            "give its __call__ an argument train, and write "
+            "nn.Dropout(rate, deterministic=not train)(x), or "
+            "nn.BatchNorm(use_running_average=not train)(x)"
         ) from error
     except TypeError as error:
         if "missing" not in str(error):
@@ -230,10 +287,10 @@ def check_model(model: nn.Module, examples: Examples) -> None:
         raise TypeError(
             f"a model must need x alone, and possibly train or deterministic: {error}"
         ) from error
-    if set(variables) != {"params"}:
+    if set(variables) not in KNOWN:
         raise ValueError(
-            "a model must have the variables 'params' and no others, got "
-            f"{sorted(variables)}; use GroupNorm or LayerNorm for BatchNorm"
+            "a model must have the variables 'params', and 'batch_stats' of BatchNorm, "
+            f"and no others, got {sorted(variables)}"
         )
     shape = getattr(logits, "shape", None)
     if shape is None or len(shape) != 2 or shape[0] != batch or shape[1] < 2:
@@ -246,6 +303,11 @@ def check_model(model: nn.Module, examples: Examples) -> None:
             f"this model has {shape[1]} outputs, the dataset {len(examples.classes)} "
             "classes; give the model as many outputs as there are classes"
         )
+    return _parameters(variables)
+
+
+def _parameters(variables: Any) -> Any:
+    return variables["params"] if len(variables) == 1 else Variables(**variables)
 
 
 def check_batch(x: jax.Array, y: jax.Array, *weight: jax.Array) -> None:
