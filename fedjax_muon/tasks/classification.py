@@ -13,6 +13,7 @@ from jax.tree_util import Partial
 
 from fedjax_muon.core import Params, Variables
 from fedjax_muon.core.training_flags import flags_of
+from fedjax_muon.core.variables import refuse_statistics
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import check_axes
 from fedjax_muon.tasks.metrics import mcc
@@ -98,6 +99,7 @@ def starting_at(task: Task, params: Mapping[str, Any]) -> Task:
       >>> task = starting_at(task, {"Dense_0": params["Dense_0"]})
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
+    refuse_statistics(shapes, "starting_at, but with Simulation.init(key, params=...)")
     absent = shapes.keys() - params.keys()
     wanted = {name: part for name, part in shapes.items() if name not in absent}
     for name in sorted(params):

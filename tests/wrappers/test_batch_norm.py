@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_muon as fm
-from fedjax_muon import algorithms, core
+from fedjax_muon import algorithms, core, deploy
 from fedjax_muon.core import Variables, tree
 from fedjax_muon.engine import plans
 from fedjax_muon.simulation import client_accuracies
@@ -326,6 +326,23 @@ def test_tuned_clients_pass_in_training_mode():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True])
+def test_deployed_clients_keep_or_send_statistics(own):
+    """With the numbers of a simulation."""
+    how = {"cohort": 3, "local_steps": 2, "batch_size": 4, "own_norms": own}
+    numbers = {"num_clients": len(PARTS), "max_client_size": 32, "classes": 3}
+    shared = deploy.federation(fm.fedmuon(), TASK, **numbers, **how)
+    x, y = DATA.x_train, DATA.y_train
+    each = ((i, x[part], y[part]) for i, part in enumerate(PARTS))
+    nodes = {given[0]: deploy.Node(shared, *given) for given in each}
+    key, send = jax.random.key(3), deploy.in_process(nodes)
+    ended = deploy.serve(shared, send, key, rounds=2)
+    prepared = federate(fm.fedmuon(), plan=plans.mapped, own_norms=own)
+    state = prepared.train_rounds(prepared.init(key), 2)[0]
+    close(ended.params, state.params)
+
+
+@pytest.mark.slow
 def test_a_sweep_has_the_numbers_of_a_run():
     prepared = federate(fm.fedavg(lr=LR))
     cells = [federation.cell(lr, seed) for lr in (0.1, 0.3) for seed in (0, 1)]
@@ -456,6 +473,7 @@ REFUSED = {
         task=TASK._replace(project=lambda params: params)
     ),
     "not go with minimax problems": lambda: federate(task=MINIMAX["agnostic"]()),
+    "not go with starting_at, but with Simul": lambda: fm.tasks.starting_at(TASK, {}),
     "not go with low-rank adapters": lambda: fm.tasks.lora.lora_classification(
         Net(), {}, (5,), rank=2, alpha=2
     ),
