@@ -6,11 +6,8 @@ import jax
 
 
 class Variables(NamedTuple):
-    """Flax's collections; `model.apply(variables._asdict(), x)` takes them.
-
-    A task whose parameters they are returns in `grad` the gradient of `params` and, as
-    `batch_stats`, the statistics after the pass. Algorithms see `params` alone.
-    """
+    """Flax's collections; `model.apply(variables._asdict(), x)` takes them. As a task's
+    gradient, that of `params`, and the statistics after the pass."""
 
     params: Any
     batch_stats: Any  # the running means and variances

@@ -23,8 +23,7 @@ from fedjax_muon.tasks.task import Batch, Scores, Task, as_partial
 Logits = Callable[..., jax.Array]
 Examples = Dataset | tuple[int, ...]  # a dataset, or the shape of one example
 KNOWN = ({"params"}, {"params", "batch_stats"})  # collections of variables
-# raised by models that train always, since they have no argument that tells them
-UNTOLD = flax.errors.InvalidRngError, flax.errors.ModifyScopeVariableError
+TRAINS_ALWAYS = flax.errors.InvalidRngError, flax.errors.ModifyScopeVariableError
 
 
 def example_shape_of(examples: Examples) -> tuple[int, ...]:
@@ -162,13 +161,12 @@ def _grad_and_statistics(
     check_batch(batch.x, batch.y, batch.weight)
     there = batch.weight > 0
     some = jnp.any(there)
-    masked = partial(_without_padding, there | ~some)
     how = {"rngs": {"dropout": key}, "mutable": ["batch_stats"]}
     apply: Callable[..., Any] = model.apply
 
     def loss(params: Params) -> tuple[jax.Array, Any]:
         given = variables._replace(params=params)._asdict()
-        with nn.intercept_methods(masked):
+        with nn.intercept_methods(partial(_without_padding, there | ~some)):
             flags = flags_of(model, training=True)
             logits, changed = apply(given, batch.x, **how, **flags)
         losses = _cross_entropies(_wide(logits), batch.y)
@@ -250,11 +248,8 @@ def _cross_entropies(logits: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def check_model(model: nn.Module, examples: Examples) -> Any:
-    """Checks that a model can be trained by `classification`.
-
-    Returns:
-      The shapes of its parameters, or of its `Variables`.
-    """
+    """Checks that a model can be trained by `classification`; returns the shapes of its
+    parameters, or of its `Variables`."""
     if not isinstance(model, nn.Module):
         if isinstance(model, type) and issubclass(model, nn.Module):
             raise TypeError(f"a model must be made first, as {model.__name__}(...)")
@@ -274,7 +269,7 @@ def check_model(model: nn.Module, examples: Examples) -> Any:
         if set(variables) in KNOWN:
             apply: Callable[..., Any] = model.apply
             jax.eval_shape(partial(apply, **flags), variables, x)
-    except (*UNTOLD, ValueError) as error:
+    except (*TRAINS_ALWAYS, ValueError) as error:
         if isinstance(error, ValueError) and '"deterministic" must' not in str(error):
             raise
         raise ValueError(

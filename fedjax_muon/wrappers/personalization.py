@@ -234,11 +234,10 @@ def ditto(
         return exchange._replace(client=client)
 
     def with_personal(exchange: core.Exchange) -> core.Exchange:
+        train = inner_only(exchange).client
+
         def client(objective, broadcast, client_state, batches, round):
-            inner, own = client_state
-            message, inner = exchange.client(
-                objective, broadcast, inner, batches, round
-            )
+            sent, after = train(objective, broadcast, client_state, batches, round)
 
             def step(v: Any, batch: Any, key: Any) -> tuple[Any, tuple[()]]:
                 back = tree.sub(v, broadcast.params)
@@ -247,8 +246,8 @@ def ditto(
                 rate = core.value_at(personal_lr, round)
                 return objective.project(tree.sub_scaled(v, rate, d)), ()
 
-            own, _ = core.local_steps(step, own, batches, round)
-            return message, Personal(inner, own)
+            own, _ = core.local_steps(step, after.params, batches, round)
+            return sent, after._replace(params=own)
 
         return exchange._replace(client=client)
 
