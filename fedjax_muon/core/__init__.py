@@ -50,6 +50,7 @@ from fedjax_muon.core.messages import (
     sent_bytes,
 )
 from fedjax_muon.core.recipe import numbers_of, recorded, with_numbers
+from fedjax_muon.core.variables import Variables
 
 __all__ = [
     "Algorithm",
@@ -67,6 +68,7 @@ __all__ = [
     "Reconstructed",
     "Round",
     "Schedule",
+    "Variables",
     "Wrapped",
     "after_change",
     "after_first",

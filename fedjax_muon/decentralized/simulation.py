@@ -20,6 +20,7 @@ import optax
 
 from fedjax_muon.core import Objective, Params, check_count, streams, tree, with_numbers
 from fedjax_muon.core.hyperparameters import plain_numbers
+from fedjax_muon.core.variables import refuse_statistics
 from fedjax_muon.data import Dataset
 from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.gossip import Gossip
@@ -263,6 +264,8 @@ def decentralize(
     """
     check_algorithm(algorithm, Gossip | PrivateAgents, "federate")
     check_task(task)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    refuse_statistics(params, "agents without a server, who mix parameters alone")
     dataset, parts = check_dataset(dataset), check_parts(parts)
     if batch_size is None:
         raise TypeError("decentralize needs batch_size, such as batch_size=20")

@@ -99,6 +99,7 @@ def federation(
     sampler: Sampler = shuffled_epochs,
     weighting: Weighting = uniform,
     privacy: ClientPrivacy | None = None,
+    own_norms: bool = False,
 ) -> Federation:
     """Describes a federation whose clients have their own data.
 
@@ -118,7 +119,7 @@ def federation(
     check_task(task)
     check_count("num_clients", num_clients)
     algorithm, members, guarantee = participation(
-        algorithm, task, num_clients, cohort, privacy
+        algorithm, task, num_clients, cohort, privacy, own_norms
     )
     _check_real(members)
     sizes = {"batch_size": batch_size}

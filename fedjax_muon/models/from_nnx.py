@@ -47,7 +47,7 @@ def _split(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Any, Any]:
         raise ValueError(
             "from_nnx: a module must have no variables but parameters and the keys of "
             f"dropout, got {', '.join(kinds)}; use GroupNorm or LayerNorm for "
-            "BatchNorm, and decode=False in attention"
+            "BatchNorm, or that of flax.linen, and decode=False in attention"
         )
     return graph, params, streams
 

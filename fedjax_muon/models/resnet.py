@@ -1,14 +1,15 @@
-"""The residual network with 18 layers for small images, without batch statistics."""
+"""The residual network with 18 layers for small images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from fedjax_muon.core import check_choice
 from fedjax_muon.models.convolution import Convolution, convolution
 
 # Scaled by the number of outputs, so that gradients keep their size through the layers:
@@ -21,6 +22,7 @@ _convolution = partial(
     use_bias=False,  # the normalization that follows has one
     kernel_init=_he,
 )
+Norm = Literal["group", "layer", "batch"]
 _3x3 = partial(_convolution, kernel_size=(3, 3), padding=1)
 _1x1 = partial(_convolution, kernel_size=(1, 1), padding=0)
 
@@ -34,25 +36,24 @@ class ResidualBlock(nn.Module):
 
     features: int
     stride: int
-    groups: int
+    norm: Callable[..., nn.Module]
     dtype: DTypeLike | None
     convolution: Convolution
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         strides = (self.stride, self.stride)
-        norm = partial(nn.GroupNorm, self.groups, epsilon=1e-5, dtype=self.dtype)
         how: dict[str, Any] = {
             "dtype": self.dtype,
             "conv_general_dilated": self.convolution,
         }
         inner = partial(_3x3, self.features, **how)
-        y = nn.relu(norm()(inner(strides=strides)(x)))
-        y = norm()(inner()(y))
+        y = nn.relu(self.norm()(inner(strides=strides)(x)))
+        y = self.norm()(inner()(y))
         if self.stride != 1 or x.shape[-1] != self.features:
             outer = partial(_1x1, self.features, **how)
             x = outer(strides=strides, name="shortcut")(x)
-            x = norm(name="shortcut_norm")(x)
+            x = self.norm(name="shortcut_norm")(x)
         return nn.relu(x + y)
 
 
@@ -71,8 +72,9 @@ class ResNet18(nn.Module):
         head                 kernel [512, classes], bias [classes]
 
     From "Deep Residual Learning for Image Recognition" (arXiv:1512.03385), with the
-    usual stem for small images instead of 7 x 7, stride 2 and pooling, and with "Group
-    Normalization" (arXiv:1803.08494) instead of batch normalization.
+    usual stem for small images instead of 7 x 7, stride 2 and pooling, and by default
+    with "Group Normalization" (arXiv:1803.08494) instead of batch normalization. With
+    "batch", the layers are called BatchNorm_i, and there are running statistics.
 
     Muon's default layout treats all kernels as matrices, with convolutions as (height
     width in) x out, and nothing else. `exclude=("bias", "scale", "stem", "head")` of
@@ -81,6 +83,8 @@ class ResNet18(nn.Module):
     Attributes:
       groups: Groups of each normalization, 32 in its paper; federated work also uses 2
         (arXiv:1910.00189).
+      norm: Normalization, "group", "batch" with PyTorch's momentum, or "layer" over
+        height, width and channels, which is one group.
       widths: Channels of the stages; the stem has as many as the first stage.
     """
 
@@ -89,18 +93,26 @@ class ResNet18(nn.Module):
     widths: Sequence[int] = (64, 128, 256, 512)
     dtype: DTypeLike | None = None
     convolution: Convolution = convolution
+    norm: Norm = "group"
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
         self._check(x)
+        norms: dict[str, Callable[..., nn.Module]] = {
+            "group": partial(nn.GroupNorm, self.groups),
+            "layer": partial(nn.GroupNorm, 1),
+            "batch": partial(nn.BatchNorm, use_running_average=not train, momentum=0.9),
+        }
+        made = norms[check_choice("norm", self.norm, norms)]
+        norm = partial(made, epsilon=1e-5, dtype=self.dtype)
         how: dict[str, Any] = {
             "dtype": self.dtype,
             "conv_general_dilated": self.convolution,
         }
         x = _3x3(self.widths[0], **how, name="stem")(x)
-        x = nn.relu(nn.GroupNorm(self.groups, epsilon=1e-5, dtype=self.dtype)(x))
+        x = nn.relu(norm()(x))
         for stage, width in enumerate(self.widths):
-            rest = self.groups, self.dtype, self.convolution
+            rest = norm, self.dtype, self.convolution
             x = ResidualBlock(width, 2 if stage else 1, *rest)(x)
             x = ResidualBlock(width, 1, *rest)(x)
         head = nn.Dense(self.classes, dtype=self.dtype, name="head")
@@ -112,11 +124,9 @@ class ResNet18(nn.Module):
                 f"ResNet18 takes images [B, H, W, C], got shape {x.shape}; use MLP for "
                 "other data"
             )
-        if (
-            self.groups < 1
-            or not self.widths
-            or any(w < 1 or w % self.groups for w in self.widths)
-        ):
+        groups = self.groups if self.norm == "group" else 1
+        fit = all(w >= 1 and groups >= 1 and w % groups == 0 for w in self.widths)
+        if not self.widths or not fit:
             raise ValueError(
                 "widths must be positive multiples of groups, got widths "
                 f"{tuple(self.widths)} and groups {self.groups}"

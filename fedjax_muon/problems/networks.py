@@ -12,6 +12,7 @@ from fedjax_muon.core import check_choice, check_count
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import TOKEN_TYPES
 from fedjax_muon.models.convolution import Convolution, convolution as direct
+from fedjax_muon.models.resnet import Norm
 
 Model = Callable[[Dataset], nn.Module]
 Dtype = DTypeLike | None
@@ -54,10 +55,15 @@ def emnist_cnn(
 
 
 def resnet18(
-    dataset: Dataset, *, dtype: Dtype = None, convolution: Convolution = direct
+    dataset: Dataset,
+    *,
+    norm: Norm = "group",
+    dtype: Dtype = None,
+    convolution: Convolution = direct,
 ) -> nn.Module:
-    """ResNet-18 of CIFAR, with group normalization."""
-    return models.ResNet18(_classes(dataset), dtype=dtype, convolution=convolution)
+    """ResNet-18 of CIFAR."""
+    made = models.ResNet18(_classes(dataset), dtype=dtype, convolution=convolution)
+    return made.clone(norm=norm)
 
 
 def vit(dataset: Dataset, *, dtype: Dtype = None) -> nn.Module:

@@ -33,7 +33,6 @@ def metadata_of(problem: Problem, method: Method) -> dict[str, Any]:
         "classes": dataset.classes,
         "standardization": None,
         "agents": not isinstance(method, Algorithm),
-        "personal": keeps_parameters(method),
     }
     if scales is not None:
         values["standardization"] = {

@@ -27,6 +27,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from fedjax_muon import models
+from fedjax_muon.core import Variables
 from fedjax_muon.data import Dataset, Standardization, check_standardization, tokenizers
 from fedjax_muon.data.columns import Columns, cells_of, from_json
 from fedjax_muon.data.csv_files import Entries, Table, read_texts, with_names
@@ -129,7 +130,7 @@ class TrainedModel:
     @functools.cached_property
     def _weights(self) -> Any:
         """The parameters of the module."""
-        weights = flax.serialization.to_state_dict(self.params)
+        weights: Any = flax.serialization.to_state_dict(self.params)
         if isinstance(weights.get("x"), Mapping) and {*weights["x"]} == PRIMAL:
             weights = weights["x"]["model"]
         if "adapters" in weights:
@@ -137,6 +138,8 @@ class TrainedModel:
                 "these are adapters of a model; merge them first, by "
                 "fm.tasks.lora.merged(task, params)"
             )
+        if {*weights} == {*Variables._fields}:
+            weights = Variables(**weights)
         return jax.tree.map(jnp.asarray, weights)
 
     @functools.cached_property

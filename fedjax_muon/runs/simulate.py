@@ -45,6 +45,7 @@ class Settings(TypedDict, total=False):
     mixer: Callable[[np.ndarray], Mixer]
     devices: Sequence[jax.Device]
     split_examples: bool
+    own_norms: bool
     privacy: Any  # a promise, or in `compare` a list of them
 
 

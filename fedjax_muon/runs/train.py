@@ -27,7 +27,7 @@ from fedjax_muon.files import claim
 from fedjax_muon.privacy.guarantees import CLIENT
 from fedjax_muon.problems import Problem
 from fedjax_muon.runs import metrics_csv, private, trackers
-from fedjax_muon.runs.about import ABOUT, metadata_of
+from fedjax_muon.runs.about import ABOUT, keeps_parameters, metadata_of
 from fedjax_muon.runs.directory import (
     CHECKPOINTS,
     CLIENTS,
@@ -157,7 +157,8 @@ def job_of(
                 hidden = as_begun(private.secret_in(directory).folder, hidden)
         public = as_begun(directory, public)
     known = public, hidden, arrays.get("clients", "")
-    about = metadata_of(problem, method)
+    executed = getattr(simulation.settings, "algorithm", method)
+    about = metadata_of(problem, method) | {"personal": keeps_parameters(executed)}
     if _has_secrets(simulation):
         about.pop("tokenizer", None)  # whose letters are those of private texts
     numbers: Any = rounds, evaluate_every, drop, problem.name, about

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_muon import core
 from fedjax_muon.core import tree
+from fedjax_muon.core.variables import refuse_statistics
 from fedjax_muon.simulation.staleness import Staleness
 
 
@@ -116,6 +117,7 @@ def _inside(exchange: core.Exchange) -> core.Exchange:
 def check_suits(algorithm: core.Algorithm, params: Any, *, rebase: bool) -> None:
     """Raises `ValueError` for algorithms whose rounds cannot be asynchronous."""
     name = repr(algorithm)
+    refuse_statistics(params, "asynchronous rounds, whose late changes shrink")
     if algorithm.full_participation:
         raise ValueError(
             f"{name} needs the messages of all clients in every round, which do not "

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_muon.core import Objective, Params, tree
+from fedjax_muon.core import Objective, Params, Variables, tree
 from fedjax_muon.simulation.batching import (
     Clients,
     Sampler,
@@ -119,7 +119,10 @@ def _tuned(
     keys = jax.random.split(step_key, len(batches.ids))
 
     def step(x: Params, row: tuple[Any, jax.Array]) -> tuple[Params, None]:
-        moved = tree.sub_scaled(x, lr, objective.grad(x, *row))
+        g = objective.grad(x, *row)
+        moved = tree.sub_scaled(x, lr, g)
+        if isinstance(x, Variables):
+            moved = moved._replace(batch_stats=g.batch_stats)
         return objective.project(moved), None
 
     return jax.lax.scan(step, params, (batches, keys))[0]

@@ -105,6 +105,7 @@ def federate(
     devices: Devices = (),
     split_examples: bool = False,
     privacy: ClientPrivacy | None = None,
+    own_norms: bool = False,
     test_parts: Sequence[np.ndarray] | None = None,
 ) -> Simulation:
     """Prepares federated training; programs are compiled when they are first used.
@@ -140,6 +141,9 @@ def federate(
       privacy: Makes the run private. It decides `cohort`, which must be left out, and
         clips and noises what clients send. The guarantee is the simulation's
         `guarantee`.
+      own_norms: Whether clients keep their BatchNorm layers, parameters and running
+        statistics, and send nothing of them, as in FedBN (arXiv:2102.07623). By
+        default, the server averages both with the weights of the clients.
       test_parts: For every client, the ids of its test examples, possibly none, such as
         `data.client_tests.like(parts, ...)`. Evaluations then describe the clients'
         accuracies on them.
@@ -152,7 +156,7 @@ def federate(
     dataset, parts = check_dataset(dataset), check_parts(parts)
     plan = plan or plans.default_plan()
     algorithm, members, guarantee = participation(
-        algorithm, task, len(parts), cohort, privacy
+        algorithm, task, len(parts), cohort, privacy, own_norms
     )
     work = work_of(local_steps, local_epochs, len(parts))
     if privacy is not None and work.steps is not None:

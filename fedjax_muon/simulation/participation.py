@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_muon.core import Algorithm, check_count, streams
+from fedjax_muon.core.variables import refuse_statistics
 from fedjax_muon.privacy.client_privacy import ClientPrivacy
 from fedjax_muon.privacy.guarantees import Guarantee, check_left_out
 from fedjax_muon.privacy.sampling import Poisson
@@ -22,6 +23,7 @@ from fedjax_muon.simulation.cohorts import (
     fixed_cohort,
 )
 from fedjax_muon.tasks.task import Task
+from fedjax_muon.wrappers.batch_norm import fitted
 
 
 class Participation(NamedTuple):
@@ -38,14 +40,19 @@ def participation(
     num_clients: int,
     cohort: int | Cohort | None,
     privacy: ClientPrivacy | None,
+    own_norms: bool = False,
 ) -> Participation:
-    """Finds the cohorts of a run, and makes its algorithm private if asked to."""
+    """Finds the cohorts of a run, and the algorithm that its model and privacy need."""
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    algorithm = fitted(algorithm, params, own=own_norms)
+    if task.project is not None:
+        refuse_statistics(params, "constraints")
     if privacy is None:
         if cohort is None:
             raise TypeError("give cohort, such as cohort=8, or privacy, which has one")
         return Participation(algorithm, as_cohort(cohort))
     check_left_out({"cohort": cohort})
-    params = jax.eval_shape(task.init, jax.random.key(0))
+    refuse_statistics(params, "private runs, which bound changes of parameters")
     private, guarantee = privacy.applied(algorithm, params, num_clients)
     sampling = guarantee.spec.sampling
     drawn: Draw = fixed_cohort

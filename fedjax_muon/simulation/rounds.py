@@ -104,7 +104,7 @@ def check_setup(setup: Setup) -> None:
     params = jax.eval_shape(setup.task.init, jax.random.key(0))
     cohort.check(algorithm, params, number)
     state = jax.eval_shape(partial(init_state, setup), jax.random.key(0))  # may raise
-    check_rules(algorithm, state.params)
+    check_rules(algorithm, getattr(state.params, "params", state.params))  # trained
     full = cohort.size == number and not cohort.dropout
     if algorithm.full_participation and not full:
         raise ValueError(

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import Partial
 
-from fedjax_muon.core import Params
+from fedjax_muon.core import Params, Variables
 from fedjax_muon.core.training_flags import flags_of
+from fedjax_muon.core.variables import refuse_statistics
 from fedjax_muon.data import Dataset
 from fedjax_muon.data.dataset import check_axes
 from fedjax_muon.tasks.metrics import mcc
@@ -21,6 +22,8 @@ from fedjax_muon.tasks.task import Batch, Scores, Task, as_partial
 # (params, x[, key]) -> logits [B, classes]; there is dropout only if a key is given
 Logits = Callable[..., jax.Array]
 Examples = Dataset | tuple[int, ...]  # a dataset, or the shape of one example
+KNOWN = ({"params"}, {"params", "batch_stats"})  # collections of variables
+TRAINS_ALWAYS = flax.errors.InvalidRngError, flax.errors.ModifyScopeVariableError
 
 
 def example_shape_of(examples: Examples) -> tuple[int, ...]:
@@ -42,14 +45,20 @@ def classification(model: nn.Module, examples: Examples) -> Task:
 
         nn.Dropout(rate, deterministic=not self.has_rng("dropout"))(x)
 
+    Parameters of a model with BatchNorm are `Variables`: `grad` normalizes by the
+    examples of the batch, without padding, and `evaluate` by the running statistics.
+
     Returns:
       A task whose scores are "loss" and "correct". Its `grad` and `evaluate` raise
       `ValueError` for labels that are not integers, and for arrays whose first
       dimensions differ.
     """
-    check_model(model, examples)
+    normalized = isinstance(check_model(model, examples), Variables)
     init = initial(model, example_shape_of(examples))
-    return from_logits(init, partial(logits_of, model))
+    task = from_logits(init, partial(logits_of, model))
+    if normalized:
+        task = task._replace(grad=Partial(partial(_grad_and_statistics, model)))
+    return task
 
 
 def initial(model: nn.Module, shape: tuple[int, ...]) -> Callable[[jax.Array], Params]:
@@ -58,7 +67,7 @@ def initial(model: nn.Module, shape: tuple[int, ...]) -> Callable[[jax.Array], P
     def init(key: jax.Array) -> Params:
         x = jnp.zeros((1, *shape))
         begin: Callable[..., Any] = model.init
-        return begin(key, x, **flags_of(model, training=False))["params"]
+        return _parameters(begin(key, x, **flags_of(model, training=False)))
 
     return init
 
@@ -94,6 +103,7 @@ def starting_at(task: Task, params: Mapping[str, Any]) -> Task:
       >>> task = starting_at(task, {"Dense_0": params["Dense_0"]})
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
+    refuse_statistics(shapes, "starting_at, but with Simulation.init(key, params=...)")
     absent = shapes.keys() - params.keys()
     wanted = {name: part for name, part in shapes.items() if name not in absent}
     for name in sorted(params):
@@ -149,6 +159,42 @@ def _loss(logits: Logits, params: Params, batch: Batch, key: jax.Array) -> jax.A
     return weighted_mean(losses, batch.weight)
 
 
+def _grad_and_statistics(
+    model: nn.Module, variables: Variables, batch: Batch, key: jax.Array
+) -> Variables:
+    """Padding is not normalized by, and a batch of padding alone changes nothing."""
+    check_batch(batch.x, batch.y, batch.weight)
+    there = batch.weight > 0
+    some = jnp.any(there)
+    how = {"rngs": {"dropout": key}, "mutable": ["batch_stats"]}
+    apply: Callable[..., Any] = model.apply
+
+    def loss(params: Params) -> tuple[jax.Array, Any]:
+        given = variables._replace(params=params)._asdict()
+        with nn.intercept_methods(partial(_without_padding, there | ~some)):
+            flags = flags_of(model, training=True)
+            logits, changed = apply(given, batch.x, **how, **flags)
+        losses = _cross_entropies(_wide(logits), batch.y)
+        return weighted_mean(losses, batch.weight), changed["batch_stats"]
+
+    g, new = jax.grad(loss, has_aux=True)(variables.params)
+    keep = lambda new, old: jnp.where(some, new, old).astype(old.dtype)
+    return Variables(g, jax.tree.map(keep, new, variables.batch_stats))
+
+
+def _without_padding(
+    there: jax.Array, call: Callable[..., Any], args: Any, kwargs: Any, context: Any
+) -> Any:
+    """Calls a layer; BatchNorm gets the mask of the examples that are there."""
+    if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__":
+        x = args[0] if args else kwargs["x"]
+        if x.shape[0] != len(there):
+            raise ValueError(f"BatchNorm needs the examples on axis 0, got {x.shape}")
+        mask = there.reshape(-1, *[1] * (x.ndim - 1))
+        kwargs = {**kwargs, "mask": mask & kwargs.get("mask", True)}
+    return call(*args, **kwargs)
+
+
 def _evaluate(logits: Partial, params: Params, x: jax.Array, y: jax.Array) -> Scores:
     check_batch(x, y)
     outputs = logits(params, x)
@@ -181,8 +227,13 @@ def logits_of(
     apply: Callable[..., Any] = model.apply
     streams = {} if key is None else {"dropout": key}
     flags = flags_of(model, training=key is not None)
-    logits = apply({"params": params}, x, rngs=streams, **flags)
-    # Half precision is enough for logits, but not for their log-softmax.
+    known = isinstance(params, Variables)
+    variables = params._asdict() if known else {"params": params}
+    return _wide(apply(variables, x, rngs=streams, **flags))
+
+
+def _wide(logits: jax.Array) -> jax.Array:
+    """Half precision is enough for logits, but not for their log-softmax."""
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
@@ -203,8 +254,12 @@ def _cross_entropies(logits: jax.Array, y: jax.Array) -> jax.Array:
 
 def check_model(
     model: nn.Module, examples: Examples, outputs: int | None = None
-) -> None:
-    """Checks that a model can be trained by `classification`, or has some outputs."""
+) -> Any:
+    """Checks that a model can be trained by `classification`, or has some outputs.
+
+    Returns:
+      The shapes of its parameters, or of its `Variables`.
+    """
     if not isinstance(model, nn.Module):
         if isinstance(model, type) and issubclass(model, nn.Module):
             raise TypeError(f"a model must be made first, as {model.__name__}(...)")
@@ -226,15 +281,17 @@ def check_model(
         begin: Callable[..., Any] = model.init_with_output
         run = partial(begin, **flags)
         logits, variables = jax.eval_shape(run, key, x)
-        if set(variables) == {"params"}:
+        if set(variables) in KNOWN:
             apply: Callable[..., Any] = model.apply
             jax.eval_shape(partial(apply, **flags), variables, x)
-    except (flax.errors.InvalidRngError, ValueError) as error:
+    except (*TRAINS_ALWAYS, ValueError) as error:
         if isinstance(error, ValueError) and '"deterministic" must' not in str(error):
             raise
         raise ValueError(
-            "a model must drop nothing without training; give its __call__ an argument "
-            "train, and write nn.Dropout(rate, deterministic=not train)(x)"
+            "a model must drop nothing without training, and use running statistics; "
+            "give its __call__ an argument train, and write "
+            "nn.Dropout(rate, deterministic=not train)(x), or "
+            "nn.BatchNorm(use_running_average=not train)(x)"
         ) from error
     except TypeError as error:
         if "missing" not in str(error):
@@ -242,10 +299,10 @@ def check_model(
         raise TypeError(
             f"a model must need x alone, and possibly train or deterministic: {error}"
         ) from error
-    if set(variables) != {"params"}:
+    if set(variables) not in KNOWN:
         raise ValueError(
-            "a model must have the variables 'params' and no others, got "
-            f"{sorted(variables)}; use GroupNorm or LayerNorm for BatchNorm"
+            "a model must have the variables 'params', and 'batch_stats' of BatchNorm, "
+            f"and no others, got {sorted(variables)}"
         )
     shape = getattr(logits, "shape", None)
     columns = shape[1] if shape is not None and shape[:-1] == (batch,) else 0
@@ -264,6 +321,11 @@ def check_model(
             f"this model has {columns} outputs, the dataset {len(examples.classes)} "
             "classes; give the model as many outputs as there are classes"
         )
+    return _parameters(variables)
+
+
+def _parameters(variables: Any) -> Any:
+    return variables["params"] if len(variables) == 1 else Variables(**variables)
 
 
 def check_batch(x: jax.Array, y: jax.Array, *weight: jax.Array) -> None:

@@ -35,6 +35,7 @@ from jax.tree_util import Partial
 
 from fedjax_muon.core import Params, check_count, check_range
 from fedjax_muon.core.training_flags import flags_of
+from fedjax_muon.core.variables import refuse_statistics
 from fedjax_muon.data import Dataset
 from fedjax_muon.tasks.classification import check_model, from_logits, logits_of
 from fedjax_muon.tasks.language import from_logits as language_of, parts_of
@@ -81,7 +82,7 @@ def lora_classification(
       ...     model, frozen, shape, rank=2, layers=("Dense_0",), head="head"
       ... )
     """
-    check_model(model, example_shape)
+    refuse_statistics(check_model(model, example_shape), "low-rank adapters")
     x, flags = jnp.zeros((1, *example_shape)), flags_of(model, training=False)
     parameters: Callable[..., Any] = model.init
     whole = lambda key: parameters(key, x, **flags)["params"]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from fedjax_muon.core import Params, check_count, tree
+from fedjax_muon.core.variables import refuse_statistics
 from fedjax_muon.tasks.task import Batch, Task, as_partial
 
 
@@ -22,6 +23,8 @@ def microbatched(task: Task, size: int) -> Task:
       >>> task = microbatched(task, 8)
     """
     check_count("microbatch", size)
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    refuse_statistics(shapes, "microbatches, whose statistics differ")
     return task._replace(grad=Partial(partial(_grad, size), as_partial(task.grad)))
 
 

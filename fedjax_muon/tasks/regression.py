@@ -10,6 +10,7 @@ import numpy as np
 from jax.tree_util import Partial
 
 from fedjax_muon.core import Params
+from fedjax_muon.core.variables import refuse_statistics
 from fedjax_muon.data import Dataset
 from fedjax_muon.tasks.classification import (
     check_model,
@@ -61,7 +62,8 @@ def regression(model: nn.Module, dataset: Dataset) -> Task:
       >>> task = regression(fm.models.MLP(1), dataset)
     """
     scale = scale_of(dataset)
-    check_model(model, dataset, outputs=1)
+    shapes = check_model(model, dataset, outputs=1)
+    refuse_statistics(shapes, "regression")
     init = initial(model, example_shape_of(dataset))
     evaluate = partial(_evaluate, model, scale)
     metrics = {"loss": Partial(mean_loss), "mae": Partial(mean_error)}

@@ -58,7 +58,10 @@ def params_of_clients(params: core.Params, client_states: Any) -> core.Params | 
         return None
     number = len(jax.tree.leaves(found[0])[0])
     stacked = jax.tree.map(lambda x: jax.numpy.stack([x] * number), params)
-    return merged(stacked, found[0])
+    own = found[0]
+    if isinstance(params, core.Variables) and not isinstance(own, core.Variables):
+        own = core.Variables(own, None)
+    return merged(stacked, own)
 
 
 Path = tuple[Any, ...]
@@ -77,8 +80,8 @@ def keep_own(algorithm: core.Algorithm, names: Sequence[str]) -> core.Algorithm:
     Args:
       algorithm: An algorithm whose clients average what they move, such as `fedavg`,
         `fedprox`, `fednova`, `fedmuon` or `fedmuon_align`, and their variants.
-      names: Names of layers or of single arrays: a parameter is a client's own if one
-        of them is in its path.
+      names: Names of layers or of single arrays, or such as "Block_0/norm": a parameter
+        is a client's own if one of them is in its path.
 
     Returns:
       The algorithm. Its clients keep `Personal` states; on the server, these parameters
@@ -90,9 +93,9 @@ def keep_own(algorithm: core.Algorithm, names: Sequence[str]) -> core.Algorithm:
         raise ValueError("names must have the name of a layer, got none")
     if any(e.local_params is None for e in algorithm.exchanges):
         raise ValueError(
-            "keep_own needs an algorithm whose clients average what they move, such as "
-            "fedavg, fedprox, fednova or fedmuon; wrap compress and privacy around "
-            "keep_own"
+            "keep_own and own_norms need an algorithm whose clients average what they "
+            "move, such as fedavg, fedprox, fednova or fedmuon; wrap compress and "
+            "privacy around keep_own"
         )
     names = tuple(names)
     first = len(algorithm.prologue)
@@ -160,7 +163,8 @@ def _paths(params: core.Params, names: Sequence[str]) -> set[Path]:
     """The paths of the parameters that a client keeps."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     named = (tuple(map(_name, path)) for path, _ in leaves)
-    return {path for path in named if set(path) & set(names)}
+    inside = lambda name, path: f"/{name}/" in f"/{'/'.join(path)}/"
+    return {path for path in named if any(inside(name, path) for name in names)}
 
 
 def _is_own(path: Any, paths: set[Path]) -> bool:
@@ -190,7 +194,7 @@ def _check(params: core.Params, names: Sequence[str]) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     known = {_name(key) for path, _ in leaves for key in path}
     for name in names:
-        if name not in known:
+        if not _paths(params, [name]):
             raise ValueError(
                 f"no parameter has {name!r} in its path; the names are "
                 f"{', '.join(sorted(known))}"
@@ -230,11 +234,10 @@ def ditto(
         return exchange._replace(client=client)
 
     def with_personal(exchange: core.Exchange) -> core.Exchange:
+        train = inner_only(exchange).client
+
         def client(objective, broadcast, client_state, batches, round):
-            inner, own = client_state
-            message, inner = exchange.client(
-                objective, broadcast, inner, batches, round
-            )
+            sent, after = train(objective, broadcast, client_state, batches, round)
 
             def step(v: Any, batch: Any, key: Any) -> tuple[Any, tuple[()]]:
                 back = tree.sub(v, broadcast.params)
@@ -243,8 +246,8 @@ def ditto(
                 rate = core.value_at(personal_lr, round)
                 return objective.project(tree.sub_scaled(v, rate, d)), ()
 
-            own, _ = core.local_steps(step, own, batches, round)
-            return message, Personal(inner, own)
+            own, _ = core.local_steps(step, after.params, batches, round)
+            return sent, after._replace(params=own)
 
         return exchange._replace(client=client)
 

@@ -81,6 +81,10 @@ def test_a_method_reads_as_in_python(text):
 
 PROBLEMS = {  # what a text of a problem gives to `classification`
     "digits:alpha=0.5,clients=32": {"dataset": "digits", "alpha": 0.5, "clients": 32},
+    "mnist:model=resnet18:norm=batch": {
+        "dataset": "mnist",
+        "model": ("resnet18", {"norm": "batch"}),
+    },
     "tfds:glue/sst2:alpha=1": {"dataset": "tfds:glue/sst2", "alpha": 1.0},
     "fashion_mnist:data_dir=../data,model=none": {
         "dataset": ("load", {"name": "fashion_mnist", "data_dir": "../data"}),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.studies import client_privacy
+from experiments.studies import batch_norm, client_privacy
 from experiments.studies.learning_rates import EXPONENTS, SCHEDULES, rate
 from fedjax_muon import engine
 from fedjax_muon.core import Objective, tree
@@ -43,6 +43,20 @@ def test_tuned_learning_rates_are_the_best_of_their_grid(problem):
         assert chosen[score] == max(row[score] for row in ended)
         rates = [lr for lr, _ in mine]
         assert min(rates) < tuned.lr < max(rates)
+
+
+# ---------------------------------------------------------------------- normalization
+
+
+def test_the_page_of_batch_norm_has_the_table_of_its_rows():
+    place = Path(__file__).parents[2] / batch_norm.PLACE
+    text = (place / "rows.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    kinds = [*batch_norm.norms(train=False)]
+    asked = itertools.product(batch_norm.GRIDS, kinds, batch_norm.SEEDS)
+    found = [(row["method"], row["norm"], row["seed"]) for row in rows]
+    assert sorted(found) == sorted(asked)
+    assert batch_norm.table(rows) in (place / "README.md").read_text()
 
 
 # --------------------------------------------------------------------- private clients

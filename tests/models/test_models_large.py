@@ -4,7 +4,10 @@ import math
 from functools import partial
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_muon import models
 from fedjax_muon.transforms import muon_dimension_numbers
@@ -15,6 +18,7 @@ from tests.support.parity import (
     check_against_torch,
     check_initial_scales,
     check_inside_shard_map,
+    drawn,
     shapes,
 )
 from tests.support.torch_layers import (
@@ -35,6 +39,7 @@ SMALL = {  # name: (model, shape of an image)
     "lenet": (models.LeNet(4), (15, 14, 2)),
     "emnist_cnn": (models.EmnistCNN(4), (15, 14, 2)),
     "resnet18": (models.ResNet18(5, groups=2, widths=(4, 6)), (7, 6, 3)),
+    "resnet18_layer": (models.ResNet18(5, widths=(4, 6), norm="layer"), (7, 6, 3)),
     "vit": (models.ViT(5, **VIT), (4, 6, 3)),
     "vit_tiny": (models.vit_tiny(5, **VIT), (4, 6, 3)),
 }
@@ -61,20 +66,22 @@ def torch_small(model, params, x):
     return torch_dense(params["head"], x)
 
 
-def torch_resnet(model, params, x):
+def torch_resnet(model, params, x, norm=None, kind="GroupNorm"):
     def conv(layer, x, stride=1):
         kernel = layer["kernel"].permute(3, 2, 0, 1)
         return functional.conv2d(x, kernel, None, stride, padding=kernel.shape[-1] // 2)
 
-    def norm(layer, x):
-        return functional.group_norm(x, model.groups, layer["scale"], layer["bias"])
+    def in_groups(layer, x):
+        groups = 1 if model.norm == "layer" else model.groups
+        return functional.group_norm(x, groups, layer["scale"], layer["bias"])
 
+    norm = norm or in_groups
     x = conv(params["stem"], x.permute(0, 3, 1, 2))
-    x = norm(params["GroupNorm_0"], x).relu()
+    x = norm(params[f"{kind}_0"], x).relu()
     for i in range(2 * len(model.widths)):
         block, stride = params[f"ResidualBlock_{i}"], 2 if i and i % 2 == 0 else 1
-        y = norm(block["GroupNorm_0"], conv(block["Conv_0"], x, stride)).relu()
-        y = norm(block["GroupNorm_1"], conv(block["Conv_1"], y))
+        y = norm(block[f"{kind}_0"], conv(block["Conv_0"], x, stride)).relu()
+        y = norm(block[f"{kind}_1"], conv(block["Conv_1"], y))
         if "shortcut" in block:
             x = norm(block["shortcut_norm"], conv(block["shortcut"], x, stride))
         x = (x + y).relu()
@@ -98,6 +105,7 @@ def torch_vit(model, params, x, epsilon):
 TORCH = {
     **dict.fromkeys(("mlp", "lenet", "emnist_cnn"), torch_small),
     "resnet18": torch_resnet,
+    "resnet18_layer": torch_resnet,
     "vit": partial(torch_vit, epsilon=1e-5),
     "vit_tiny": partial(torch_vit, epsilon=1e-6),
 }
@@ -106,6 +114,41 @@ TORCH = {
 @pytest.mark.parametrize("name", SMALL)
 def test_logits_and_gradients_equal_torch(name):
     check_against_torch(*SMALL[name], TORCH[name])
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_batch_normalization_equals_torch(train):
+    """The logits, and the statistics after a pass, whose variance divides by n."""
+    model = models.ResNet18(5, widths=(4, 6), norm="batch")
+    begun = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 7, 6, 3)))
+    params, stats = drawn(begun["params"]), drawn(begun["batch_stats"])
+    stats = jax.tree.map(lambda a: a**2 + 0.1, stats)
+    x = np.random.default_rng(1).normal(size=(3, 7, 6, 3))
+    with jax.enable_x64(True):
+        given = {"params": params, "batch_stats": stats}
+        how = {"mutable": ["batch_stats"]} if train else {}
+        found = model.apply(given, jnp.asarray(x), train=train, **how)
+    tensor = lambda a: torch.tensor(a, dtype=torch.float64)
+    joined = jax.tree.map(tensor, flatten_dict(params) | flatten_dict(stats))
+    after = {}
+
+    def norm(layer, x):
+        pair, weights = (layer["mean"], layer["var"]), (layer["scale"], layer["bias"])
+        of_batch = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+        both = zip(pair, of_batch, strict=True)
+        after[id(layer)] = layer, [0.9 * old + 0.1 * new for old, new in both]
+        return functional.batch_norm(x, *pair, *weights, training=train, momentum=0.0)
+
+    tensors = unflatten_dict(joined)
+    expected = torch_resnet(model, tensors, torch.tensor(x), norm, "BatchNorm")
+    close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
+    close(found[0] if train else found, expected)
+    if train:
+        for layer, (mean, var) in after.values():
+            layer["mean"], layer["var"] = mean, var
+        wanted = flatten_dict(tensors)
+        for path, leaf in flatten_dict(found[1]["batch_stats"]).items():
+            close(leaf, wanted[path], err_msg=path)
 
 
 # ------------------------------------------------------------------------- sizes

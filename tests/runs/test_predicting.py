@@ -265,3 +265,26 @@ def test_texts_are_continued(tokenizer, tmp_path, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fm.load_model(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True])
+def test_running_statistics_are_saved_if_the_server_has_them(own, tmp_path):
+    class Normalized(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            x = nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))
+            return nn.Dense(2)(nn.relu(x))
+
+    dataset = fm.data.from_arrays(RNG.normal(size=(80, 3)), ILL)
+    result = trained(dataset, model=lambda _: Normalized(), own_norms=own)
+    if own:
+        with one_line("clients of this run keep parameters of their own"):
+            result.predict(dataset)
+        return
+    labels = np.array(dataset.classes)[dataset.y_test]
+    right = (result.predict(dataset).labels == labels).mean()
+    assert right == pytest.approx(result.records[-1]["test_accuracy"])
+    loaded = fm.load_model(result.save(tmp_path / "m.safetensors"), result.module)
+    found, wanted = loaded.predict(dataset), result.predict(dataset)
+    np.testing.assert_array_equal(found.probabilities, wanted.probabilities)

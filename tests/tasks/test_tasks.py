@@ -184,10 +184,22 @@ def normalized(x):
     return nn.BatchNorm(use_running_average=False)(x)
 
 
+class Counted(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        self.variable("other", "count", lambda: jnp.zeros(()))
+        return x
+
+
+def sown(x):
+    return Counted()(x)
+
+
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        (normalized, r"got \['batch_stats', 'params'\]; use GroupNorm"),
+        (normalized, r"and use running statistics; give its __call__ an arg"),
+        (sown, r"'batch_stats' of BatchNorm, and no others, got \['other', 'params'\]"),
         (lambda x: x[0], r"map \(3, 5\) to logits \(3, classes\).* got \(4,\)"),
         (lambda x: x[:, :1], r"two or more classes, got \(3, 1\)"),
         (lambda x: (x, x), "got tuple"),
