@@ -2,7 +2,8 @@
 
 `load` reads a dataset by its name, and `prepare` downloads one of tensorflow-datasets.
 `from_arrays`, `from_npz`, `from_csv`, `from_folder` and `from_hf` make one of your own
-data. `from_text` reads texts as windows of tokens, for language models.
+data. `mapped` reads one larger than memory, and `from_text` texts as windows of
+tokens, for language models.
 `NAMES` describes all datasets.
 """
 
@@ -18,6 +19,7 @@ from fedjax_muon.data.dataset import (
 )
 from fedjax_muon.data.hugging_face import from_hf
 from fedjax_muon.data.loading import load, prepare
+from fedjax_muon.data.mapped import mapped
 from fedjax_muon.data.token_windows import from_text
 from fedjax_muon.data.user_files import from_arrays, from_csv, from_folder, from_npz
 
@@ -37,6 +39,7 @@ __all__ = [
     "hold_out",
     "imbalance",
     "load",
+    "mapped",
     "partition",
     "prepare",
     "standardize",

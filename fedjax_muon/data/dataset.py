@@ -1,10 +1,11 @@
-"""A classification dataset in memory, checked and standardized."""
+"""A classification dataset, checked and standardized."""
 
+import dataclasses
 import hashlib
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -108,6 +109,51 @@ def standardization_of(
     return Standardization(mean, std)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class OnDisk:
+    """Examples [n, ...] in a file, of which only those that are asked for are read."""
+
+    stored: np.memmap
+    scales: Standardization | None = None  # of what is read; None of token ids
+    ids: np.ndarray | None = None  # int32 [n], of those in the file, if not all
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), *self.stored.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.stored.dtype if self.scales is None else np.dtype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.stored if self.ids is None else self.ids)
+
+    def __getitem__(self, at: slice | np.ndarray) -> np.ndarray:
+        """Reads the examples of a slice, or of ids [m], and standardizes them."""
+        at = np.arange(*at.indices(len(self))) if isinstance(at, slice) else at
+        ids = at if self.ids is None else self.ids[at]
+        if self.scales is None:
+            return np.asarray(self.stored[ids])
+        x = self.scales.of_rows(self.stored, ids)
+        fine = np.isfinite(x).all(tuple(range(1, x.ndim)))
+        if not fine.all():
+            raise ValueError(
+                f"example {ids[np.argmin(fine)]} of {self.stored.filename} has NaN or "
+                "infinity; correct it, or leave it out"
+            )
+        return x
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ValueError(
+            "these examples stay on disk, and this needs them all in memory, as agents "
+            "do; if they fit, read them with data.from_npz"
+        )
+
+    def at(self, ids: np.ndarray) -> "OnDisk":
+        """The examples of some ids, which are not read."""
+        return dataclasses.replace(self, ids=ids if self.ids is None else self.ids[ids])
+
+
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return f"{', '.join(names[:8])}{more}"
@@ -183,9 +229,15 @@ def summary(
 
 
 def digest(dataset: Dataset) -> str:
-    """The SHA-256 of all arrays and classes, which tells other data apart."""
+    """The SHA-256 of all arrays and classes, which tells other data apart.
+
+    Of inputs that stay on disk, it has 10,000 examples at equal distances.
+    """
     total = hashlib.sha256(repr(dataset.classes).encode())
     for name, array in dataset._asdict().items():
+        if isinstance(array, OnDisk):
+            few = min(len(array), 10_000)
+            array = array[np.linspace(0, len(array) - 1, few, dtype=int)]
         if hasattr(array, "dtype"):  # on the host or on a device
             total.update(f"{name} {array.dtype} {array.shape};".encode())
             total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -232,17 +284,18 @@ def check(dataset: Dataset) -> Dataset:
       dataset: Inputs in float32, in uint8 (pixels that are not yet standardized), or
         int32 token ids; labels in any integer type.
     """
-    x_train, x_test = np.asarray(dataset.x_train), np.asarray(dataset.x_test)
+    x_train, x_test = as_inputs(dataset.x_train), as_inputs(dataset.x_test)
     if (x_train.shape[1:], x_train.dtype) != (x_test.shape[1:], x_test.dtype):
         raise ValueError(
             "x_train and x_test must hold examples of one shape and dtype, got "
             f"{x_train.dtype}{list(x_train.shape)} and "
             f"{x_test.dtype}{list(x_test.shape)}"
         )
-    _check_inputs("x_train", x_train)
-    _check_inputs("x_test", x_test)
+    read = [x for x in (x_train, x_test) if not isinstance(x, OnDisk)]
+    for name, x in zip(("x_test", "x_train"), reversed(read), strict=False):
+        _check_inputs(name, x)
     is_text = x_train.dtype in TOKEN_TYPES
-    tokens = 1 + int(max(x_train.max(), x_test.max())) if is_text else 0
+    tokens = 1 + max(int(x.max()) for x in read) if is_text else 0
     num_classes = len(dataset.classes)
     return dataset._replace(
         x_train=x_train,
@@ -254,6 +307,11 @@ def check(dataset: Dataset) -> Dataset:
         owners=_checked_owners("owners", dataset.owners, len(x_train)),
         test_owners=_checked_owners("test_owners", dataset.test_owners, len(x_test)),
     )
+
+
+def as_inputs(x: Any) -> Any:
+    """Inputs as an array of NumPy, or as they are if they stay on disk."""
+    return x if isinstance(x, OnDisk) else np.asarray(x)
 
 
 def _checked_owners(
@@ -351,7 +409,7 @@ def standardize(dataset: Dataset) -> Dataset:
       The dataset with float32 inputs (x - mean) / std, and with the mean and the std
       as `standardization`. Token ids do not change.
     """
-    if dataset.x_train.dtype in TOKEN_TYPES:
+    if dataset.x_train.dtype in TOKEN_TYPES or isinstance(dataset.x_train, OnDisk):
         return dataset
     scales = standardization_of(dataset.x_train)
     x_train, x_test = map(scales.of_rows, (dataset.x_train, dataset.x_test))
@@ -410,9 +468,9 @@ def hold_out(
 def subset(dataset: Dataset, ids: np.ndarray) -> Dataset:
     """The dataset with the training examples of these numbers."""
     owners = None if dataset.owners is None else dataset.owners[ids]
-    return dataset._replace(
-        x_train=dataset.x_train[ids], y_train=dataset.y_train[ids], owners=owners
-    )
+    x: Any = dataset.x_train
+    kept: Any = x.at(ids) if isinstance(x, OnDisk) else x[ids]
+    return dataset._replace(x_train=kept, y_train=dataset.y_train[ids], owners=owners)
 
 
 class RareClassError(ValueError):
