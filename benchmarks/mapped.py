@@ -9,6 +9,7 @@ page cache's, which the system takes back when it needs memory. They are printed
 """
 
 import argparse
+import math
 import shutil
 import subprocess
 import sys
@@ -32,11 +33,13 @@ WARM, LEAST = 5, 20.0  # rounds before the clock, and seconds that are measured
 def write(folder: Path, clients: int) -> None:
     """Writes a dataset in blocks of 1,000 clients."""
     count, rng = clients * EACH, np.random.default_rng(0)
-    x = np.lib.format.open_memmap(folder / "x.npy", "w+", np.uint8, (count, *SHAPE))
-    for first in range(0, count, 1000 * EACH):
-        part = x[first : first + 1000 * EACH]
-        part[:] = np.frombuffer(rng.bytes(part.size), np.uint8).reshape(part.shape)
-    x.flush()
+    header = {"descr": "|u1", "fortran_order": False, "shape": (count, *SHAPE)}
+    with (folder / "x.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for first in range(0, clients, 1000):
+            some = min(1000, clients - first)
+            file.write(rng.bytes(some * EACH * math.prod(SHAPE)))
+    x = np.load(folder / "x.npy", mmap_mode="r")
     few = np.arange(1000)
     arrays = {"y": np.arange(count) % CLASSES, "owner": np.arange(count) // EACH}
     arrays |= {"x_test": x[:1000], "y_test": few % CLASSES}

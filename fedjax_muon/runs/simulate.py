@@ -209,10 +209,7 @@ def shared(problem: Problem, how: Mapping[str, Any]) -> Problem:
         return problem
     dataset = problem.dataset
     x: Any = {n: getattr(dataset, n) for n in ("x_train", "x_test")}
-    x = {
-        n: each if isinstance(each, OnDisk) else on_device(each)
-        for n, each in x.items()
-    }
+    x = {n: on_device(each) for n, each in x.items() if not isinstance(each, OnDisk)}
     return dataclasses.replace(problem, dataset=dataset._replace(**x))
 
 

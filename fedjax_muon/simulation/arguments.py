@@ -15,7 +15,7 @@ from fedjax_muon import data
 from fedjax_muon.core import Exchange, tree
 from fedjax_muon.core.recipe import Recipe, recipe_of
 from fedjax_muon.data import Dataset
-from fedjax_muon.data.dataset import as_inputs
+from fedjax_muon.data.dataset import OnDisk, as_inputs
 from fedjax_muon.tasks.task import Task
 
 Parts = Iterable[Any] | Mapping[Any, Any]  # ids of examples for every client
@@ -75,11 +75,11 @@ def check_dataset(dataset: Any) -> Dataset:
             f"dataset must be a data.Dataset, got {type(dataset).__name__}; arrays "
             "become one with data.Dataset(x_train, y_train, x_test, y_test, classes)"
         )
-    inputs = [as_inputs(x) for x in (dataset.x_train, dataset.x_test)]
-    if {x.dtype.kind for x in inputs} == {"f"}:
-        wide = lambda x: x.dtype != np.float32
-        inputs = [x.astype(np.float32) if wide(x) else x for x in inputs]
-    x_train, x_test = inputs
+    x_train, x_test = as_inputs(dataset.x_train), as_inputs(dataset.x_test)
+    kinds = {x_train.dtype.kind, x_test.dtype.kind}
+    if kinds == {"f"} and not isinstance(x_train, OnDisk):  # which is float32
+        x_train = x_train.astype(np.float32, copy=False)
+        x_test = x_test.astype(np.float32, copy=False)
     checked = data.check(dataset._replace(x_train=x_train, x_test=x_test))
     # what is on the device is not copied to it again
     kept: dict[str, Any] = {

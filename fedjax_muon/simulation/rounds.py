@@ -258,12 +258,9 @@ def drawn(
     at, first = (jnp.int32(0), 0) if index is None else (index, first)
     engine_key = jax.random.fold_in(key, streams.ENGINE)
     keys = engine.exchange_keys(engine_key, at, first, first, ids, number)
-    order = jnp.arange(
-        partition.max_size, dtype=jnp.int32
-    )  # positions, in place of ids
-    own = dataclasses.replace(
-        partition, order=order, start=jnp.zeros_like(partition.start)
-    )
+    order = jnp.arange(partition.max_size, dtype=jnp.int32)  # positions, not ids
+    start = jnp.zeros_like(partition.start)
+    own = dataclasses.replace(partition, order=order, start=start)
     clients = Clients(order, order, own)
     _, draw = objective_and_sampler(setup, clients, prologue=index is None)
     return ids, jax.vmap(draw)(ids, keys.draws).ids
