@@ -90,7 +90,7 @@ def _dataset(arrays: dict[str, Any]) -> Dataset:
         )
     if text and x.min() < 0:
         raise ValueError(f"x: token ids must not be negative, got {x.min()}")
-    tokens, scales = 1 + int(x.max()) if text else 0, None
+    tokens, scales = 1 + int(max(x.max(), x_test.max())) if text else 0, None
     if not text:
         scales = _scales(x, arrays.get("mean"), arrays.get("std"))
         x_test = scales.of_rows(x_test)
