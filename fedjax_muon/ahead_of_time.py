@@ -123,8 +123,8 @@ def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
         program = decentralized.program_of(settings)
     alone = (SingleDeviceSharding(devices[0]),) * 3
     of_data, of_runs, of_states = program.shardings or alone
-    data = _placed(simulation.data, of_data, len(devices))
-    run, programs = simulation.run, compiled(program)
+    data, run = simulation.shaped(0)
+    data, programs = _placed(data, of_data, len(devices)), compiled(program)
     created = jax.eval_shape(program.create, data, run, jax.random.key(0))
     begun = programs.begin.trace(data, run, created).out_info[0]
     run, state = _placed(run, of_runs), _placed(begun, of_states)

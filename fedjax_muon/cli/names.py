@@ -57,7 +57,7 @@ _NAMES = {
         "wrappers.personalization": "ditto keep_own",
     },
     "problem": {"problems": "classification regression auc text"},
-    "reader": {"data": "load from_csv from_npz from_folder from_hf"},
+    "reader": {"data": "load from_csv from_npz from_folder from_hf mapped"},
     "model": {
         "problems": "mlp linear lenet emnist_cnn resnet18 vit vit_tiny rnn lstm gru "
         "gpt llama"

@@ -2,8 +2,8 @@
 
 `load` reads a dataset by its name, and `prepare` downloads one of tensorflow-datasets.
 `from_arrays`, `from_npz`, `from_csv`, `from_folder`, `from_hf` and `from_torch` make
-one of your own data. `from_text` reads texts as windows of tokens, for language models,
-and `from_jsonl` prompts with answers.
+one of your own data. `mapped` reads one larger than memory, `from_text` texts as
+windows of tokens, for language models, and `from_jsonl` prompts with answers.
 `NAMES` describes all datasets.
 """
 
@@ -22,6 +22,7 @@ from fedjax_muon.data.hugging_face import from_hf
 from fedjax_muon.data.image_folders import from_folder
 from fedjax_muon.data.instructions import from_jsonl
 from fedjax_muon.data.loading import load, prepare
+from fedjax_muon.data.mapped import mapped
 from fedjax_muon.data.pytorch import from_torch
 from fedjax_muon.data.token_windows import from_text
 from fedjax_muon.data.user_files import from_arrays, from_csv, from_npz, sum_columns
@@ -46,6 +47,7 @@ __all__ = [
     "join_columns",
     "load",
     "load_columns",
+    "mapped",
     "partition",
     "prepare",
     "save_columns",

@@ -1,11 +1,12 @@
-"""A classification dataset in memory, checked and standardized."""
+"""A classification dataset, checked and standardized."""
 
+import dataclasses
 import hashlib
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -109,6 +110,51 @@ def standardization_of(
     return Standardization(mean, std)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class OnDisk:
+    """Examples [n, ...] in a file, of which only those that are asked for are read."""
+
+    stored: np.memmap
+    scales: Standardization | None = None  # of what is read; None of token ids
+    ids: np.ndarray | None = None  # int32 [n], of those in the file, if not all
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), *self.stored.shape[1:])
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.stored.dtype if self.scales is None else np.dtype(np.float32)
+
+    def __len__(self) -> int:
+        return len(self.stored if self.ids is None else self.ids)
+
+    def __getitem__(self, at: slice | np.ndarray) -> np.ndarray:
+        """Reads the examples of a slice, or of ids [m], and standardizes them."""
+        at = np.arange(*at.indices(len(self))) if isinstance(at, slice) else at
+        ids = at if self.ids is None else self.ids[at]
+        if self.scales is None:
+            return np.asarray(self.stored[ids])
+        x = self.scales.of_rows(self.stored, ids)
+        fine = np.isfinite(x).all(tuple(range(1, x.ndim)))
+        if not fine.all():
+            raise ValueError(
+                f"example {ids[np.argmin(fine)]} of {self.stored.filename} has NaN or "
+                "infinity; correct it, or leave it out"
+            )
+        return x
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ValueError(
+            "these examples stay on disk, and this needs them all in memory, as agents "
+            "do; if they fit, read them with data.from_npz"
+        )
+
+    def at(self, ids: np.ndarray) -> "OnDisk":
+        """The examples of some ids, which are not read."""
+        return dataclasses.replace(self, ids=ids if self.ids is None else self.ids[ids])
+
+
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return f"{', '.join(names[:8])}{more}"
@@ -190,9 +236,15 @@ def summary(
 
 
 def digest(dataset: Dataset) -> str:
-    """The SHA-256 of all arrays and classes, which tells other data apart."""
+    """The SHA-256 of all arrays and classes, which tells other data apart.
+
+    Of inputs that stay on disk, it has 10,000 examples at equal distances.
+    """
     total = hashlib.sha256(repr(dataset.classes).encode())
     for name, array in dataset._asdict().items():
+        if isinstance(array, OnDisk):
+            few = min(len(array), 10_000)
+            array = array[np.linspace(0, len(array) - 1, few, dtype=int)]
         if hasattr(array, "dtype"):  # on the host or on a device
             total.update(f"{name} {array.dtype} {array.shape};".encode())
             total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -239,7 +291,7 @@ def check(dataset: Dataset) -> Dataset:
       dataset: Inputs in float32, in uint8 (pixels that are not yet standardized), or
         int32 token ids; labels in any integer type.
     """
-    x_train, x_test = np.asarray(dataset.x_train), np.asarray(dataset.x_test)
+    x_train, x_test = as_inputs(dataset.x_train), as_inputs(dataset.x_test)
     if (x_train.shape[1:], x_train.dtype) != (x_test.shape[1:], x_test.dtype):
         raise ValueError(
             "x_train and x_test must hold examples of one shape and dtype, got "
@@ -249,7 +301,7 @@ def check(dataset: Dataset) -> Dataset:
     prompts = dataset.tokenizer is not None  # whose tokens are ~id, below 0
     _check_inputs("x_train", x_train, prompts=prompts)
     _check_inputs("x_test", x_test, prompts=prompts)
-    is_text = x_train.dtype in TOKEN_TYPES
+    is_text = x_train.dtype in TOKEN_TYPES and not isinstance(x_train, OnDisk)
     tokens = 1 + int(max(x_train.max(), x_test.max())) if is_text else 0
     classes = len(dataset.classes)
     checked: Any = _checked_targets
@@ -265,6 +317,11 @@ def check(dataset: Dataset) -> Dataset:
         owners=_checked_owners("owners", dataset.owners, len(x_train)),
         test_owners=_checked_owners("test_owners", dataset.test_owners, len(x_test)),
     )
+
+
+def as_inputs(x: Any) -> Any:
+    """Inputs as an array of NumPy, or as they are if they stay on disk."""
+    return x if isinstance(x, OnDisk) else np.asarray(x)
 
 
 def _checked_owners(
@@ -319,7 +376,9 @@ def not_finite(x: np.ndarray) -> str:
     return f"has NaN or infinity in {len(bad)} of {len(x)} examples, {first}"
 
 
-def _check_inputs(name: str, x: np.ndarray, *, prompts: bool) -> None:
+def _check_inputs(name: str, x: np.ndarray | OnDisk, *, prompts: bool) -> None:
+    if isinstance(x, OnDisk):  # its reader has checked it
+        return
     tokens = x.dtype in TOKEN_TYPES and x.ndim == 2
     plain = x.dtype in (np.uint8, np.float32) and x.ndim >= 2
     if not x.size or not (tokens or plain):
@@ -381,7 +440,7 @@ def standardize(dataset: Dataset) -> Dataset:
       The dataset with float32 inputs (x - mean) / std, and with the mean and the std
       as `standardization`. Token ids do not change.
     """
-    if dataset.x_train.dtype in TOKEN_TYPES:
+    if dataset.x_train.dtype in TOKEN_TYPES or isinstance(dataset.x_train, OnDisk):
         return dataset
     scales = standardization_of(dataset.x_train)
     x_train, x_test = map(scales.of_rows, (dataset.x_train, dataset.x_test))
@@ -440,9 +499,9 @@ def hold_out(
 def subset(dataset: Dataset, ids: np.ndarray) -> Dataset:
     """The dataset with the training examples of these numbers."""
     owners = None if dataset.owners is None else dataset.owners[ids]
-    return dataset._replace(
-        x_train=dataset.x_train[ids], y_train=dataset.y_train[ids], owners=owners
-    )
+    x: Any = dataset.x_train
+    kept: Any = x.at(ids) if isinstance(x, OnDisk) else x[ids]
+    return dataset._replace(x_train=kept, y_train=dataset.y_train[ids], owners=owners)
 
 
 class RareClassError(ValueError):

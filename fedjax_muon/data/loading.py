@@ -12,6 +12,7 @@ from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.dataset import Dataset, check, standardize
 from fedjax_muon.data.hugging_face import from_hf, is_saved
 from fedjax_muon.data.image_folders import from_folder
+from fedjax_muon.data.mapped import mapped
 from fedjax_muon.data.source import Located, Source, located, verify, verify_rows
 from fedjax_muon.data.text import Encoder
 from fedjax_muon.data.user_files import from_csv, from_npz
@@ -71,6 +72,8 @@ def reader_of(place: Path) -> Callable[..., Dataset]:
         return from_npz
     if place.name.lower().endswith(FILES) or place.is_file():
         return from_csv
+    if (place / "x.npy").is_file():
+        return mapped
     return from_hf if is_saved(place) else from_folder
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_muon.core import Algorithm, check_choice, streams
 from fedjax_muon.core.hyperparameters import plain
+from fedjax_muon.data.dataset import OnDisk
 from fedjax_muon.decentralized.gossip import Gossip
 from fedjax_muon.decentralized.mixing import Mixer
 from fedjax_muon.decentralized.private import PrivateAgents
@@ -208,7 +209,8 @@ def shared(problem: Problem, how: Mapping[str, Any]) -> Problem:
     if how.get("devices"):
         return problem
     dataset = problem.dataset
-    x: Any = {n: on_device(getattr(dataset, n)) for n in ("x_train", "x_test")}
+    x: Any = {n: getattr(dataset, n) for n in ("x_train", "x_test")}
+    x = {n: on_device(each) for n, each in x.items() if not isinstance(each, OnDisk)}
     return dataclasses.replace(problem, dataset=dataset._replace(**x))
 
 

@@ -15,6 +15,7 @@ from fedjax_muon import data
 from fedjax_muon.core import Exchange, tree
 from fedjax_muon.core.recipe import Recipe, recipe_of
 from fedjax_muon.data import Dataset
+from fedjax_muon.data.dataset import OnDisk, as_inputs
 from fedjax_muon.tasks.task import Task
 
 Parts = Iterable[Any] | Mapping[Any, Any]  # ids of examples for every client
@@ -74,8 +75,9 @@ def check_dataset(dataset: Any) -> Dataset:
             f"dataset must be a data.Dataset, got {type(dataset).__name__}; arrays "
             "become one with data.Dataset(x_train, y_train, x_test, y_test, classes)"
         )
-    x_train, x_test = np.asarray(dataset.x_train), np.asarray(dataset.x_test)
-    if x_train.dtype.kind == x_test.dtype.kind == "f":
+    x_train, x_test = as_inputs(dataset.x_train), as_inputs(dataset.x_test)
+    kinds = {x_train.dtype.kind, x_test.dtype.kind}
+    if kinds == {"f"} and not isinstance(x_train, OnDisk):  # which is float32
         x_train = x_train.astype(np.float32, copy=False)
         x_test = x_test.astype(np.float32, copy=False)
     checked = data.check(dataset._replace(x_train=x_train, x_test=x_test))
@@ -93,7 +95,9 @@ def on_device(x: Any) -> jax.Array:
 
     It makes one copy of an array of NumPy, where `jnp.asarray` makes two for a while.
     """
-    return x if isinstance(x, jax.Array) else jax.device_put(x, may_alias=False)
+    if isinstance(x, jax.Array):
+        return x
+    return jax.device_put(np.asarray(x), may_alias=False)
 
 
 def check_parts(parts: Any) -> list[np.ndarray]:

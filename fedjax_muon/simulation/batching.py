@@ -47,6 +47,7 @@ class Clients(NamedTuple):
     x: jax.Array  # [n, ...]
     y: jax.Array  # [n]
     partition: Partition
+    ids: jax.Array | None = None  # int32 [n], what they are called, if not 0 to n - 1
 
     @property
     def size(self) -> jax.Array:
@@ -332,4 +333,5 @@ def batch_of(
     ids, client = rows
     weight = (ids >= 0).astype(jnp.float32)
     x, y = take(clients.x, ids), clients.y[ids]
+    ids = ids if clients.ids is None else clients.ids[ids]
     return Batch(x, y, weight, client, clients.partition.shares[client], ids)

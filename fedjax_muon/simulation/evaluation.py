@@ -73,10 +73,7 @@ def evaluate(
       clients have test examples, the entries of `spread` on them with the prefix
       "client_test_accuracy_".
     """
-    count = len(clients.partition.order)
-    sampled = np.linspace(
-        0, count - 1, min(count, task.scored.examples), dtype=np.int32
-    )
+    sampled = scored_places(task, len(clients.partition.order))
     owned = clients.partition.order[sampled]
     y = clients.y[owned]
     train = scores(task, params, clients.x[owned], y)
@@ -104,6 +101,11 @@ def evaluate(
         held_out = measure(task, params, *validation)
         metrics |= {f"validation_{name}": value for name, value in held_out.items()}
     return metrics
+
+
+def scored_places(task: Task, count: int) -> np.ndarray:
+    """Which of the examples, in the order of clients, are evaluated; int32."""
+    return np.linspace(0, count - 1, min(count, task.scored.examples), dtype=np.int32)
 
 
 def client_means(

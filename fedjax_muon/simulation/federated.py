@@ -19,6 +19,7 @@ from fedjax_muon import engine
 from fedjax_muon.core import Algorithm, Exchange, Params, check_count
 from fedjax_muon.core.hyperparameters import plain_numbers
 from fedjax_muon.data import Dataset
+from fedjax_muon.data.dataset import OnDisk
 from fedjax_muon.engine import Traffic, plans
 from fedjax_muon.engine.plans import Plan
 from fedjax_muon.engine.programs import promoting
@@ -41,11 +42,13 @@ from fedjax_muon.simulation.arguments import (
     check_task,
     on_device,
 )
+from fedjax_muon.simulation.arrivals import Buffered
 from fedjax_muon.simulation.batching import (
     Clients,
     Partition,
     Sampler,
     clients_of,
+    partition_of,
     shuffled_epochs,
 )
 from fedjax_muon.simulation.cohorts import Cohort, needs_key
@@ -70,6 +73,7 @@ from fedjax_muon.simulation.program import (
     compiled,
     numbers,
 )
+from fedjax_muon.simulation.reading import FromDisk
 from fedjax_muon.simulation.rounds import (
     Metrics,
     Setup,
@@ -77,6 +81,7 @@ from fedjax_muon.simulation.rounds import (
     Weighting,
     check_setup,
     cohort_loss,
+    drawn,
     init_state,
     objective_and_sampler,
     run_prologue,
@@ -182,7 +187,13 @@ def federate(
         privacy=privacy,
     )
     x, y = dataset.x_train, dataset.y_train
-    clients = clients_of(x, y, parts)
+    source = FromDisk(x, y) if isinstance(x, OnDisk) else None
+    if source is None:
+        clients = clients_of(x, y, parts)
+    else:
+        _check_on_disk(setup)
+        shapes = jnp.zeros((1, *x.shape[1:]), x.dtype), jnp.zeros(1, jnp.int32)
+        clients = Clients(*shapes, partition_of(y, parts))
     check_setup(setup)
     test = on_device(dataset.x_test), on_device(dataset.y_test)
     data = Data(setup.task, clients.x, clients.y, test)
@@ -196,8 +207,20 @@ def federate(
     program = program_of(setup)
     run = program.placed(run)
     meter = Meter.of(program, data, run, private=guarantee is not None)
-    simulation = Simulation(program, compiled(program), data, run, meter, guarantee)
+    made = program, compiled(program), data, run, meter, guarantee
+    simulation = Simulation(*made, source)
     return checked(simulation)  # may raise
+
+
+def _check_on_disk(setup: Setup) -> None:
+    """Raises `ValueError` for rounds whose examples are not known before them."""
+    late = isinstance(setup.cohort, Buffered) and "asynchronous rounds"
+    unfit = late or (setup.devices and "devices") or (setup.privacy and "privacy")
+    if unfit:
+        raise ValueError(
+            f"examples that stay on disk are not for {unfit}; leave it out, or read "
+            "them into memory with data.from_npz"
+        )
 
 
 def _check_clock(cohort: Cohort, local_epochs: Epochs | None) -> None:
@@ -253,6 +276,9 @@ def program_of(setup: Setup) -> Program:
         given, clients = at(data, run)
         return cohort_loss(given, state, clients)
 
+    def draws(run: Run, key: jax.Array, index: Any) -> tuple[jax.Array, jax.Array]:
+        return drawn(setup._replace(timing=run.timing), key, index, run.partition)
+
     specs = (data_specs(setup), REPLICATED, STATE)
     return Program(
         settings=setup,
@@ -263,6 +289,7 @@ def program_of(setup: Setup) -> Program:
         traffic=partial(_traffic, setup),
         shardings=shardings(setup.devices, specs) if setup.devices else None,
         loss=here(loss, REPLICATED),
+        drawn=draws,
     )
 
 

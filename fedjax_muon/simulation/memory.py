@@ -43,8 +43,11 @@ def held_by(simulation: Simulation) -> Memory:
     divided = tree.nbytes(state.divided)
     own = divided // max(1, len(simulation.settings.devices))
     held = jax.tree.leaves((simulation.data, simulation.run))
-    examples = {id(x): _on_one_device(x) for x in held}
-    return Memory(tree.nbytes(state) - divided + own, sum(examples.values()), 0)
+    examples = sum({id(x): _on_one_device(x) for x in held}.values())
+    if simulation.source is not None:  # those of evaluations, and of two rounds
+        scored, shaped = simulation.scored[0].x, simulation.shaped(0)[0].x
+        examples += tree.nbytes((scored, shaped, shaped))
+    return Memory(tree.nbytes(state) - divided + own, examples, 0)
 
 
 @promoting
@@ -54,11 +57,11 @@ def memory_of(simulation: Simulation) -> Memory | None:
     Its programs are compiled, and used again when it runs. None if the compiler finds
     that a device has too little memory for one of them.
     """
-    data, run = simulation.data, simulation.run
+    (data, partition), run = simulation.scored, simulation.run
     held, state = held_by(simulation), simulation.like
-    rounds = simulation.compiled.rounds.trace(data, run, state, 1)
+    rounds = simulation.compiled.rounds.trace(*simulation.shaped(0), state, 1)
     # whatever the devices are, one of them evaluates
-    scored = data, run.partition, run.client_tests, state.params
+    scored = data, partition, run.client_tests, state.params
     score = simulation.compiled.score.trace(*jax.eval_shape(lambda *x: x, *scored))
     programs = (simulation.traced_begin, rounds, score)
     try:

@@ -25,6 +25,7 @@ class Data(NamedTuple):
     y: jax.Array  # [n]
     test: Examples
     validation: Examples | None = None  # that no client has
+    ids: jax.Array | None = None  # int32 [n], see `Clients`
 
 
 class Run(NamedTuple):
@@ -64,6 +65,9 @@ class Program(NamedTuple):
     mix: Callable[[Any], tuple[Any, float]] | None = None
     # with a server: (data, run, state) -> loss of the next round's cohort
     loss: Callable[[Data, Run, Any], jax.Array] | None = None
+    # with a server: (run, key of the state, number of a round or None for the prologue)
+    # -> ids of its cohort, positions of the examples that it reads
+    drawn: Callable[[Run, jax.Array, Any], tuple[jax.Array, jax.Array]] | None = None
 
     def placed(self, run: Run) -> Run:
         """Puts the arrays of a run on the program's devices."""
@@ -77,6 +81,7 @@ class Compiled(NamedTuple):
     rounds: jax.stages.Wrapped
     score: jax.stages.Wrapped
     loss: jax.stages.Wrapped | None
+    drawn: Any  # as `loss`
 
 
 def compiled(program: Program) -> Compiled:
@@ -92,12 +97,13 @@ def compiled(program: Program) -> Compiled:
         jax.jit(program.rounds, donate_argnums=2, out_shardings=results),
         jax.jit(program.score),
         program.loss and jax.jit(program.loss),
+        program.drawn and jax.jit(program.drawn),
     )
 
 
 def clients(data: Data, run: Run) -> Clients:
     """The clients of a run, with their examples."""
-    return Clients(data.x, data.y, run.partition)
+    return Clients(data.x, data.y, run.partition, data.ids)
 
 
 def numbers(algorithm: Any, **decided: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ They are functions of a `Setup`, a `State` and the clients' examples, which `fed
 compiles.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from fedjax_muon.engine.sharding import Devices, sharded, sharded_gather
 from fedjax_muon.simulation.arguments import check_rule_kinds, check_rules
 from fedjax_muon.simulation.batching import (
     Clients,
+    Partition,
     Sampler,
     batch_of,
     draw_rows,
@@ -235,6 +237,35 @@ def _members(
     return members, jnp.where(members.present, weights, 0), key
 
 
+def drawn(
+    setup: Setup, key: jax.Array, index: jax.Array | None, partition: Partition
+) -> tuple[jax.Array, jax.Array]:
+    """Finds what a round reads, from keys alone.
+
+    Args:
+      key: Typed key of the run's state.
+      index: Number of the round; None for the prologue.
+
+    Returns:
+      Its cohort, int32 [S], and the positions of the examples that each client draws,
+      among its own, int32 [S, K, B], with -1 for padding.
+    """
+    number, first = setup.num_clients, len(setup.algorithm.prologue)
+    if index is None:  # nobody, without a prologue
+        ids = setup.cohort.asked(key, number)[0][: number * first]
+    else:
+        ids = setup.cohort.members(setup.timing, key, index, number).ids
+    at, first = (jnp.int32(0), 0) if index is None else (index, first)
+    engine_key = jax.random.fold_in(key, streams.ENGINE)
+    keys = engine.exchange_keys(engine_key, at, first, first, ids, number)
+    order = jnp.arange(partition.max_size, dtype=jnp.int32)  # positions, not ids
+    start = jnp.zeros_like(partition.start)
+    own = dataclasses.replace(partition, order=order, start=start)
+    clients = Clients(order, order, own)
+    _, draw = objective_and_sampler(setup, clients, prologue=index is None)
+    return ids, jax.vmap(draw)(ids, keys.draws).ids
+
+
 def _round(
     setup: Setup, state: State, clients: Clients
 ) -> tuple[State, jax.Array, jax.Array]:
@@ -270,6 +301,14 @@ def run_rounds(
     zeros = jnp.zeros(setup.num_clients, jnp.int32)
     metrics = Metrics(zeros, jnp.full_like(zeros, -1))
     return jax.lax.fori_loop(0, count, body, (state, metrics))
+
+
+@jax.jit
+def joined(first: Metrics, then: Metrics) -> Metrics:
+    """The metrics of some rounds and of those that followed."""
+    known = first.lost_round >= 0
+    rounds = jnp.where(known, first.lost_round, then.lost_round)
+    return Metrics(first.lost + then.lost, rounds)
 
 
 class _Loss(NamedTuple):

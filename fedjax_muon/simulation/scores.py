@@ -66,7 +66,8 @@ def cohort_loss(simulation: Simulation, state: Any) -> jax.Array:
             "evaluate(state) returns train_loss"
         )
     run = simulation.meter.timed(state.key, state.round, 1)
-    return simulation.compiled.loss(simulation.data, run, state)
+    arrays = simulation.reads(run, state.key, state.round)()
+    return simulation.compiled.loss(*arrays, state)
 
 
 @promoting
@@ -106,6 +107,11 @@ def client_accuracies(
     if key is not None:
         check_key(key)
     _check_client_tests(simulation)
+    if steps and simulation.source is not None:
+        raise ValueError(
+            "steps train on the examples of all clients, which stay on disk; leave out "
+            "steps, or read the examples into memory with data.from_npz"
+        )
     arrays = simulation.data, simulation.run, state
     return accuracies(simulation.settings, *arrays, steps, lr, key)
 

@@ -6,7 +6,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -28,12 +29,13 @@ from fedjax_muon.simulation.arguments import (
     check_state,
     check_untraced,
 )
-from fedjax_muon.simulation.batching import Clients, partition_of
+from fedjax_muon.simulation.batching import Clients, Partition, partition_of
 from fedjax_muon.simulation.evaluation import client_tests_of
 from fedjax_muon.simulation.last_state import LastState
 from fedjax_muon.simulation.meter import Meter, end_at_start
 from fedjax_muon.simulation.program import Compiled, Data, Program, Run, clients
-from fedjax_muon.simulation.rounds import Metrics
+from fedjax_muon.simulation.reading import Arrays, FromDisk
+from fedjax_muon.simulation.rounds import Metrics, joined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Simulation:
     run: Run
     meter: Meter  # of bytes, tokens and virtual seconds
     guarantee: Guarantee | None = None  # of a private simulation
+    source: FromDisk | None = None  # the training examples, if they stay on disk
+    # what is read for the next round, by the run's key and the round
+    _ahead: dict[Any, Future[Arrays]] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
     # that a private simulation trains from
     _last_state: LastState = dataclasses.field(
         default_factory=LastState, init=False, repr=False, compare=False
@@ -107,7 +114,8 @@ class Simulation:
         created = self.program.create(self.data, self.run, key, run_key, params)
         if run_key is not None:
             check_untraced(created)
-        state, received = self.compiled.begin(self.data, self.run, created)
+        arrays = self.reads(self.run, created.key, None)()
+        state, received = self.compiled.begin(*arrays, created)
         if not drop_nonfinite and (end := end_at_start(received)):
             raise end
         return state if run_key is None else self._owned(state)
@@ -152,11 +160,60 @@ class Simulation:
         if self.guarantee is not None:
             self.guarantee.check_rounds(state.round, count)
         if not self._has_secret_noise:
-            return self.compiled.rounds(self.data, run, state, count)
+            return self.advance(run, state, count)
         self._last_state.take(state)
         run = run._replace(key=fresh_key(self.guarantee))
         state, metrics = self.compiled.rounds(self.data, run, state, count)
         return self._owned(state), metrics
+
+    def advance(self, run: Run, state: Any, count: int) -> tuple[Any, Metrics]:
+        """Runs rounds, without the checks and the guarantee of `train_rounds`."""
+        if self.source is None:
+            return self.compiled.rounds(self.data, run, state, count)
+        key, first = jnp.copy(state.key), state.round  # the state is donated
+        name, several = np.asarray(jax.random.key_data(key)).tobytes(), []
+        for index in range(first, first + max(1, count)):
+            begun = self._ahead.pop((name, index), None)
+            arrays = begun.result() if begun else self.reads(run, key, index)()
+            self._ahead.clear()
+            following = self.reads(run, key, index + 1)
+            self._ahead[name, index + 1] = self._thread.submit(following)
+            state, metrics = self.compiled.rounds(*arrays, state, min(1, count))
+            several.append(jax.block_until_ready(metrics))  # else many rounds are held
+        return state, functools.reduce(joined, several)
+
+    def reads(
+        self, run: Run, key: jax.Array, index: int | None
+    ) -> Callable[[], Arrays]:
+        """Makes a function that reads the arguments of a round, or None the prologue.
+
+        Its examples are drawn now: in a thread, that would wait for a round that runs.
+        """
+        arrays, source = (self.data, run), self.source
+        if source is None:
+            return lambda: arrays
+        return functools.partial(
+            source.read, arrays, self.compiled.drawn(run, key, index)
+        )
+
+    def shaped(self, index: int | None) -> Arrays:
+        """The arguments of a round, or None the prologue, of these shapes at least."""
+        if self.source is None:
+            return self.data, self.run
+        given = self.run, jax.random.key(0), index
+        drawn = jax.eval_shape(self.compiled.drawn, *given)
+        return self.source.blank((self.data, self.run), drawn)
+
+    @functools.cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1)
+
+    @functools.cached_property
+    def scored(self) -> tuple[Data, Partition]:
+        """What evaluations take."""
+        if self.source is None:
+            return self.data, self.run.partition
+        return self.source.scored(self.data, self.run.partition)
 
     @promoting
     def evaluate(self, state: Any) -> Any:
@@ -168,8 +225,7 @@ class Simulation:
           publishes training metrics.
         """
         self.check_state(state)
-        arguments: tuple[Any, ...] = (self.data, self.run.partition)
-        arguments += (self.run.client_tests, state.params)
+        arguments: tuple[Any, ...] = *self.scored, self.run.client_tests, state.params
         copied = lambda x: isinstance(x, jax.Array) and x.is_fully_replicated
         if self.settings.devices and all(map(copied, jax.tree.leaves(arguments))):
             # On one device, since every device has the same arrays.
@@ -200,7 +256,7 @@ class Simulation:
     @functools.cached_property
     def traced_begin(self) -> jax.stages.Traced:
         """The program that makes the first state, traced."""
-        create, arrays = self.program.create, (self.data, self.run)
+        create, arrays = self.program.create, self.shaped(None)
         created = jax.eval_shape(create, *arrays, jax.random.key(0))
         return self.compiled.begin.trace(*arrays, created)
 
@@ -249,7 +305,8 @@ class Simulation:
                     f"this simulation has {number} clients, got {len(parts)} parts"
                 )
             self.settings.check_sizes(list(map(len, parts)))
-            run = run._replace(partition=partition_of(self.data.y, parts))
+            y = self.data.y if self.source is None else self.source.y
+            run = run._replace(partition=partition_of(y, parts))
         if test_parts is not None:
             tests = client_tests_of(test_parts, number, len(self.data.test[1]))
             run = run._replace(client_tests=tests)
@@ -273,8 +330,9 @@ def checked(simulation: Simulation) -> Simulation:
     secret = key if simulation._has_secret_noise else None
     create = functools.partial(simulation.program.create, params=None)
     state = jax.eval_shape(create, data, simulation.run, key, secret)
-    state, _ = jax.eval_shape(compiled.begin, data, simulation.run, state)
-    run = simulation.meter.timed(key, 0, 1)
+    state, _ = jax.eval_shape(compiled.begin, *simulation.shaped(None), state)
+    data, run = simulation.shaped(0)
+    run = run._replace(timing=simulation.meter.timed(key, 0, 1).timing)
     run = run if secret is None else run._replace(key=secret)
     jax.eval_shape(compiled.rounds, data, run, state, 1)
     return simulation

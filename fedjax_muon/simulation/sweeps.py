@@ -159,6 +159,11 @@ def _check(
             "a sweep releases all of its cells, so the guarantee of one does not hold; "
             "run private simulations one by one, with a ledger"
         )
+    if simulation.source is not None:
+        raise ValueError(
+            "a sweep trains many runs together, whose examples do not stay on disk; "
+            "give every method its rates, or read the examples with data.from_npz"
+        )
     if simulation.settings.devices:
         raise ValueError(
             "a sweep runs on one device; prepare its simulation without devices"

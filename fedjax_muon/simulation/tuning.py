@@ -98,7 +98,7 @@ def _measured(simulation: Simulation, seconds: float, repeats: int) -> float:
 
     # The program itself: a private simulation refuses more rounds than are accounted
     # for, and of these rounds nothing but their time is kept.
-    run = partial(simulation.compiled.rounds, simulation.data, simulation.run)
+    run = partial(simulation.advance, simulation.run)
 
     def timed(rounds: int) -> float:
         copy = jax.block_until_ready(jax.tree.map(jnp.copy, state))  # it is donated
