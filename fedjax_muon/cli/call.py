@@ -28,6 +28,7 @@ from fedjax_muon.cli.names import EMPTY, Function, Parameters
 from fedjax_muon.core.recipe import hyper_parameters
 from fedjax_muon.data.catalog import NAMES, PREPARED
 from fedjax_muon.data.loading import TFDS, place_of, source_of
+from fedjax_muon.data.sites import split_csv
 from fedjax_muon.decentralized.simulation import decentralize
 from fedjax_muon.engine import launch
 from fedjax_muon.engine.processes import is_first
@@ -67,6 +68,7 @@ def function_of(name: str) -> Function:
     own |= {"deploy": flower_app.deploy, "export": loading.export}
     own |= {"plot": plotting.plot, "partition": plotting.partition}
     own |= {"predict": loading.predict, "sample": loading.sample}
+    own |= {"split": split_csv}
     return own.get(name) or getattr(runs, name)
 
 

@@ -34,7 +34,8 @@ from fedjax_muon.cli import experiment, names
 from fedjax_muon.cli.experiment import Experiment, UntrustedError
 from fedjax_muon.cli.names import Call
 from fedjax_muon.core import Algorithm, check_count
-from fedjax_muon.data import Dataset
+from fedjax_muon.data import Dataset, Standardization, partition
+from fedjax_muon.data.columns import as_json, from_json, read_rows
 from fedjax_muon.data.npz import arrays_of
 from fedjax_muon.deploy.federation import Federation, federation
 from fedjax_muon.deploy.node import Node
@@ -96,6 +97,9 @@ class Facts:
     classes: tuple[str, ...]
     tokens: int  # size of a text's vocabulary
     sizes: Mapping[str, Any]  # arguments of `federation`
+    sites: tuple[str, ...] = ()  # names of the clients, by their numbers
+    # of a CSV file: its columns, and the mean and std of their channels
+    table: Mapping[str, Any] | None = None
 
 
 def facts_of(
@@ -123,7 +127,16 @@ def facts_of(
     kept = {name: sizes[name] for name in SIZES if isinstance(sizes.get(name), int)}
     x = np.asarray(dataset.x_train)
     classes = tuple(map(str, dataset.classes))
-    return Facts(x.shape[1:], x.dtype.name, classes, dataset.tokens, kept)
+    made = Facts(x.shape[1:], x.dtype.name, classes, dataset.tokens, kept)
+    by_owner = getattr(problem.divided, "args", (None,))[0] is partition.by_owner
+    if by_owner and dataset.owners is not None and dataset.owner_names:
+        known = [dataset.owner_names[i] for i in np.unique(dataset.owners)]
+        made = dataclasses.replace(made, sites=tuple(known))
+    if dataset.columns is not None and dataset.standardization is not None:
+        mean, std = (array.tolist() for array in dataset.standardization)
+        table = {"columns": as_json(dataset.columns.published())}
+        made = dataclasses.replace(made, table={**table, "mean": mean, "std": std})
+    return made
 
 
 def problem_of_nodes(call: Call, facts: Facts) -> Problem:
@@ -375,11 +388,20 @@ def _read_facts(path: Path) -> Facts:
         named = about["sizes"]
         sizes = {name: int(named[name]) for name in SIZES if name in named}
         dtype, tokens = np.dtype(str(about["dtype"])).name, int(about["tokens"])
-        return Facts(tuple(shape), dtype, tuple(classes), tokens, sizes)
+        sites, table = tuple(map(str, about.get("sites", ()))), about.get("table")
+        plain = tuple(shape), dtype, tuple(classes), tokens, sizes
+        return Facts(*plain, sites, table)
 
 
 def load_examples(path: Path, facts: Facts) -> tuple[np.ndarray, np.ndarray]:
-    """Reads the arrays x and y of a client from a NumPy archive."""
+    """Reads the examples of a client, from a CSV file like that of the app, or as the
+    arrays x and y of a NumPy archive, which are standardized already."""
+    if path.suffix.lower() != ".npz" and facts.table is not None:
+        with reading(path, "the columns of the app's table", "mend it", found=""):
+            columns = from_json(facts.table["columns"])
+            raw, y = read_rows(path, columns, labeled=True)
+            scales = (np.asarray(facts.table[name], float) for name in ("mean", "std"))
+            return Standardization(*scales).of_rows(raw), y
     x, y = arrays_of(path, ("x", "y")).values()
     if x.shape[1:] != facts.shape or x.dtype.name != facts.dtype:
         raise ValueError(
@@ -396,9 +418,10 @@ def node_of(
 
     Args:
       config: What the SuperNode was started with: the client's id as `partition-id`,
-        the file of its examples as `data`, the directory of its states as `states`, by
-        default beside the examples, and allowed MODULE:FUNCTION as `own-code`. In
-        Flower's simulation there is only the id, and the server is on this machine.
+        or the name of its owner as `site`; the file of its examples as `data`, the
+        directory of its states as `states`, by default beside the examples, and allowed
+        MODULE:FUNCTION as `own-code`. In Flower's simulation there is only the id, and
+        the server is on this machine.
       run_config: Of the server.
     """
     simulated = "data" not in config
@@ -410,10 +433,7 @@ def node_of(
             f"the server's {error.name} is imported only if this SuperNode has "
             f'--node-config own-code="{error.module}"'
         ) from error
-    if type(client := config.get("partition-id")) is not int:
-        raise ValueError(
-            "a SuperNode needs the id of its client: --node-config 'partition-id=0'"
-        )
+    client = _client_of(config, facts)
     if simulated:
         problem = _problem(ours.problem)
         dataset = check_dataset(problem.dataset)
@@ -426,6 +446,22 @@ def node_of(
         states = Path(config.get("states", data.with_name(f"{data.stem}_states")))
         x, y = load_examples(data, facts)
     return Node(federation_of(ours, problem, facts), client, x, y, states)
+
+
+def _client_of(config: Mapping[str, Any], facts: Facts) -> int:
+    """The number of a SuperNode's client."""
+    if "site" in config:
+        site = str(config["site"])
+        if site not in facts.sites:
+            known = ", ".join(facts.sites) or "none, since the app has no owner"
+            raise ValueError(f"there is no site {site!r}; the app's sites are {known}")
+        return facts.sites.index(site)
+    if type(client := config.get("partition-id")) is not int:
+        raise ValueError(
+            "a SuperNode needs its client: --node-config 'partition-id=0', or the name "
+            "of its owner: 'site=\"north\"'"
+        )
+    return client
 
 
 def train(grid: Any, config: Mapping[str, Any], place: Path) -> None:

@@ -36,6 +36,7 @@ COMMANDS = {
     "sample": "Continue a text by the language model of a run.",
     "export": "Write the model of a run to a file.",
     "prepare": "Download a dataset of tensorflow-datasets.",
+    "split": "Divide a CSV file into one for each owner.",
     "partition": "Draw the labels of each client of a problem.",
     "deploy": "Write a Flower app that trains a method with real clients.",
 }

@@ -24,6 +24,7 @@ from fedjax_muon.data.instructions import from_jsonl
 from fedjax_muon.data.loading import load, prepare
 from fedjax_muon.data.mapped import mapped
 from fedjax_muon.data.pytorch import from_torch
+from fedjax_muon.data.sites import split_csv
 from fedjax_muon.data.token_windows import from_text
 from fedjax_muon.data.user_files import from_arrays, from_csv, from_npz, sum_columns
 
@@ -51,6 +52,7 @@ __all__ = [
     "partition",
     "prepare",
     "save_columns",
+    "split_csv",
     "standardize",
     "sum_columns",
     "tokenizers",

@@ -15,7 +15,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedjax_muon.data.cleaning import MISSING, clean, warn_of_likeness
-from fedjax_muon.data.csv_files import Entries, is_number
+from fedjax_muon.data.csv_files import (
+    Entries,
+    Table,
+    is_number,
+    read_texts,
+    with_names,
+)
 from fedjax_muon.data.dataset import Standardization
 from fedjax_muon.files import read_text, reading, write
 
@@ -139,6 +145,7 @@ class Columns(NamedTuple):
 
     columns: tuple[Column, ...]
     classes: tuple[str, ...] = ()
+    label: str = ""  # the column of the classes
     separator: str = ","
     decimal: str = "."
     encoding: str = "utf-8"
@@ -254,6 +261,39 @@ def cells_of(
             words.append(None)
         found.append(np.array(values or [np.nan])[rows])
     return Raw(np.stack(found, axis=1), tuple(words))
+
+
+def read_rows(
+    path: str | os.PathLike[str], columns: Columns, *, labeled: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs [n, channels] of a table, not standardized, by known columns; and if they
+    are `labeled`, the numbers of their classes [n]."""
+    place = Path(path).expanduser()
+    if not place.is_file():
+        raise FileNotFoundError(f"there is no file {place}")
+    how = columns.separator, columns.decimal, columns.encoding, columns.header - 1
+    table = with_names(Table(place, *how))
+    wanted = [each.name for each in columns.columns]
+    others = [columns.label] if labeled else []
+    check_there(f"{place}", table.names, [*wanted, *others])
+    entries, texts = read_texts(table, wanted, others, columns.na_values)
+    x = columns.encode(cells_of(entries, columns, table.place, known=True))
+    numbers = {name: i for i, name in enumerate(columns.classes)}
+    labels = [str(text) for name in others for text in texts[name]]
+    for row, label in enumerate(labels):
+        if label not in numbers:
+            raise ValueError(
+                f"{table.place(row)}: the label {label!r} is none of the classes "
+                f"{', '.join(columns.classes)}"
+            )
+    return x, np.array([numbers[label] for label in labels], np.int32)
+
+
+def check_there(what: str, names: Any, wanted: Sequence[str]) -> None:
+    """Raises `ValueError` if a table lacks columns."""
+    lacks = [name for name in wanted if name not in names]
+    if lacks:
+        raise ValueError(f"{what} lacks the columns {', '.join(lacks)}; add them")
 
 
 def _refuse(place: str, name: str, cell: str, numbers: int, texts: int) -> None:

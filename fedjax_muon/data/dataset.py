@@ -178,6 +178,7 @@ class Dataset(NamedTuple):
     # example, [n].
     owners: np.ndarray | None = None
     test_owners: np.ndarray | None = None  # likewise of each test example
+    owner_names: tuple[str, ...] = ()  # by their numbers, where owners have names
     # How the inputs were standardized; None if they were not.
     standardization: Standardization | None = None
     # Of windows of tokens: what encodes and decodes them, a `tokenizers.Tokenizer`. A

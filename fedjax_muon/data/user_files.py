@@ -129,11 +129,12 @@ def _dataset(
     called = () if is_target else _classes(labels, classes)
     y, owners = _numbered("y", train.y, called), train.owners
     test_owners: np.ndarray | None = None
+    names: Any = ()  # of owners
     kept: np.ndarray | None = None
     held: np.ndarray | None = None
     if test is None:
         if owners is not None:
-            owners = np.unique(owners, return_inverse=True)[1]
+            names, owners = np.unique(owners, return_inverse=True)
         strata = np.zeros(len(y), int) if is_target else y
         kept, held = held_out(strata, owners, share, called)
         x_test, y_test = train.x, y[held]
@@ -149,7 +150,7 @@ def _dataset(
             )
         if owners is not None:
             both = [owners] if test.owners is None else [owners, test.owners]
-            numbers = np.unique(np.concatenate(both), return_inverse=True)[1]
+            names, numbers = np.unique(np.concatenate(both), return_inverse=True)
             owners, rest = np.split(numbers, [len(owners)])
             test_owners = None if test.owners is None else rest
     unseen = sorted({*y_test.tolist()} - {*y.tolist()})
@@ -160,8 +161,9 @@ def _dataset(
         )
     fitted = fit(train.x, kept)
     x, x_test = fitted.rows(train.x, kept), fitted.rows(x_test, held)
-    made = Dataset(x, y, x_test, y_test, called, 0, owners, test_owners, fitted.scales)
-    made = made._replace(columns=fitted.columns)
+    made = Dataset(x, y, x_test, y_test, called, 0, owners, test_owners)
+    made = made._replace(owner_names=tuple(map(str, names)))
+    made = made._replace(standardization=fitted.scales, columns=fitted.columns)
     return check(made._replace(held_out=kept is not None))
 
 
@@ -405,7 +407,7 @@ def _from_csv(
         classes = form.classes if known else None
         as_inputs = functools.partial(fit, form, raw.words, known)
         made = _dataset(whole, rest, test_share, classes, fit=as_inputs)
-    sums = made.columns._replace(classes=made.classes)
+    sums = made.columns._replace(classes=made.classes, label=wanted.get("label", ""))
     return made._replace(name=name_of(path), columns=sums)
 
 
@@ -433,7 +435,7 @@ def _form(
         names = [each.name for each in known.columns]
         check_names(f"{table.path}", features, names, sums)
     how = table.separator, table.decimal, table.encoding, table.above, tuple(na_values)
-    return Columns(known.columns, known.classes, *how)
+    return Columns(known.columns, known.classes, known.label, *how)
 
 
 def _is_train(table: Table, split: str, entries: np.ndarray) -> np.ndarray:

@@ -29,8 +29,14 @@ from flax.traverse_util import unflatten_dict
 from fedjax_muon import models
 from fedjax_muon.core import Variables
 from fedjax_muon.data import Dataset, Standardization, check_standardization, tokenizers
-from fedjax_muon.data.columns import Columns, cells_of, from_json
-from fedjax_muon.data.csv_files import Entries, Table, read_texts, with_names
+from fedjax_muon.data.columns import (
+    Columns,
+    cells_of,
+    check_there,
+    from_json,
+    read_rows,
+)
+from fedjax_muon.data.csv_files import Entries
 from fedjax_muon.data.dataset import TOKEN_TYPES, not_finite
 from fedjax_muon.data.images import FORMATS, decoded
 from fedjax_muon.data.tokenizers import Tokenizer
@@ -304,26 +310,13 @@ def _is_path(x: Any) -> bool:
 
 def _of_table(columns: Columns, x: Any) -> np.ndarray:
     """The inputs, not standardized yet, of a CSV file or of columns by name."""
-    wanted, table = [each.name for each in columns.columns], None
     if _is_path(x):
-        path = Path(x).expanduser()
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path}")
-        how = columns.separator, columns.decimal, columns.encoding, columns.header - 1
-        table = with_names(Table(path, *how))
-    lacks = [
-        name for name in wanted if name not in (x if table is None else table.names)
-    ]
-    if lacks:
-        what = "x" if table is None else table.path
-        raise ValueError(f"{what} lacks the columns {', '.join(lacks)}; add them")
-    place: Callable[[int], str] = lambda row: f"example {row}"
-    if table is not None:
-        entries, place = read_texts(table, wanted, [], ())[0], table.place
-    else:
-        entries = {name: _entries(x[name]) for name in wanted}
-        columns = columns._replace(decimal=".")
-    return columns.encode(cells_of(entries, columns, place, known=True))
+        return read_rows(x, columns, labeled=False)[0]
+    check_there("x", x, [each.name for each in columns.columns])
+    entries = {each.name: _entries(x[each.name]) for each in columns.columns}
+    plain = columns._replace(decimal=".")
+    place = lambda row: f"example {row}"
+    return plain.encode(cells_of(entries, plain, place, known=True))
 
 
 def _entries(values: Any) -> Entries:

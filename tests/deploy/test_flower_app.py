@@ -20,6 +20,7 @@ from tests.deploy.deployed_run import (
     written,
 )
 from tests.support.command import refused, run
+from tests.support.error_lines import one_line
 
 SMALL = ("fedavg", "--problem", "digits:clients=3,model=mlp:8")
 
@@ -183,6 +184,64 @@ def test_only_the_server_needs_its_data(tmp_path, monkeypatch):
     assert (sizes.num_clients, sizes.cohort.size) == (3, 3)
     with pytest.raises(OSError, match=r"own\.csv"):
         node()
+
+
+def test_sites_are_named_and_have_tables_of_their_own(tmp_path, monkeypatch):
+    """Encoded and standardized as the table that the app was written with."""
+    monkeypatch.chdir(tmp_path)
+    wards = ["south", "north", "east"]
+    rows = [
+        f"{wards[i % 3]},{'' if i % 7 == 1 else i},{'FM'[i % 2]},{'yn'[i // 3 % 2]}"
+        for i in range(60)
+    ]
+    Path("all.csv").write_text("\n".join(["ward,age,sex,ill", *rows]))
+    run("split", "all.csv", "sites", "--owner", "ward")
+    how = "label=ill,owner=ward,categories=one_hot,missing=mean"
+    run(
+        "deploy", "app", "fedavg", "--problem", f"all.csv:{how}", "--largest-client", 64
+    )
+    mixed = {"categories": "one_hot", "missing": "mean"}
+    whole = fm.data.from_csv("all.csv", label="ill", owner="ward", **mixed)
+    Path("all.csv").unlink()
+    parts = fm.partition.by_owner(whole.owners)
+    rounded = lambda x: {tuple(row) for row in np.asarray(x).round(5).tolist()}
+    for client, ward in enumerate(sorted(wards)):
+        config = {"site": ward, "data": f"sites/{ward}.csv"}
+        node = flower_app.node_of(config, {}, tmp_path / "app")
+        assert node.client == client
+        assert rounded(whole.x_train[parts[client]]) <= rounded(node._clients.x)
+        wanted = [row.endswith("y") for row in rows if row.startswith(ward)]
+        np.testing.assert_array_equal(np.asarray(node._clients.y) == 1, wanted)
+    node = lambda **how: flower_app.node_of(how, {}, tmp_path / "app")
+    with one_line("no site 'nord'; the app's sites are east, north, south"):
+        node(site="nord", data="sites/north.csv")
+    table = Path("sites/north.csv")
+    text = table.read_text()
+    for old, new, said in (
+        ("age", "AGE", "lacks the columns age; add them"),
+        (",y", ",maybe", "line 2: the label 'maybe' is none of the classes n, y"),
+        ("north,4,", "north,old,", "'old' in column 'age' is no number"),
+    ):
+        table.write_text(text.replace(old, new))
+        with one_line(said, table):
+            node(site="north", data=table)
+
+
+def test_a_table_that_cannot_be_divided_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("ward,age\nnorth,1\n../b,2\n")
+    for words, said in (
+        (
+            ("a.csv", "sites", "--owner", "ward"),
+            "line 3: expected 2 columns and a name",
+        ),
+        (("a.csv", "sites", "--owner", "site"), "there is no column 'site' for owner"),
+        (("b.csv", "sites", "--owner", "ward"), "there is no file b.csv"),
+    ):
+        with pytest.raises(SystemExit):
+            run("split", *words)
+        assert said in capsys.readouterr().err
+    assert not Path("sites").exists()
 
 
 OWN_NET = """
