@@ -197,9 +197,8 @@ def test_sites_are_named_and_have_tables_of_their_own(tmp_path, monkeypatch):
     Path("all.csv").write_text("\n".join(["ward,age,sex,ill", *rows]))
     run("split", "all.csv", "sites", "--owner", "ward")
     how = "label=ill,owner=ward,categories=one_hot,missing=mean"
-    run(
-        "deploy", "app", "fedavg", "--problem", f"all.csv:{how}", "--largest-client", 64
-    )
+    words = ("--problem", f"all.csv:{how}", "--largest-client", 64)
+    run("deploy", "app", "fedavg", *words)
     mixed = {"categories": "one_hot", "missing": "mean"}
     whole = fm.data.from_csv("all.csv", label="ill", owner="ward", **mixed)
     Path("all.csv").unlink()
