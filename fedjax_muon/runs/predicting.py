@@ -135,7 +135,7 @@ class TrainedModel:
 
     @functools.cached_property
     def _weights(self) -> Any:
-        """The parameters of the module."""
+        """The parameters of the module; of agents, the mean over all."""
         weights: Any = flax.serialization.to_state_dict(self.params)
         if isinstance(weights.get("x"), Mapping) and {*weights["x"]} == PRIMAL:
             weights = weights["x"]["model"]
@@ -146,7 +146,8 @@ class TrainedModel:
             )
         if {*weights} == {*Variables._fields}:
             weights = Variables(**weights)
-        return jax.tree.map(jnp.asarray, weights)
+        mean = (lambda x: x.mean(0)) if self.about.get("agents") else lambda x: x
+        return jax.tree.map(lambda x: mean(jnp.asarray(x)), weights)
 
     @functools.cached_property
     def _run(self) -> Callable[..., jax.Array]:

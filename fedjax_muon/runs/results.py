@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import jax
 import networkx as nx
 import numpy as np
 
@@ -118,19 +117,14 @@ class Trained:
 
     @functools.cached_property
     def model(self) -> TrainedModel:
-        """The last parameters with what is needed to use them.
-
-        Those of agents are the mean over all agents.
-        """
-        about, params = self.metadata, self.params
+        """The last parameters with what is needed to use them."""
+        about = self.metadata
         if about.get("personal"):
             raise ValueError(
                 "clients of this run keep parameters of their own, which a saved model "
                 "has not; read those of a client in result.state"
             )
-        if about.get("agents"):
-            params = jax.tree.map(lambda x: x.mean(0), params)
-        return TrainedModel(params, about, module_of(about, self.module))
+        return TrainedModel(self.params, about, module_of(about, self.module))
 
     def predict(self, x: Any) -> Predictions:
         """Predicts the classes of examples, see `TrainedModel.predict`."""

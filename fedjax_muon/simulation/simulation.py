@@ -114,7 +114,9 @@ class Simulation:
         created = self.program.create(self.data, self.run, key, run_key, params)
         if run_key is not None:
             check_untraced(created)
-        arrays = self.reads(self.run, created.key, None)()
+        # agents, which read nothing, have their key in another place
+        begun = None if self.source is None else created.key
+        arrays = self.reads(self.run, begun, None)()
         state, received = self.compiled.begin(*arrays, created)
         if not drop_nonfinite and (end := end_at_start(received)):
             raise end
@@ -182,9 +184,7 @@ class Simulation:
             several.append(jax.block_until_ready(metrics))  # else many rounds are held
         return state, functools.reduce(joined, several)
 
-    def reads(
-        self, run: Run, key: jax.Array, index: int | None
-    ) -> Callable[[], Arrays]:
+    def reads(self, run: Run, key: Any, index: int | None) -> Callable[[], Arrays]:
         """Makes a function that reads the arguments of a round, or None the prologue.
 
         Its examples are drawn now: in a thread, that would wait for a round that runs.

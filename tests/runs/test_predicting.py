@@ -220,6 +220,8 @@ def test_agents_predict_with_their_mean(tmp_path):
     params = jax.tree.map(lambda x: np.asarray(x, float).mean(0), result.params)
     wanted = by_hand(params.x.model, dataset.x_test)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    loaded = fm.load_model(result.save(tmp_path / "m.safetensors"))
+    np.testing.assert_array_equal(loaded.predict(dataset).probabilities, found)
 
 
 def test_personal_models_are_not_saved(patients):
