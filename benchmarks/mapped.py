@@ -6,6 +6,8 @@ in uint8. Processes of their own train on them from disk, and on those of the fi
 Markdown: seconds of a round, and the most memory that was its own. That is the largest
 RssAnon of /proc/self/status, every 10 ms: pages of the mapped file, RssFile, are the
 page cache's, which the system takes back when it needs memory. They are printed too.
+With --turns, rounds from memory and from disk take turns in one process, so that other
+programs slow both alike.
 """
 
 import argparse
@@ -73,6 +75,32 @@ class Peaks(threading.Thread):
             time.sleep(0.01)
 
 
+def prepared(dataset: fm.data.Dataset, method: str, cohort: int) -> Any:
+    """A simulation whose prologue asks as many clients as a round."""
+    task = fm.tasks.classification(fm.models.LeNet(CLASSES), dataset)
+    owners: Any = dataset.owners
+    parts = fm.partition.by_owner(owners)
+    who = fm.sampled(cohort, prologue=cohort)
+    return fm.federate(METHODS[method](), task, dataset, parts, cohort=who, **SIZES)
+
+
+def in_turns(folder: Path, method: str, cohort: int, few: int, turns: int = 15) -> str:
+    """Median seconds of rounds from memory and from disk, which take turns."""
+    both = in_memory(folder, few), fm.data.mapped(folder)
+    simulations = [prepared(dataset, method, cohort) for dataset in both]
+    states = [each.init(jax.random.key(0)) for each in simulations]
+    times: list[list[float]] = [[], []]
+    for _ in range(WARM + turns):
+        for i, simulation in enumerate(simulations):
+            began = time.perf_counter()
+            states[i], metrics = simulation.train_round(states[i])
+            jax.block_until_ready(metrics)
+            times[i].append(time.perf_counter() - began)
+    memory, disk = (float(np.median(each[WARM:])) for each in times)
+    ratio = f"{memory / disk:.2f} of the speed"
+    return f"{method}: {memory:.3f} s from memory, {disk:.3f} s from disk, {ratio}"
+
+
 def measured(folder: Path, method: str, on_disk: bool, cohort: int, few: int) -> str:
     """Trains one method; the line of this process."""
     peaks = Peaks()
@@ -80,13 +108,7 @@ def measured(folder: Path, method: str, on_disk: bool, cohort: int, few: int) ->
     began = time.perf_counter()
     dataset = fm.data.mapped(folder) if on_disk else in_memory(folder, few)
     opened = time.perf_counter() - began
-    task = fm.tasks.classification(fm.models.LeNet(CLASSES), dataset)
-    owners: Any = dataset.owners
-    parts = fm.partition.by_owner(owners)
-    who = fm.sampled(cohort, prologue=cohort)
-    simulation = fm.federate(
-        METHODS[method](), task, dataset, parts, cohort=who, **SIZES
-    )
+    simulation = prepared(dataset, method, cohort)
     state = simulation.init(jax.random.key(0))
     simulation.evaluate(state)
     state, metrics = simulation.train_rounds(state, WARM)
@@ -97,9 +119,9 @@ def measured(folder: Path, method: str, on_disk: bool, cohort: int, few: int) ->
         jax.block_until_ready(metrics)
     seconds = took / (state.round - first)
     gigabytes = [f"{peaks.most[name] / 1e9:.2f}" for name in peaks.most]
-    where = "disk" if on_disk else "memory"
-    about = f"| {method} | {where} | {len(parts)} | {opened:.0f} | {seconds:.3f} "
-    return f"{about}| {' | '.join(gigabytes)} |"
+    where, number = "disk" if on_disk else "memory", len(simulation.clients.size)
+    cells = method, where, f"{number}", f"{opened:.0f}", f"{seconds:.3f}", *gigabytes
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -108,11 +130,17 @@ def main() -> None:
     parser.add_argument("--in-memory", type=int, default=2000, help="clients of these")
     parser.add_argument("--cohort", type=int, default=50)
     parser.add_argument("--folder", type=Path, help="for the examples; removed again")
+    parser.add_argument(
+        "--turns", action="store_true", help="rounds of both in one process, in turns"
+    )
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one is not None:
         method, where = given.one
         sizes = given.cohort, given.in_memory
+        if where == "turns":
+            print(in_turns(given.folder, method, *sizes), flush=True)
+            return
         print(measured(given.folder, method, where == "disk", *sizes), flush=True)
         return
     folder = Path(tempfile.mkdtemp(dir=given.folder))
@@ -120,10 +148,11 @@ def main() -> None:
         began = time.perf_counter()
         write(folder, given.clients)
         print(f"written in {time.perf_counter() - began:.0f} s", flush=True)
-        print("| method | examples | clients | s to open | s a round | ", end="")
-        print("RssAnon, GB | RssFile, GB | VmHWM, GB |\n|---|---|" + 6 * "---:|")
+        if not given.turns:
+            print("| method | examples | clients | s to open | s a round | ", end="")
+            print("RssAnon, GB | RssFile, GB | VmHWM, GB |\n|---|---|" + 6 * "---:|")
         for method in METHODS:
-            for where in ("memory", "disk"):
+            for where in ("turns",) if given.turns else ("memory", "disk"):
                 words = [sys.executable, "-m", "benchmarks.mapped", "--one", method]
                 words += [where, "--folder", str(folder), "--cohort"]
                 words += [str(given.cohort), "--in-memory", str(given.in_memory)]
