@@ -186,6 +186,8 @@ class Dataset(NamedTuple):
     tokenizer: Any = None
     # Of tables: a `columns.Columns`, by which new rows become inputs.
     columns: Any = None
+    # Of texts as words: the words with the ids 2, 3, ..., by which new texts do.
+    words: tuple[str, ...] = ()
     # Whether the test examples are some of those that were given for training.
     held_out: bool = False
     name: str = "your data"  # in titles; readers give that of the file

@@ -86,9 +86,9 @@ def from_hf(
             f"{named_in[-1]}; cast column {label!r} to the same"
         )
     with named(root):
-        is_text = isinstance(rows[0].inputs, list)
+        is_text, words = isinstance(rows[0].inputs, list), tuple[str, ...]()
         if is_text:
-            rows = _tokenized(rows, test_share)
+            rows, words = _tokenized(rows, test_share)
         made = from_arrays(
             rows[0].inputs,
             rows[0].labels,
@@ -98,7 +98,8 @@ def from_hf(
             classes=classes,
             text=is_text,
         )
-        return made._replace(held_out=len(parts) == 1, name=name_of(root))
+        made = made._replace(held_out=len(parts) == 1, name=name_of(root))
+        return made._replace(words=words)
 
 
 class _Split(NamedTuple):
@@ -234,8 +235,10 @@ def _images(split: _Split, name: str, size: Size | None) -> np.ndarray:
     return decoded([split.row(i) for i in range(len(entries))], read, size)
 
 
-def _tokenized(rows: list[_Rows], test_share: float) -> list[_Rows]:
-    """The same with ids of the words of training texts."""
+def _tokenized(
+    rows: list[_Rows], test_share: float
+) -> tuple[list[_Rows], tuple[str, ...]]:
+    """The same with ids of the words of training texts, and these words."""
     if len(rows) == 1:
         whole = rows[0]
         numbers = np.unique(whole.labels, return_inverse=True)[1]
@@ -250,7 +253,5 @@ def _tokenized(rows: list[_Rows], test_share: float) -> list[_Rows]:
         ]
     train, test = (Sentences(list(one.inputs), one.labels.tolist()) for one in rows)
     ids = tokenized(train, test, classes=())
-    return [
-        one._replace(inputs=x)
-        for one, x in zip(rows, (ids.x_train, ids.x_test), strict=True)
-    ]
+    inputs = zip(rows, (ids.x_train, ids.x_test), strict=True)
+    return [one._replace(inputs=x) for one, x in inputs], ids.words

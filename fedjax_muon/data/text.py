@@ -120,7 +120,8 @@ def tokenized(
     words = _words()
     length = min(max(len(words(text)) for text in texts), MAX_LENGTH)
     x_train, x_test = (encode(vocabulary, part, length) for part in (texts, others))
-    return Dataset(x_train, y_train, x_test, y_test, classes)
+    made = Dataset(x_train, y_train, x_test, y_test, classes)
+    return made._replace(words=tuple(vocabulary))
 
 
 def _words() -> Callable[[str], list[str]]:

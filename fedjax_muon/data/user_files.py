@@ -384,6 +384,11 @@ def _from_csv(
     numbers = [wanted.pop("target")] if target is not None else []
     others = [*dict.fromkeys(wanted.values())]
     known = columns is not None
+    if known and (categories or missing):
+        raise ValueError(
+            "columns says what becomes of texts and blanks; leave out categories and "
+            "missing"
+        )
     form = _form(table, features, na_values, columns)
     if known or categories is not None or missing is not None:
         cells, texts = read_texts(table, [*features, *numbers], others, na_values)

@@ -41,6 +41,8 @@ def metadata_of(problem: Problem, method: Method) -> dict[str, Any]:
         }
     if not dataset.classes:
         values["target"] = scale_of(dataset)._asdict()
+    if dataset.words:
+        values["words"] = dataset.words
     if dataset.columns is not None:
         values["columns"] = as_json(dataset.columns.published())
     if dataset.tokenizer is not None:  # whose classes are documents

@@ -39,6 +39,7 @@ from fedjax_muon.data.columns import (
 from fedjax_muon.data.csv_files import Entries
 from fedjax_muon.data.dataset import TOKEN_TYPES, not_finite
 from fedjax_muon.data.images import FORMATS, decoded
+from fedjax_muon.data.text import UNKNOWN, encode
 from fedjax_muon.data.tokenizers import Tokenizer
 from fedjax_muon.files import visible
 from fedjax_muon.models.weights import load_metadata, opened, save_params
@@ -106,9 +107,10 @@ class TrainedModel:
         Args:
           x: Examples as they were before training: numbers [n, ...], which are
             standardized here; the path of a CSV file, or columns by name, such as a
-            `pandas.DataFrame`; the path of an image or of a folder of them, or several
-            paths, which are resized to the size of the training images. Or a `Dataset`,
-            whose test examples are standardized already.
+            `pandas.DataFrame`; texts, if it was trained on them; the path of an image
+            or of a folder of them, or several paths, which are resized to the size of
+            the training images. Or a `Dataset`, whose test examples are standardized
+            already.
 
         Raises:
           ValueError: If the examples do not have the form of the training examples.
@@ -164,9 +166,13 @@ class TrainedModel:
             return _numbered(x.x_test), x.x_test
         columns = self.about.get("columns")
         is_path = isinstance(x, str | os.PathLike)
+        several = isinstance(x, list | tuple) and x and _is_path(x[0])
+        if "words" in self.about and several:
+            words = {word: i for i, word in enumerate(self.about["words"], UNKNOWN + 1)}
+            return x, encode(words, x, *self.about["input_shape"])
         if columns is not None and (is_path or hasattr(x, "keys")):
             raw = _of_table(from_json(columns), x)
-        elif is_path or (isinstance(x, list | tuple) and x and _is_path(x[0])):
+        elif is_path or several:
             names, raw = self._images([x] if is_path else x)
             return names, scales.of_rows(raw) if scales else raw
         else:
@@ -183,8 +189,9 @@ class TrainedModel:
 
     @property
     def _known(self) -> str:
-        is_table = "columns" in self.about
-        return "a CSV file or columns by name" if is_table else "paths of images"
+        known = {"columns": "a CSV file or columns by name", "words": "texts"}
+        found = [words for name, words in known.items() if name in self.about]
+        return found[0] if found else "paths of images"
 
     def _images(self, given: Sequence[Any]) -> tuple[list[str], np.ndarray]:
         """Images of the size and the channels of the training images."""

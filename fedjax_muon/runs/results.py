@@ -108,12 +108,11 @@ class Trained:
     @property
     def metadata(self) -> dict[str, Any]:
         """What a program needs to use the parameters."""
-        about = self.about
-        if about is None:
-            again = "what a run has trained", "train it again"
-            with reading(self._place / ABOUT, *again):
-                about = dict(json.loads(read_text(self._place / ABOUT)))
-        return {**about, "round": self.records[-1]["round"]}
+        if self.about is not None:
+            return {**self.about, "round": self.records[-1]["round"]}
+        with reading(self._place / ABOUT, "what a run has trained", "train it again"):
+            about = json.loads(read_text(self._place / ABOUT))
+            return {**about, "round": self.records[-1]["round"]}
 
     @functools.cached_property
     def model(self) -> TrainedModel:

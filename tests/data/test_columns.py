@@ -176,6 +176,8 @@ def test_sites_whose_columns_differ_are_refused(tmp_path):
         read(tmp_path / "b.csv", at("age", "a"), columns=place)
     with one_line("has the label 'dead', which is not one of", tmp_path):
         read(tmp_path / "b.csv", at("outcome", "dead", 9), columns=place)
+    with one_line("columns says what becomes of texts and blanks; leave out"):
+        read(tmp_path / "b.csv", rows(), columns=place, missing="mean")
     place.write_text("{}")
     with one_line("expected sums that .* write it again", tmp_path):
         read(tmp_path / "b.csv", rows(), columns=place)

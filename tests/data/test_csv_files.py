@@ -284,7 +284,7 @@ def test_names_in_all_types_of_arrays(labels, classes):
         (np.array(["nan", "a", "b"] * 20), "example 0: y is 'nan', which stands for a"),
         (np.array([0.5, 1] * 30), "y must be integers or strings, got 0.5 in example"),
         (np.eye(60, dtype=int), r"one per example, got int64.60, 60.; give"),
-        (np.arange(60), "there are 60 different labels: numbers that are no classes"),
+        (np.arange(60), "there are 60 different labels; numbers that are no classes"),
     ],
 )
 def test_labels_of_arrays_that_are_refused(labels, said):

@@ -68,7 +68,7 @@ def assert_simulated(words, rows, rounds, **how):
             state, _ = simulation.train_round(state)
         scores = simulation.evaluate(state)
         for name in ("test_accuracy", "test_loss"):
-            assert float(scores[name]) == rows[name][round]
+            assert float(scores[name]) == rows[name][round], (round, name)
 
 
 def kill_processes(name, value):

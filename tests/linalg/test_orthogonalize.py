@@ -287,6 +287,9 @@ def test_features_of_processors(tmp_path):
 def test_amx_takes_matrices_one_by_one_in_single_steps(shape, monkeypatch):
     """With the numbers that they have alone; up to an aspect of 4, stages are short."""
     x = jnp.asarray(gaussian(shape), jnp.float32)
+    way = WAYS["avx512_bf16"]  # also where the products of this machine are slow
+    monkeypatch.setattr(linalg_products, "way_of", lambda: way)
+    jax.clear_caches()
     plain_on_cpu = functools.partial(orthogonalize, form=plain)
     matrices = [*x.reshape(-1, *shape[-2:])]
     alone = jnp.stack([*map(jax.jit(plain_on_cpu), matrices)]).reshape(shape)

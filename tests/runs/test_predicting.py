@@ -9,6 +9,7 @@ import pytest
 
 import fedjax_muon as fm
 from fedjax_muon.cli.main import main
+from fedjax_muon.data import text
 from fedjax_muon.runs.about import about_model
 from fedjax_muon.runs.predicting import MADE, module_of
 from tests.support.error_lines import one_line
@@ -290,3 +291,22 @@ def test_running_statistics_are_saved_if_the_server_has_them(own, tmp_path):
     loaded = fm.load_model(result.save(tmp_path / "m.safetensors"), result.module)
     found, wanted = loaded.predict(dataset), result.predict(dataset)
     np.testing.assert_array_equal(found.probabilities, wanted.probabilities)
+
+
+@pytest.mark.slow
+def test_texts_are_encoded_by_the_words_of_training(tmp_path):
+    texts = [f"{'good' if i % 2 else 'bad'} food number {i}" for i in range(60)]
+    labels = [i % 2 for i in range(60)]
+    train, test = (
+        text.Sentences(texts[:40], labels[:40]),
+        text.Sentences(texts[40:], labels[40:]),
+    )
+    dataset = fm.data.check(text.tokenized(train, test, ("bad", "good")))
+    small = lambda data: fm.problems.rnn(data, embedding=4, hidden=8)
+    result = trained(dataset, model=small, method=fm.fedavg(lr=0.5))
+    model = fm.load_model(result.save(tmp_path / "m.safetensors"))
+    found = model.predict(texts[40:]).probabilities
+    np.testing.assert_array_equal(found, result.predict(dataset).probabilities)
+    assert model.predict(["an unknown word"]).examples == ("an unknown word",)
+    with one_line("x must be finite numbers, or texts, got"):
+        model.predict(np.array(["a"]))
