@@ -42,8 +42,8 @@ from fedjax_muon.simulation.checkpoint import check_path
 
 STATEMENT, CHARGED, SECRET = "privacy.txt", "ledger.json", ".secret"
 ASSUMED = (
-    "  assumed:    test examples, and the scaling and the share of positives of the\n"
-    "              training examples, are public\n"
+    "  assumed:    test examples, and the scaling, the categories of tables and the\n"
+    "              share of positives of the training examples, are public\n"
     "  assumed:    neither hyperparameters nor noise were chosen by results of other\n"
     "              runs on these data"
 )
