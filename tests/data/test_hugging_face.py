@@ -57,7 +57,7 @@ def images(**changes):
 def test_columns_of_numbers_and_lists(tmp_path):
     ours = data.from_hf(saved(tmp_path, table(), RISK), owner="clinic")
     x = np.concatenate([AGES[:, None], SCANS], axis=1).astype(np.float32)
-    owners = [i % 3 for i in range(20)]
+    owners = [f"clinic{i % 3}" for i in range(20)]
     expected = data.from_arrays(x, LABELS, owners=owners, classes=("low", "high"))
     np.testing.assert_equal(ours, expected._replace(name="saved"))
 
