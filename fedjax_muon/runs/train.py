@@ -160,8 +160,8 @@ def job_of(
     executed = getattr(simulation.settings, "algorithm", method)
     about = metadata_of(problem, method) | {"personal": keeps_parameters(executed)}
     if _has_secrets(simulation):
-        for name in ("tokenizer", "words"):  # those of private texts
-            about.pop(name, None)
+        for secret in ("tokenizer", "words"):  # those of private texts
+            about.pop(secret, None)
     numbers: Any = rounds, evaluate_every, drop, problem.name, about
     return Job(name, seed, simulation, *known, directory, *numbers)
 
