@@ -49,6 +49,11 @@ def split_csv(
             )
         rows.setdefault(name, []).append(row)
     folder = Path(directory).expanduser()
+    there = [name for name in sorted(rows) if (folder / f"{name}.csv").exists()]
+    if there:
+        raise ValueError(
+            f"{folder} has {there[0]}.csv already; choose another directory"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         for name in sorted(rows):

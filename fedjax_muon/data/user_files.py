@@ -400,7 +400,7 @@ def _from_csv(
         x, texts = read_table(table, [*features, *numbers], others, na_values)
         raw = Raw(x[:, : len(features)], (None,) * len(features))
         ys = x[:, len(features) :] if numbers else None
-    _warn_of_ids(path, features, raw)
+    _warn_of_ids(path, [each.name for each in form.columns], raw)
     of = {role: texts[name] for role, name in wanted.items()}
     y, owners = of["label"] if ys is None else ys[:, 0], of.get("owner")
     whole, rest = _Rows(raw.x, y, owners), None

@@ -29,6 +29,7 @@ from flax.traverse_util import unflatten_dict
 from fedjax_muon import models
 from fedjax_muon.core import Variables
 from fedjax_muon.data import Dataset, Standardization, check_standardization, tokenizers
+from fedjax_muon.data.cleaning import OF_NUMPY
 from fedjax_muon.data.columns import (
     Columns,
     cells_of,
@@ -328,8 +329,9 @@ def _of_table(columns: Columns, x: Any) -> np.ndarray:
 
 
 def _entries(values: Any) -> Entries:
-    """A column in Python, in which None and NaN are blanks."""
-    texts = ["" if v is None or v != v else str(v) for v in np.ravel(values).tolist()]
+    """A column in Python, in which None, NaN and pandas.NA are blanks."""
+    texts = ["" if v is None else str(v) for v in np.ravel(values).tolist()]
+    texts = ["" if text in OF_NUMPY else text for text in texts]
     different, rows = np.unique(texts, return_inverse=True)
     return Entries(different.tolist(), rows)
 

@@ -183,6 +183,15 @@ def test_sites_whose_columns_differ_are_refused(tmp_path):
         read(tmp_path / "b.csv", rows(), columns=place)
 
 
+def test_the_order_of_columns_is_free(tmp_path):
+    one = read(tmp_path / "a.csv", rows(), **MIXED)
+    place = data.save_columns(tmp_path / "c.json", one.columns)
+    turned = [row[::-1] for row in at("pressure", lambda n: str(n))]
+    with pytest.warns(UserWarning, match="column 'pressure' numbers the rows"):
+        other = read(tmp_path / "b.csv", turned, HEAD[::-1], columns=place)
+    np.testing.assert_allclose(other.x_train[:, 0], one.x_train[:, 0], atol=1e-6)
+
+
 def test_what_no_training_example_has_is_warned_of(tmp_path):
     table = [
         [*row[:2], "X" if row[6] == "test" else row[2], *row[3:]] for row in rows()

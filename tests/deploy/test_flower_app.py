@@ -243,6 +243,13 @@ def test_a_table_that_cannot_be_divided_is_refused(tmp_path, capsys, monkeypatch
             run("split", *words)
         assert said in capsys.readouterr().err
     assert not Path("sites").exists()
+    Path("a.csv").write_text("ward,age\nnorth,1\neast,2\n")
+    run("split", "a.csv", "sites", "--owner", "ward")
+    Path("sites/east.csv").unlink()
+    with pytest.raises(SystemExit):
+        run("split", "a.csv", "sites", "--owner", "ward")
+    assert "sites has north.csv already; choose another" in capsys.readouterr().err
+    assert not Path("sites/east.csv").exists()
 
 
 OWN_NET = """
