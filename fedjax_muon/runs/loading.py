@@ -65,12 +65,15 @@ def predict(run: Path, file: Path, *, output: Path | None = None) -> str:
     Args:
       run: Directory of a run, or a file that `export` wrote.
       file: A CSV file, an image, or a folder of images, as they were before training.
-      output: CSV file that gets the predictions; by default they are printed.
+      output: A new CSV file for the predictions; by default they are printed.
     """
+    place = None if output is None else Path(output).expanduser()
+    if place is not None and place.exists():
+        raise ValueError(f"{output} exists already; choose another name")
     found = f"{_model(run).predict(file)}"
-    if output is None:
+    if place is None:
         return found
-    write(Path(output).expanduser(), found + "\n")
+    write(place, found + "\n")
     return f"the predictions are in {output}"
 
 

@@ -103,6 +103,17 @@ def test_the_command_writes_a_table(patients, capsys, tmp_path):
     output = tmp_path / "p.csv"
     main(["predict", str(place / "run"), str(place / "a.csv"), "--output", str(output)])
     assert output.read_text() == wanted + "\n"
+    with pytest.raises(SystemExit):  # nothing is overwritten
+        main(
+            [
+                "predict",
+                str(place / "run"),
+                str(place / "a.csv"),
+                "--output",
+                str(output),
+            ]
+        )
+    assert "p.csv exists already; choose another name" in capsys.readouterr().err
     assert wanted.splitlines()[0] == "example,label,ill,well"
 
 
