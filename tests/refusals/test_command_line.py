@@ -22,7 +22,7 @@ QUICK = {
     "resum": "there are train, compare, sweep",
     "plo": "did you mean plot?",
     "train": "train needs method; train --help shows more",
-    "train fedavg --problem forecast": "unknown problem 'forecast'; choose one of",
+    "train fedavg --problem housing": "unknown problem 'housing'; choose one of",
     "train fedavg --problem regression": "regression needs dataset",
     "train fedavg --rounds 0": "rounds must be at least 1, got 0",
     "train fedavg --rounds": "--rounds needs a value: a whole number",
