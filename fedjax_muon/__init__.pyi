@@ -188,6 +188,7 @@ from .wrappers.compression import (
     truncated_svd as truncated_svd,
 )
 from .wrappers.personalization import ditto as ditto, keep_own as keep_own
+from .wrappers.secure_sums import secure_sums as secure_sums
 from .wrappers.spheres import keep_norms as keep_norms
 
 __all__: list[str]

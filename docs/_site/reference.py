@@ -103,7 +103,12 @@ PAGES = {
         "simulation.tuning:Tuned",
     ),
     "tracking": ("Trackers and figures", "tracking", "runs.summary", "runs.plots"),
-    "deploy": ("Real clients", "deploy", "deploy.nvflare:Site sites published"),
+    "deploy": (
+        "Real clients",
+        "deploy",
+        "deploy.nvflare:Site sites published",
+        "wrappers.secure_sums:secure_sums",
+    ),
 }
 
 

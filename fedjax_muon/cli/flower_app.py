@@ -39,7 +39,7 @@ from fedjax_muon.data.columns import as_json, from_json, read_rows
 from fedjax_muon.data.npz import arrays_of
 from fedjax_muon.deploy.federation import Federation, federation
 from fedjax_muon.deploy.node import Node
-from fedjax_muon.deploy.rounds import Missing, Progress, Send
+from fedjax_muon.deploy.rounds import Missing, Progress, SecureSum, Send
 from fedjax_muon.deploy.server import serve
 from fedjax_muon.files import read_text, reading, write
 from fedjax_muon.problems import Problem
@@ -267,7 +267,7 @@ def train_with(
     ours: Experiment,
     facts: Facts,
     problem: Problem,
-    send: Send,
+    send: Send | SecureSum,
     run_dir: Path,
     *,
     deadline: float | None = None,
@@ -477,4 +477,6 @@ def train(grid: Any, config: Mapping[str, Any], place: Path) -> None:
     problem = _problem(ours.problem)
     print(f"waiting for {clients} SuperNodes")
     server.wait(clients, deadline)
-    train_with(ours, facts, problem, server.send, output, deadline=deadline)
+    secret = federation_of(ours, problem, facts).sums_secretly
+    send = server.secure_sum if secret else server.send
+    train_with(ours, facts, problem, send, output, deadline=deadline)

@@ -55,6 +55,7 @@ _NAMES = {
         "wrappers.aggregators": "robust",
         "wrappers.attacks": "attack",
         "wrappers.personalization": "ditto keep_own",
+        "wrappers.secure_sums": "secure_sums",
     },
     "problem": {"problems": "classification regression auc text"},
     "reader": {"data": "load from_csv from_npz from_folder from_hf mapped"},

@@ -46,6 +46,7 @@ from fedjax_muon.core.messages import (
     exchange_shapes,
     message_shapes,
     only_finite,
+    received_shapes,
     returned,
     sent_bytes,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "no_client_state",
     "numbers_of",
     "only_finite",
+    "received_shapes",
     "recorded",
     "returned",
     "sent_bytes",

@@ -107,6 +107,13 @@ def message_shapes(algorithm: Algorithm, params: Params) -> list[Any]:
     return [sent.up for sent in shapes]
 
 
+def received_shapes(algorithm: Algorithm, params: Params) -> list[Any]:
+    """Finds the shapes of what is averaged in all exchanges, the prologue's first."""
+    exchanges = (*algorithm.prologue, *algorithm.exchanges)
+    received = lambda exchange, sent: jax.eval_shape(exchange.decode, sent)
+    return list(map(received, exchanges, message_shapes(algorithm, params)))
+
+
 def _zero(params: Params, batch: Any, key: jax.Array) -> Params:
     """A gradient that does not depend on its batch."""
     del batch, key

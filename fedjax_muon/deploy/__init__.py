@@ -11,7 +11,7 @@ process, and the modules `flower` and `nvflare` those of other machines.
 from fedjax_muon.deploy.federation import Federation, federation
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.deploy.node import Node
-from fedjax_muon.deploy.rounds import Missing, Progress, Send
+from fedjax_muon.deploy.rounds import Missing, Progress, SecureSum, Send, Sum
 from fedjax_muon.deploy.server import in_process, serve
 
 __all__ = [
@@ -20,7 +20,9 @@ __all__ = [
     "Missing",
     "Node",
     "Progress",
+    "SecureSum",
     "Send",
+    "Sum",
     "federation",
     "in_process",
     "serve",

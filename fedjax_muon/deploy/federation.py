@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_muon.core import Algorithm, Exchange, check_count
+from fedjax_muon.core import Algorithm, Exchange, check_count, message_shapes
 from fedjax_muon.core.recipe import described, in_words
 from fedjax_muon.deploy.messages import plain, schema
 from fedjax_muon.engine import plans
@@ -25,6 +25,7 @@ from fedjax_muon.simulation.program import numbers
 from fedjax_muon.simulation.rounds import Setup, Weighting, check_setup, traced
 from fedjax_muon.tasks.task import Task, as_argument
 from fedjax_muon.versions import PACKAGE_VERSION
+from fedjax_muon.wrappers.secure_sums import is_summed
 
 SERVED_ONCE = (
     "the run is served once: a server that is started again has its directory, its "
@@ -51,6 +52,12 @@ class Federation(NamedTuple):
     def first(self) -> int:
         """Number of the first exchange after the prologue."""
         return len(self.setup.algorithm.prologue)
+
+    @property
+    def sums_secretly(self) -> bool:
+        """Whether the server learns sums of messages alone, see `fm.secure_sums`."""
+        params = jax.eval_shape(self.setup.task.init, jax.random.key(0))
+        return is_summed(message_shapes(self.setup.algorithm, params))
 
     def steps(self, number: int) -> int:
         """Local steps of an exchange: one in the prologue."""

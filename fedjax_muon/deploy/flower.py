@@ -23,9 +23,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedjax_muon.deploy import messages
+from fedjax_muon.deploy import messages, secagg
 from fedjax_muon.deploy.messages import MessageError
 from fedjax_muon.deploy.node import Node
+from fedjax_muon.deploy.rounds import Sum
 from fedjax_muon.versions import optional
 
 flwr = optional("flwr", "a node over Flower", module="flwr.app")
@@ -130,6 +131,27 @@ class FlowerServer:
                 self._late |= sent
                 self._silent |= {request.node for request in sent.values()}
 
+    def secure_sum(self, requests: Mapping[int, bytes], deadline: float | None) -> Sum:
+        """Sums summands by SecAgg+; the transport of `serve` for `fm.secure_sums`.
+
+        Args:
+          deadline: Seconds for each of the four stages of the protocol.
+        """
+        waiting = dict(requests)
+        while True:
+            with self._lock:
+                self._look()
+                for _ in self._give_up(waiting):
+                    pass  # its client is not in the sum
+                nodes = self._nodes()
+            if waiting.keys() <= nodes.keys():
+                break
+            time.sleep(LOOK)
+        clients = {nodes[client]: client for client in waiting}
+        asked = {node: waiting[client] for node, client in clients.items()}
+        found = secagg.summed(self.grid, asked, deadline)
+        return found._replace(clients=[clients[node] for node in found.clients])
+
     def _look(self) -> None:
         """Finds the nodes that are online, and asks new ones for their client."""
         if time.monotonic() - self._looked > LOOK_FOR_NODES:
@@ -233,7 +255,8 @@ class FlowerServer:
 def client_app(make_node: Callable[[Any], Node]) -> Any:
     """Makes the `ClientApp` of SuperNodes, which answers requests of `FlowerServer`.
 
-    Handlers of other messages may be added to it.
+    Handlers of other messages may be added to it; `train` without a name takes part in
+    secure sums.
 
     Args:
       make_node: Makes the node of a SuperNode from Flower's context; its `node_config`
@@ -254,6 +277,7 @@ def client_app(make_node: Callable[[Any], Node]) -> Any:
             _packed(make_node(context).answer(request)), reply_to=message
         )
 
+    secagg.add_handler(app, make_node)
     return app
 
 

@@ -54,11 +54,32 @@ class Node:
         self._states = States(shared, directory)
         self._programs: dict[int, Callable[..., Any]] = {}
         self._known: dict[int, dict[str, Any]] = {}  # shapes of requests
+        self._sums_secretly = shared.sums_secretly
+
+    def summand(self, request: bytes) -> np.ndarray:
+        """Runs the client for one exchange, and returns its message for a secure sum.
+
+        Returns:
+          int64 [D], all entries in order.
+
+        Raises:
+          MessageError: If the node can't do what it is asked.
+        """
+        asked = messages.read(request)
+        sent, finite = self._run(asked)
+        if not self._sums_secretly:
+            raise MessageError("this algorithm has no secure sums")
+        if not finite:
+            raise MessageError("not finite, or an entry is too large")
+        entries = [np.ravel(x) for x in jax.tree.leaves(sent.values)]
+        return np.concatenate(entries).astype(np.int64)
 
     def answer(self, request: bytes) -> bytes:
         """Runs the client for one exchange, or answers why it can't."""
         about: dict[str, Any] = {"client": self.client}
         try:
+            if self._sums_secretly:
+                raise MessageError("messages of secure_sums are sent as a sum alone")
             asked = messages.read(request)
             for name in ("run", "turn"):
                 about[name] = asked.about.get(name)

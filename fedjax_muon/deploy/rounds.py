@@ -7,7 +7,7 @@ received. So the mean, its order, the finite checks and the random streams are t
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +31,18 @@ from fedjax_muon.simulation.rounds import State, init_state
 # threads call it at the same time, each for another client.
 Send = Callable[[Mapping[int, bytes], float | None], Iterable[tuple[int, bytes]]]
 NO_ANSWER = "no answer"
+
+
+class Sum(NamedTuple):
+    """What the server learns of a secure sum."""
+
+    clients: Collection[int]  # whose messages are in it
+    total: np.ndarray  # int64 [D], of the summands of nodes
+    reason: str = NO_ANSWER  # why the others are not
+
+
+# Sends requests by client id, and returns the sum of the summands before the deadline.
+SecureSum = Callable[[Mapping[int, bytes], float | None], Sum]
 
 
 class Missing(NamedTuple):
@@ -75,7 +87,7 @@ class Rounds:
     def __init__(
         self,
         shared: Federation,
-        send: Send,
+        send: Send | SecureSum,
         key: jax.Array,
         deadline: float | None,
         keep: Callable[[Progress], Progress] = lambda progress: progress,
@@ -85,7 +97,8 @@ class Rounds:
         Args:
           keep: Called with what an exchange has changed, before the next one begins.
         """
-        self.shared, self.send, self.deadline = shared, send, deadline
+        self.shared, self.deadline = shared, deadline
+        self.send: Any = send
         self.about, self.keep = description(shared), keep
         self._missing: list[Missing] = []  # of the round that runs
         setup = shared.setup
@@ -160,7 +173,10 @@ class Rounds:
             for place, client in enumerate(map(int, cohort))
             if present[place]
         }
-        answers, problems = self._collect(requests, progress.run, turn, number)
+        if self.shared.sums_secretly:
+            answers, problems = self._sum(requests, number)
+        else:
+            answers, problems = self._collect(requests, progress.run, turn, number)
         for client, problem in problems.items():
             self.miss(number, training.index, client, problem)
         sizes = np.ones(len(cohort), np.int32)
@@ -213,6 +229,34 @@ class Rounds:
             except MessageError as error:
                 problems[client] = str(error)
         return answers, problems
+
+    def _sum(
+        self, requests: Mapping[int, bytes], number: int
+    ) -> tuple[dict[int, tuple[Any, int]], dict[int, str]]:
+        """As if the first client of the sum had sent it, and the others zeros."""
+        found = self.send(requests, self.deadline)
+        if not isinstance(found, Sum):
+            raise ValueError(
+                "this transport sends single messages; for secure_sums, give one that "
+                "sums them, such as the secure_sum of a FlowerServer"
+            )
+        like = self.messages[number]
+        leaves, structure = jax.tree.flatten(like.values)
+        ends = np.cumsum([leaf.size for leaf in leaves])
+        if found.clients and found.total.shape != (ends[-1],):
+            found = found._replace(clients=(), reason="a sum of another shape")
+        clients = [client for client in requests if client in found.clients]
+        answers = {client: (tree.zeros_like(like), 1) for client in clients}
+        if clients:
+            parts = np.split(found.total.astype(np.int32), ends[:-1])
+            pairs = zip(parts, leaves, strict=True)
+            values = [jnp.asarray(part.reshape(leaf.shape)) for part, leaf in pairs]
+            total = like._replace(
+                values=jax.tree.unflatten(structure, values), check=jnp.float32(0)
+            )
+            answers[clients[0]] = total, 1
+        others = [client for client in requests if client not in answers]
+        return answers, dict.fromkeys(others, found.reason)
 
     def read(
         self, data: bytes, client: int, run: str, turn: int, number: int

@@ -20,7 +20,14 @@ from fedjax_muon.deploy.asynchronous import AsynchronousRounds
 from fedjax_muon.deploy.federation import Federation, description
 from fedjax_muon.deploy.messages import plain
 from fedjax_muon.deploy.node import INITIAL, Node
-from fedjax_muon.deploy.rounds import Missing, Progress, Rest, Rounds, Send
+from fedjax_muon.deploy.rounds import (
+    Missing,
+    Progress,
+    Rest,
+    Rounds,
+    SecureSum,
+    Send,
+)
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.arrivals import Arrival, Buffered
 from fedjax_muon.simulation.checkpoint import CheckpointError
@@ -32,7 +39,7 @@ NONE = -1  # the note of a run that has no checkpoint yet
 
 def serve(
     shared: Federation,
-    send: Send,
+    send: Send | SecureSum,
     key: jax.Array,
     *,
     rounds: int,
@@ -54,7 +61,8 @@ def serve(
     repeats the order of arrivals in a simulation.
 
     Args:
-      send: Transport, such as `in_process(nodes)` or a `FlowerServer`'s `send`.
+      send: Transport, such as `in_process(nodes)` or a `FlowerServer`'s `send`, or for
+        an algorithm of `fm.secure_sums`, a `FlowerServer`'s `secure_sum`.
       key: Typed key of the run, as for `Simulation.init`. It never leaves the server.
         A private run has only its initial parameters from it. All else, such as the
         noise of an exchange, is drawn from the operating system.

@@ -122,6 +122,16 @@ def contribution(clip: jax.Array, message: Any) -> Contribution:
     return Contribution(unit, below.astype(clip.dtype))
 
 
+def check_mean(algorithm: core.Algorithm) -> None:
+    """Checks that the server of an algorithm needs the mean of messages alone."""
+    every = (*algorithm.prologue, *algorithm.exchanges)
+    if any(e.attacks or e.stack or e.gather or e.reduce_sum for e in every):
+        raise ValueError(
+            "privacy adds noise to the sum of clipped messages, which robust "
+            f"aggregation, attacks, or {algorithm!r} replace: leave out one of them"
+        )
+
+
 def check_adaptable(algorithm: core.Algorithm) -> None:
     """Checks that an algorithm sends one message in a round, and none before."""
     check_one_exchange(algorithm, "AdaptiveClip", "give a number as clip_norm")
@@ -201,12 +211,7 @@ def private_clients(
       become negative. The server's state is `core.Wrapped` around a `MechanismState`.
     """
     _check(clip_norm, noise_multiplier, prologue_noise_multiplier, clients, cohort)
-    every = (*algorithm.prologue, *algorithm.exchanges)
-    if any(e.attacks or e.stack or e.gather for e in every):
-        raise ValueError(
-            "privacy adds noise to the sum of the messages, which robust aggregation, "
-            f"attacks, or {algorithm!r} replace: leave out one of them"
-        )
+    check_mean(algorithm)
     if strategy is not None:
         check_one_exchange(algorithm, "correlated noise", "leave out strategy")
     if isinstance(clip_norm, AdaptiveClip):
@@ -214,7 +219,7 @@ def private_clients(
     if prologue_noise_multiplier is None:
         prologue_noise_multiplier = noise_multiplier
     first = len(algorithm.prologue)
-    shapes = partial(_shapes, algorithm)
+    shapes = partial(core.received_shapes, algorithm)
     fraction = cohort / clients
     before = _Phase(slice(first), clients, 1.0, prologue_noise_multiplier)
     rounds = _Phase(slice(first, None), cohort, fraction, noise_multiplier)
@@ -378,13 +383,6 @@ def _received(exchange: core.Exchange, sent: Any) -> Any:
     return tree.map(lambda x: x.astype(sum_dtype(x)), exchange.decode(sent))
 
 
-def _shapes(algorithm: core.Algorithm, params: Any) -> list[Any]:
-    """Shapes of what is averaged in all exchanges, beginning with the prologue's."""
-    exchanges = (*algorithm.prologue, *algorithm.exchanges)
-    received = lambda exchange, sent: jax.eval_shape(exchange.decode, sent)
-    return list(map(received, exchanges, core.message_shapes(algorithm, params)))
-
-
 def _fields_of(message: Any) -> dict[str, Any]:
     """The fields of a message that have arrays, which can be clipped separately."""
     named = hasattr(message, "_fields")
@@ -394,7 +392,7 @@ def _fields_of(message: Any) -> dict[str, Any]:
 
 def message_fields(algorithm: core.Algorithm, params: Any) -> list[str]:
     """The fields of the messages of a round, such as ["params", "momentum"]."""
-    messages = _shapes(algorithm, params)[len(algorithm.prologue) :]
+    messages = core.received_shapes(algorithm, params)[len(algorithm.prologue) :]
     return [name for message in messages for name in _fields_of(message)]
 
 
@@ -410,7 +408,7 @@ def norms_of_sums(
     if isinstance(clip_norm, AdaptiveClip):
         noise_multiplier = clip_norm.noise(noise_multiplier, cohort).message
         clip_norm = clip_norm.initial
-    sent = _shapes(algorithm, params)[len(algorithm.prologue) :]
+    sent = core.received_shapes(algorithm, params)[len(algorithm.prologue) :]
     norms = [_norms(clip_norm, message) for message in sent]
     count = lambda norm, field: sum(x.size for x in jax.tree.leaves(field))
     counts = tree.map(count, norms, sent)

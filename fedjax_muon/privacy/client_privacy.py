@@ -24,6 +24,7 @@ from fedjax_muon.privacy.client_mechanism import (
     AdaptiveClip,
     ClipNorm,
     check_adaptable,
+    check_mean,
     message_fields,
     norms_of_sums,
     private_clients,
@@ -140,6 +141,7 @@ class ClientPrivacy:
                 "the algorithm is private already; leave out private_clients, since "
                 "privacy decides clip and noise"
             )
+        check_mean(algorithm)
         limit = "the number of clients"
         check_count("cohort", self.cohort, 1, clients, limit=limit)
         group = clients // self.cycle(clients)

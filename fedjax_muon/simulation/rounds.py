@@ -36,6 +36,7 @@ from fedjax_muon.simulation.cohorts import Cohort, Members
 from fedjax_muon.simulation.initial import draw_params
 from fedjax_muon.simulation.participation import Work, uniform
 from fedjax_muon.tasks.task import Task
+from fedjax_muon.wrappers import secure_sums
 from fedjax_muon.wrappers.personalization import params_of_clients
 
 Weighting = Callable[[jax.Array], jax.Array]  # sizes of clients [S] -> weights [S]
@@ -122,6 +123,7 @@ def check_setup(setup: Setup) -> None:
         )
     first = cohort.prologue or number
     engine.check_stacks(algorithm, first, cohort.size)  # may raise
+    secure_sums.check_clients(algorithm, params, first, cohort.size)
     if algorithm.uniform_weights and setup.weighting is not uniform:
         raise ValueError(
             "this algorithm has control variates or bounds each client's part, both of "

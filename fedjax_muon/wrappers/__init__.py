@@ -5,7 +5,15 @@ from fedjax_muon.wrappers import (
     attacks,
     compression,
     personalization,
+    secure_sums,
     spheres,
 )
 
-__all__ = ["aggregators", "attacks", "compression", "personalization", "spheres"]
+__all__ = [
+    "aggregators",
+    "attacks",
+    "compression",
+    "personalization",
+    "secure_sums",
+    "spheres",
+]

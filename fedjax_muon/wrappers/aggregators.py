@@ -56,8 +56,8 @@ def with_all_messages(
         del number
         if exchange.reduce_sum:
             raise ValueError(
-                "a private algorithm sums its messages, and can't aggregate or attack "
-                "them in another way: leave out privacy"
+                "privacy and secure_sums add messages up, and nothing can aggregate or "
+                "attack them one by one: leave out one of them"
             )
         return change(exchange)
 

@@ -19,13 +19,18 @@ class FakeGrid(Grid):
         self.apps, self.config, self.online = apps, config, set(apps)
         self.held, self.pulled, self.asked = set(), [], []
         self.waiting, self.numbers = {}, itertools.count()
+        self.states = {}  # of apps, from one message to the next
 
     run = property(lambda self: None)
 
     def set_run(self, run):
         raise NotImplementedError
 
-    create_message = send_and_receive = set_run
+    create_message = set_run
+
+    def send_and_receive(self, messages, *, timeout=None):
+        names = [name for name in self.push_messages(messages) if name]
+        return self.pull_messages(names)
 
     def get_node_ids(self):
         return sorted(self.online)
@@ -55,7 +60,8 @@ class FakeGrid(Grid):
         if node not in self.online:
             return failure(message, ErrorCode.NODE_UNAVAILABLE, "gone")
         self.asked.append((node, message.metadata.message_type))
-        context = Context(RUN, node, self.config(node), RecordDict(), {})
+        state = self.states.setdefault(node, RecordDict())
+        context = Context(RUN, node, self.config(node), state, {})
         try:
             answer = self.apps[node](message, context)
         except (ValueError, OSError) as error:

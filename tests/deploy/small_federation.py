@@ -5,7 +5,7 @@ import numpy as np
 
 from fedjax_muon import engine, models
 from fedjax_muon.data import Dataset
-from fedjax_muon.deploy import Node, federation, in_process, messages, serve
+from fedjax_muon.deploy import Node, Sum, federation, in_process, messages, serve
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.tasks.classification import classification
 
@@ -42,7 +42,7 @@ def simulated(algorithm, rounds=3, **changes):
 
 def described(algorithm, **changes):
     numbers = {"num_clients": CLIENTS, "max_client_size": 32, "classes": CLASSES}
-    return federation(algorithm, TASK, **numbers, **sizes_of(algorithm) | changes)
+    return federation(algorithm, TASK, **numbers | sizes_of(algorithm) | changes)
 
 
 def nodes_of(shared, directory=None):
@@ -62,6 +62,20 @@ def served(shared, send=None, rounds=3, arrived=None, **given):
         arrived.extend(progress.arrived),
     )
     return serve(shared, send, KEY, rounds=rounds, on_round=keep, **given), missing
+
+
+def adding(nodes, silent=(), asked=None):
+    """A transport that adds summands in another order than that of requests."""
+
+    def secure_sum(requests, deadline):
+        del deadline
+        there = [client for client in reversed(requests) if client not in silent]
+        if asked is not None:
+            asked.update(requests)
+        total = sum(nodes[client].summand(requests[client]) for client in there)
+        return Sum(there, np.asarray(total), "it was silent")
+
+    return secure_sum
 
 
 def asked(server, deadline=5.0, **requests):

@@ -88,6 +88,60 @@ def test_an_algorithm_has_the_bits_of_a_simulation(tmp_path, name):
     assert len(made) == CLIENTS + exchanges
 
 
+@pytest.mark.parametrize("away", [0, 1])
+def test_secure_sums_have_the_bits_of_a_simulation(tmp_path, away):
+    algorithm = fm.secure_sums(fm.fedmuon(lr=0.1))
+    shared = described(algorithm, cohort=CLIENTS)
+
+    def make_node(context):
+        client = context.node_config["client"]
+        own = PARTS[client]
+        return Node(shared, client, X[own], Y[own], tmp_path / str(client))
+
+    apps = dict.fromkeys(range(100, 100 + CLIENTS), flower.client_app(make_node))
+    grid = FakeGrid(apps, lambda node: {"client": (node - 99) % CLIENTS})
+    server = flower.FlowerServer(grid, CLIENTS)
+    server.wait(CLIENTS, 5)
+    server.patience = 0.0
+    grid.online -= {*range(100, 100 + away)}
+    ended, missing = served(shared, server.secure_sum)
+    gone = {(node - 99) % CLIENTS for node in range(100, 100 + away)}
+    assert {lost.client for lost in missing} == gone
+    if not away:
+        assert_same(simulated(algorithm, cohort=CLIENTS), ended)
+    kinds = {kind for _, kind in grid.asked}
+    assert kinds == {"query.fedjax_muon", "train"}  # no single message
+
+
+def test_a_client_that_fails_is_not_in_the_sum(tmp_path):
+    algorithm = fm.secure_sums(fm.fedavg(lr=0.1))
+    shared = described(algorithm, cohort=CLIENTS)
+    other = described(fm.secure_sums(fm.fedavg(lr=0.2)), cohort=CLIENTS)
+
+    def make_node(context):
+        client = context.node_config["client"]
+        own = PARTS[client]
+        return Node(other if client == 1 else shared, client, X[own], Y[own])
+
+    apps = dict.fromkeys(range(100, 100 + CLIENTS), flower.client_app(make_node))
+    grid = FakeGrid(apps, lambda node: {"client": node - 100})
+    server = flower.FlowerServer(grid, CLIENTS)
+    server.wait(CLIENTS, 5)
+    ended, missing = served(shared, server.secure_sum, rounds=2)
+    assert [(lost.client, lost.reason) for lost in missing] == 2 * [(1, "no answer")]
+    assert ended.state.round == 2
+
+
+def test_too_few_clients_have_no_sum():
+    algorithm = fm.secure_sums(fm.fedavg(lr=0.1))
+    server = flower.FlowerServer(echoes([0, 1]), CLIENTS, patience=0.0)
+    server.wait(2)
+    _, missing = served(described(algorithm), server.secure_sum, rounds=1)
+    assert {lost.reason for lost in missing} == {
+        "a secure sum needs 3 clients, and 2 are there"
+    }
+
+
 def test_answers_are_yielded_as_they_arrive():
     grid, server = server_of([1, 0])
     grid.held = {100}

@@ -11,6 +11,7 @@ import fedjax_muon as fm
 from fedjax_muon.data import Dataset
 from fedjax_muon.deploy import Node, federation, in_process, serve
 from fedjax_muon.wrappers.compression import compress
+from tests.deploy.small_federation import adding
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,7 @@ WRAPPERS = {  # from the inside
     "personalization": lambda method: fm.keep_own(method, ["head"]),
     "compression": lambda method: compress(method, fm.quantize(8)),
     "robust aggregation": lambda method: fm.robust(method, fm.aggregators.median()),
+    "secure sums": fm.secure_sums,
 }
 SETTINGS = {
     "asynchronous rounds": {"cohort": fm.buffered(4, 2)},
@@ -57,7 +59,8 @@ def tried(*features):
     sizes = {"num_clients": CLIENTS, "max_client_size": 8, "classes": CLASSES}
     shared = federation(method, TASK, **sizes, **how)
     nodes = {i: Node(shared, i, X[part], Y[part]) for i, part in enumerate(PARTS)}
-    serve(shared, in_process(nodes), jax.random.key(0), rounds=1)
+    send = adding(nodes) if "secure sums" in features else in_process(nodes)
+    serve(shared, send, jax.random.key(0), rounds=1)
 
 
 def table():

@@ -286,7 +286,7 @@ MISTAKES = {
     "leave out one of them": lambda: private_clients(
         fm.robust(fm.fedavg(), bad.median()), clip_norm=1.0, **ONE
     ),
-    "leave out privacy": lambda: fm.robust(PRIVATE, bad.median()),
+    "and secure_sums add messages up": lambda: fm.robust(PRIVATE, bad.median()),
     # arrivals and clocks
     "a buffer of 3 never fills with concurrency=2": lambda: fm.buffered(2, 3),
     "concurrency=7 of 6 clients": arriving(fm.buffered, 7, 3),
