@@ -68,7 +68,7 @@ def function_of(name: str) -> Function:
     own |= {"deploy": flower_app.deploy, "export": loading.export}
     own |= {"plot": plotting.plot, "partition": plotting.partition}
     own |= {"predict": loading.predict, "sample": loading.sample}
-    own |= {"split": split_csv}
+    own |= {"split": split_csv, "describe": flower_app.describe}
     return own.get(name) or getattr(runs, name)
 
 

@@ -100,47 +100,98 @@ class Facts:
     sites: tuple[str, ...] = ()  # names of the clients, by their numbers
     # of a CSV file: its columns, and the mean and std of their channels
     table: Mapping[str, Any] | None = None
+    tested: bool = True  # whether the server has test examples
+
+
+def described(dataset: Dataset) -> Facts:
+    """What nodes know of a dataset, without clients."""
+    if not dataset.classes:
+        raise ValueError(
+            "real clients have labels; targets (regression) can only be simulated yet"
+        )
+    x, classes = dataset.x_train, tuple(map(str, dataset.classes))
+    table = None
+    if dataset.columns is not None and dataset.standardization is not None:
+        mean, std = (array.tolist() for array in dataset.standardization)
+        columns = as_json(dataset.columns.published())
+        table = {"columns": columns, "mean": mean, "std": std}
+    return Facts(x.shape[1:], x.dtype.name, classes, dataset.tokens, {}, (), table)
+
+
+def describe(problem: Problem, *, output: Path = Path("words.json")) -> str:
+    """Writes what a server without data must know of one client's examples.
+
+    That is their shape, their classes, and of a CSV file the categories, means and
+    standard deviations of its columns, but no example and no number of examples.
+
+    Args:
+      problem: Whose dataset it describes.
+      output: A new JSON file, for `deploy --words`.
+    """
+    place = Path(output).expanduser()
+    if place.exists():
+        raise ValueError(f"{place} is there already; choose another file")
+    facts = described(check_dataset(problem.dataset))
+    write(place, json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
+    shape = " x ".join(map(str, facts.shape))
+    return f"{place} says: {shape}; classes {', '.join(facts.classes)[:300]}"
 
 
 def facts_of(
-    ours: Experiment, problem: Problem, largest_client: int | None = None
+    ours: Experiment,
+    problem: Problem,
+    largest_client: int | None = None,
+    said: Facts | None = None,
 ) -> Facts:
     """Describes the examples of a problem.
 
     Args:
       largest_client: Upper bound of a client's number of examples. By default that of
         the clients of `train`.
+      said: What a client says of its examples, and the sites that there are.
     """
     method, dataset, how = ours.algorithm(), problem.dataset, ours.how
-    if not dataset.classes:
+    made = said or described(dataset)
+    largest, clients = largest_client, len(made.sites)
+    if said is None:
+        parts = problem.parts(ours.seed)
+        clients = len(parts)
+        largest = max(map(len, parts)) if largest is None else largest
+    if largest is None:
         raise ValueError(
-            "real clients have labels; targets (regression) can only be simulated yet"
+            "give --largest-client, an upper bound of a site's number of examples, "
+            "since the server has no data"
         )
-    parts = problem.parts(ours.seed)
-    largest = max(map(len, parts)) if largest_client is None else largest_client
     check_count("largest_client", largest)
     sizes = settings_of(method, problem, how)
     if needs_all(method, problem, how):
-        sizes["cohort"] = len(parts)
-    sizes |= {"num_clients": len(parts), "classes": len(dataset.classes)}
+        sizes["cohort"] = clients
+    sizes |= {"num_clients": clients, "classes": len(made.classes)}
     sizes["max_client_size"] = 1 << (largest - 1).bit_length()
     kept = {name: sizes[name] for name in SIZES if isinstance(sizes.get(name), int)}
-    x = np.asarray(dataset.x_train)
-    classes = tuple(map(str, dataset.classes))
-    made = Facts(x.shape[1:], x.dtype.name, classes, dataset.tokens, kept)
     by_owner = getattr(problem.divided, "args", (None,))[0] is partition.by_owner
     if by_owner and dataset.owners is not None and dataset.owner_names:
         known = [dataset.owner_names[i] for i in np.unique(dataset.owners)]
         made = dataclasses.replace(made, sites=tuple(known))
-    if dataset.columns is not None and dataset.standardization is not None:
-        mean, std = (array.tolist() for array in dataset.standardization)
-        table = {"columns": as_json(dataset.columns.published())}
-        made = dataclasses.replace(made, table={**table, "mean": mean, "std": std})
-    return made
+    return dataclasses.replace(made, sizes=kept)
+
+
+def said_by_client(words: Path | None, sites: Sequence[str]) -> Facts | None:
+    """The facts of a server without data: the words of a client, and all sites."""
+    if words is None:
+        if sites:
+            raise ValueError("sites is for --words; with data, give it an owner")
+        return None
+    if len(set(sites)) < len(sites) or not sites:
+        raise ValueError(
+            f"--words needs --sites, the name of each site once, got {[*sites]}"
+        )
+    facts = _read_facts(words.expanduser())
+    return dataclasses.replace(facts, sites=tuple(map(str, sites)), tested=False)
 
 
 def problem_of_nodes(call: Call, facts: Facts) -> Problem:
-    """The problem with one example of zeros, since only the server has its data."""
+    """The problem with one example of zeros, where its data are not."""
     if "dataset" not in inspect.signature(call.function).parameters:
         raise ValueError(
             f"{call.name} must have an argument dataset to be deployed: nodes make the "
@@ -177,6 +228,8 @@ def deploy(
     seed: int = 0,
     evaluate_every: int = 5,
     largest_client: int | None = None,
+    words: Path | None = None,
+    sites: Sequence[str] = (),
     cohort: int | Cohort | None = None,
     local_steps: int | None = None,
     batch_size: int | None = None,
@@ -194,15 +247,20 @@ def deploy(
       evaluate_every: Rounds between evaluations.
       largest_client: Upper bound of a client's number of examples. By default that of
         the clients of train.
+      words: The file that `describe` wrote at a client, for a server without data: it
+        does not test, and the problem has no dataset.
+      sites: With `words`, the names of all clients.
       cohort: Clients of a round, or how they are chosen.
       local_steps: Local steps of a client in a round.
       batch_size: Examples of a local step.
       sampler: Draws the batches of clients.
       weighting: Weights of clients in the mean.
     """
+    said = said_by_client(words, sites)
     ours, problem_made = prepared(
         method,
         problem,
+        said,
         rounds=rounds,
         seed=seed,
         evaluate_every=evaluate_every,
@@ -212,19 +270,22 @@ def deploy(
         sampler=sampler,
         weighting=weighting,
     )
-    facts = facts_of(ours, problem_made, largest_client)
+    facts = facts_of(ours, problem_made, largest_client, said)
     federation_of(ours, problem_of_nodes(ours.problem, facts), facts)  # as nodes do
     place = write_app(directory.expanduser(), ours, facts)
-    words = shlex.join(["flwr", "run", str(place), "--stream"])
-    return (
-        f"wrote a Flower app; run it by: {words}\non this machine alone: {words} "
-        f"--federation-config num-supernodes={facts.sizes['num_clients']}"
-    )
+    command = shlex.join(["flwr", "run", str(place), "--stream"])
+    wrote = f"wrote a Flower app; run it by: {command}"
+    if said is not None:
+        return wrote
+    number = facts.sizes["num_clients"]
+    alone = f"{command} --federation-config num-supernodes={number}"
+    return f"{wrote}\non this machine alone: {alone}"
 
 
 def prepared(
     method: Any,
     problem: Any = None,
+    said: Facts | None = None,
     *,
     rounds: int = 100,
     seed: int = 0,
@@ -249,7 +310,12 @@ def prepared(
     ours = Experiment(method, problem, given, rounds, seed, evaluate_every)
     if not isinstance(ours.algorithm(), Algorithm):
         raise ValueError(f"{method.name} has no server; choose one that has")
-    return ours, _problem(problem)
+    if said is None:
+        return ours, _problem(problem)
+    for name in {"dataset", "clients", *OF_DATA} & problem.kwargs.keys():
+        raise ValueError(f"--words and --sites decide {name}; leave it out")
+    fewer = problem._replace(kwargs={**problem.kwargs, "clients": len(said.sites)})
+    return ours, problem_of_nodes(fewer, said)
 
 
 def as_trained(method: Call) -> Call:
@@ -292,7 +358,7 @@ class _Record:
     def __init__(self, ours: Experiment, facts: Facts, problem: Problem, run_dir: Path):
         self.shared, self.rounds = federation_of(ours, problem, facts), ours.rounds
         self.evaluate_every = ours.evaluate_every
-        self.score = score_of(problem)
+        self.score, self.tested = score_of(problem), facts.tested
         dataset = check_dataset(problem.dataset)
         self.test = jnp.asarray(dataset.x_test), jnp.asarray(dataset.y_test)
         self.metrics, self.missing = run_dir / METRICS, run_dir / MISSING
@@ -318,13 +384,15 @@ class _Record:
             metrics_csv.append(self.arrivals, arrival._asdict())
         if now % self.evaluate_every and now < rounds:
             return
-        scores = self.measure(self.shared.setup.task, progress.params, *self.test)
         row: dict[str, Any] = {"round": now, "missing": len(missing)}
-        row |= {f"test_{name}": float(value) for name, value in scores.items()}
+        said = f"round {now} of {rounds}"
+        if self.tested:
+            scores = self.measure(self.shared.setup.task, progress.params, *self.test)
+            row |= {f"test_{name}": float(value) for name, value in scores.items()}
+            said += f": test {self.score} {row[score_column(row)]:.4f}"
         row["seconds"] = round(time.monotonic() - self.since, 3)
         metrics_csv.append(self.metrics, row)
-        score = row[score_column(row)]
-        print(f"round {now} of {rounds}: test {self.score} {score:.4f}")
+        print(said)
 
 
 def _keep_before(path: Path, round: int) -> None:
@@ -390,7 +458,7 @@ def _read_facts(path: Path) -> Facts:
         dtype, tokens = np.dtype(str(about["dtype"])).name, int(about["tokens"])
         sites, table = tuple(map(str, about.get("sites", ()))), about.get("table")
         plain = tuple(shape), dtype, tuple(classes), tokens, sizes
-        return Facts(*plain, sites, table)
+        return Facts(*plain, sites, table, bool(about.get("tested", True)))
 
 
 def load_examples(path: Path, facts: Facts) -> tuple[np.ndarray, np.ndarray]:
@@ -435,6 +503,11 @@ def node_of(
         ) from error
     client = _client_of(config, facts)
     if simulated:
+        if not facts.tested:
+            raise ValueError(
+                "this app has no examples to simulate clients with; start SuperNodes "
+                "with the file of each: --node-config 'site=\"north\" data=...'"
+            )
         problem = _problem(ours.problem)
         dataset = check_dataset(problem.dataset)
         part = problem.parts(ours.seed)[client]
@@ -474,7 +547,8 @@ def train(grid: Any, config: Mapping[str, Any], place: Path) -> None:
     server = FlowerServer(grid, clients, patience=float(config["patience"]))
     output = Path(config["output"])
     output.mkdir(parents=True, exist_ok=True)
-    problem = _problem(ours.problem)
+    has = _problem(ours.problem) if facts.tested else None
+    problem = has or problem_of_nodes(ours.problem, facts)
     print(f"waiting for {clients} SuperNodes")
     server.wait(clients, deadline)
     secret = federation_of(ours, problem, facts).sums_secretly

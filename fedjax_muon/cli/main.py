@@ -38,6 +38,7 @@ COMMANDS = {
     "prepare": "Download a dataset of tensorflow-datasets.",
     "split": "Divide a CSV file into one for each owner.",
     "partition": "Draw the labels of each client of a problem.",
+    "describe": "Write what a server without data must know of a client's.",
     "deploy": "Write a Flower app that trains a method with real clients.",
 }
 USAGE = """\

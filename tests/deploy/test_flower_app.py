@@ -3,6 +3,7 @@
 import tomllib
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -226,6 +227,69 @@ def test_sites_are_named_and_have_tables_of_their_own(tmp_path, monkeypatch):
         table.write_text(text.replace(old, new))
         with one_line(said, table):
             node(site="north", data=table)
+
+
+def test_a_server_without_data_has_the_bits_of_one_with_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        f"{'ns'[i % 2]},{'' if i % 7 == 1 else i},{'yn'[i // 3 % 2]}" for i in range(60)
+    ]
+    Path("all.csv").write_text("\n".join(["ward,age,ill", *rows]))
+    run("split", "all.csv", "sites", "--owner", "ward")
+    table = "all.csv:label=ill,owner=ward,missing=mean"
+    run("describe", table, "--output", "words.json")
+    usual = ("fedmuon", "--rounds", 2, "--evaluate-every", 1, "--largest-client", 32)
+    run("deploy", "with", *usual, "--problem", f"{table},model=mlp:8")
+    named = ("--words", "words.json", "--sites", "n,s")
+    run("deploy", "without", *usual, *named, "--problem", "classification:model=mlp:8")
+    Path("all.csv").rename("all_of_them.csv")
+    ended, add = {}, flower_app._Record.add
+
+    def noted(record, progress, missing):
+        ended[record.metrics.parent.name] = progress.params
+        add(record, progress, missing)
+
+    monkeypatch.setattr(flower_app._Record, "add", noted)
+    for name in ("without", "with"):
+        place = tmp_path / name
+        ours, facts = flower_app.read_app(place)
+        if facts.tested:
+            Path("all_of_them.csv").rename("all.csv")
+            problem = flower_app._problem(ours.problem)
+        else:
+            problem = flower_app.problem_of_nodes(ours.problem, facts)
+        configs = [
+            {"site": site, "data": f"sites/{site}.csv", "states": f"{name}_{site}"}
+            for site in facts.sites
+        ]
+        send = in_process(nodes_from(place, configs))
+        flower_app.train_with(ours, facts, problem, send, place)
+    for a, b in zip(*map(jax.tree.leaves, ended.values()), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    first, *_ = (tmp_path / "without" / "metrics.csv").read_text().splitlines()
+    assert first == "round,missing,seconds"
+    with one_line("this app has no examples to simulate clients with"):
+        flower_app.node_of({"partition-id": 0}, {"output": "x"}, tmp_path / "without")
+
+
+def test_words_of_clients_need_sites_and_a_bound(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("describe", "digits")
+    with pytest.raises(SystemExit):
+        run("describe", "digits")
+    assert "words.json is there already" in capsys.readouterr().err
+    named, bound = "--words words.json --sites a,b", "--largest-client 9"
+    for words, said in (
+        ("--words words.json", "needs --sites, the name of each site once, got []"),
+        ("--words words.json --sites a,a", "each site once, got ['a', 'a']"),
+        ("--sites a,b", "sites is for --words; with data, give it an owner"),
+        (named, "give --largest-client, an upper bound"),
+        (f"{named} {bound} --problem digits", "--sites decide dataset; leave it out"),
+        (f"{named} {bound} --problem classification:clients=3", "decide clients"),
+        (f"--words no.json --sites a,b {bound}", "no.json"),
+    ):
+        assert said in refused(capsys, "deploy", "app", "fedavg", *words.split())
+    assert not Path("app").exists()
 
 
 def test_a_table_that_cannot_be_divided_is_refused(tmp_path, capsys, monkeypatch):
