@@ -28,7 +28,11 @@ import fedjax_muon as fm
 
 SHAPE, EACH, CLASSES = (32, 32, 3), 20, 10
 SIZES: Any = {"local_steps": 2, "batch_size": 20}
-METHODS = {"FedAvg": lambda: fm.fedavg(lr=0.03), "FedMuon": lambda: fm.fedmuon(lr=0.01)}
+METHODS = {
+    "FedAvg": lambda: fm.fedavg(lr=0.03),
+    "FedMuon": lambda: fm.fedmuon(lr=0.01),
+    "SCAFFOLD": lambda: fm.scaffold(lr=0.03),  # clients keep states
+}
 WARM, LEAST = 5, 20.0  # rounds before the clock, and seconds that are measured
 
 
@@ -133,6 +137,7 @@ def main() -> None:
     parser.add_argument(
         "--turns", action="store_true", help="rounds of both in one process, in turns"
     )
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one is not None:
@@ -151,7 +156,7 @@ def main() -> None:
         if not given.turns:
             print("| method | examples | clients | s to open | s a round | ", end="")
             print("RssAnon, GB | RssFile, GB | VmHWM, GB |\n|---|---|" + 6 * "---:|")
-        for method in METHODS:
+        for method in given.methods:
             for where in ("turns",) if given.turns else ("memory", "disk"):
                 words = [sys.executable, "-m", "benchmarks.mapped", "--one", method]
                 words += [where, "--folder", str(folder), "--cohort"]

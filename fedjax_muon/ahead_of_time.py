@@ -123,9 +123,10 @@ def _traced(simulation: Simulation, devices: Sequence[Any], plan: Plan) -> Any:
         program = decentralized.program_of(settings)
     alone = (SingleDeviceSharding(devices[0]),) * 3
     of_data, of_runs, of_states = program.shardings or alone
-    data, run = simulation.shaped(0)
+    given = simulation.data, simulation.run, jax.random.key(0)
+    created = jax.eval_shape(program.create, *given)
+    data, run, created = simulation.shaped(0, created)
     data, programs = _placed(data, of_data, len(devices)), compiled(program)
-    created = jax.eval_shape(program.create, data, run, jax.random.key(0))
     begun = programs.begin.trace(data, run, created).out_info[0]
     run, state = _placed(run, of_runs), _placed(begun, of_states)
     count = jax.ShapeDtypeStruct((), jnp.int32)

@@ -192,6 +192,7 @@ def federate(
         clients = clients_of(x, y, parts)
     else:
         _check_on_disk(setup)
+        setup = setup._replace(host_states=_has_states(setup))
         shapes = jnp.zeros((1, *x.shape[1:]), x.dtype), jnp.zeros(1, jnp.int32)
         clients = Clients(*shapes, partition_of(y, parts))
     check_setup(setup)
@@ -221,6 +222,14 @@ def _check_on_disk(setup: Setup) -> None:
             f"examples that stay on disk are not for {unfit}; leave it out, or read "
             "them into memory with data.from_npz"
         )
+
+
+def _has_states(setup: Setup) -> bool:
+    """Whether clients keep arrays between rounds that the host can hold."""
+    params = jax.eval_shape(setup.task.init, jax.random.key(0))
+    leaves = jax.tree.leaves(jax.eval_shape(setup.algorithm.init_client, params))
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return bool(leaves) and not any(map(is_key, leaves))
 
 
 def _check_clock(cohort: Cohort, local_epochs: Epochs | None) -> None:

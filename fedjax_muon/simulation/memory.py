@@ -45,7 +45,7 @@ def held_by(simulation: Simulation) -> Memory:
     held = jax.tree.leaves((simulation.data, simulation.run))
     examples = sum({id(x): _on_one_device(x) for x in held}.values())
     if simulation.source is not None:  # those of evaluations, and of two rounds
-        scored, shaped = simulation.scored[0].x, simulation.shaped(0)[0].x
+        scored, shaped = simulation.scored[0].x, simulation.shaped(0, state)[0].x
         examples += tree.nbytes((scored, shaped, shaped))
     return Memory(tree.nbytes(state) - divided + own, examples, 0)
 
@@ -59,7 +59,7 @@ def memory_of(simulation: Simulation) -> Memory | None:
     """
     (data, partition), run = simulation.scored, simulation.run
     held, state = held_by(simulation), simulation.like
-    rounds = simulation.compiled.rounds.trace(*simulation.shaped(0), state, 1)
+    rounds = simulation.compiled.rounds.trace(*simulation.shaped(0, state), 1)
     # whatever the devices are, one of them evaluates
     scored = data, partition, run.client_tests, state.params
     score = simulation.compiled.score.trace(*jax.eval_shape(lambda *x: x, *scored))

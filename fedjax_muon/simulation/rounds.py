@@ -33,6 +33,7 @@ from fedjax_muon.simulation.batching import (
     objective_of,
 )
 from fedjax_muon.simulation.cohorts import Cohort, Members
+from fedjax_muon.simulation.host_states import OF_ROWS
 from fedjax_muon.simulation.initial import draw_params
 from fedjax_muon.simulation.participation import Work, uniform
 from fedjax_muon.tasks.task import Task
@@ -87,6 +88,7 @@ class Setup(NamedTuple):
     split_examples: bool
     privacy: Any = None  # the mechanism of a private simulation
     timing: Any = None  # traced; see `cohorts.Timing.inputs`
+    host_states: bool = False  # whether programs get those of a cohort, as `Rows`
 
     def check_sizes(self, sizes: list[int]) -> None:
         """Clients may have any number of examples."""
@@ -148,6 +150,8 @@ def _plan(setup: Setup, *, prologue: bool = False) -> Plan:
     plan = setup.plan
     if prologue and plan is vmapped:
         plan = chunked(-(-setup.cohort.size // max(1, len(setup.devices))))
+    if setup.host_states:
+        plan = partial(plan, store=OF_ROWS)
     return sharded(plan, setup.num_clients) if setup.devices else plan
 
 
@@ -198,7 +202,7 @@ def init_state(
     training = engine.init(
         setup.cohort.executed(setup.algorithm),
         draw_params(setup.task.init, init_key) if params is None else params,
-        setup.num_clients,
+        1 if setup.host_states else setup.num_clients,
         max(1, len(setup.devices)),
         project=objective_of(setup.task).project,
     )

@@ -66,8 +66,9 @@ def cohort_loss(simulation: Simulation, state: Any) -> jax.Array:
             "evaluate(state) returns train_loss"
         )
     run = simulation.meter.timed(state.key, state.round, 1)
-    arrays = simulation.reads(run, state.key, state.round)()
-    return simulation.compiled.loss(*arrays, state)
+    arrays, cohort = simulation.reads(run, state.key, state.round)()
+    loss = lambda state: (state, simulation.compiled.loss(*arrays, state))
+    return simulation.run_rows(loss, state, cohort)[1]
 
 
 @promoting

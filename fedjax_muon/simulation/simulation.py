@@ -19,7 +19,7 @@ from fedjax_muon.core.recipe import as_arrays
 from fedjax_muon.engine.processes import words_from_first
 from fedjax_muon.engine.programs import promoting
 from fedjax_muon.privacy.guarantees import Guarantee
-from fedjax_muon.simulation import client_evaluation
+from fedjax_muon.simulation import client_evaluation, host_states
 from fedjax_muon.simulation.arguments import (
     Parts,
     check_key,
@@ -50,7 +50,7 @@ class Simulation:
     guarantee: Guarantee | None = None  # of a private simulation
     source: FromDisk | None = None  # the training examples, if they stay on disk
     # what is read for the next round, by the run's key and the round
-    _ahead: dict[Any, Future[Arrays]] = dataclasses.field(
+    _ahead: dict[Any, Future[tuple[Arrays, Any]]] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     # that a private simulation trains from
@@ -116,8 +116,12 @@ class Simulation:
             check_untraced(created)
         # agents, which read nothing, have their key in another place
         begun = None if self.source is None else created.key
-        arrays = self.reads(self.run, begun, None)()
-        state, received = self.compiled.begin(*arrays, created)
+        arrays, cohort = self.reads(self.run, begun, None)()
+        if self._has_host_states:
+            first, number = created.divided, self.settings.num_clients
+            created = with_states(created, host_states.of_all(first, number))
+        begin = functools.partial(self.compiled.begin, *arrays)
+        state, received = self.run_rows(begin, created, cohort)
         if not drop_nonfinite and (end := end_at_start(received)):
             raise end
         return state if run_key is None else self._owned(state)
@@ -176,33 +180,62 @@ class Simulation:
         name, several = np.asarray(jax.random.key_data(key)).tobytes(), []
         for index in range(first, first + max(1, count)):
             begun = self._ahead.pop((name, index), None)
-            arrays = begun.result() if begun else self.reads(run, key, index)()
+            read = begun.result if begun else self.reads(run, key, index)
+            arrays, cohort = read()
             self._ahead.clear()
             following = self.reads(run, key, index + 1)
             self._ahead[name, index + 1] = self._thread.submit(following)
-            state, metrics = self.compiled.rounds(*arrays, state, min(1, count))
+            rounds = functools.partial(self._rounds, arrays, min(1, count))
+            state, metrics = self.run_rows(rounds, state, cohort)
             several.append(jax.block_until_ready(metrics))  # else many rounds are held
         return state, functools.reduce(joined, several)
 
-    def reads(self, run: Run, key: Any, index: int | None) -> Callable[[], Arrays]:
-        """Makes a function that reads the arguments of a round, or None the prologue.
+    def _rounds(self, arrays: Arrays, count: int, state: Any) -> tuple[Any, Metrics]:
+        return self.compiled.rounds(*arrays, state, count)
+
+    @property
+    def _has_host_states(self) -> bool:
+        return self.source is not None and self.settings.host_states
+
+    def run_rows(
+        self, program: Callable[[Any], tuple[Any, Any]], state: Any, cohort: Any
+    ) -> tuple[Any, Any]:
+        """Runs a program of a state with the states of a cohort alone, if the others
+        stay on the host."""
+        if not self._has_host_states:
+            return program(state)
+        states, rows = host_states.taken(state.divided, np.asarray(cohort))
+        state, result = program(with_states(state, rows))
+        return with_states(state, host_states.put_back(states, state.divided)), result
+
+    def reads(
+        self, run: Run, key: Any, index: int | None
+    ) -> Callable[[], tuple[Arrays, Any]]:
+        """Makes a function that reads the arguments of a round, or None the prologue,
+        and says who is in its cohort, if they are read.
 
         Its examples are drawn now: in a thread, that would wait for a round that runs.
         """
         arrays, source = (self.data, run), self.source
         if source is None:
-            return lambda: arrays
-        return functools.partial(
-            source.read, arrays, self.compiled.drawn(run, key, index)
-        )
+            return lambda: (arrays, None)
+        drawn = self.compiled.drawn(run, key, index)
+        return lambda: (source.read(arrays, drawn), drawn[0])
 
-    def shaped(self, index: int | None) -> Arrays:
-        """The arguments of a round, or None the prologue, of these shapes at least."""
+    def shaped(self, index: int | None, state: Any) -> tuple[Data, Run, Any]:
+        """The arguments of a round, or None the prologue, of these shapes at least.
+
+        Args:
+          state: Shapes of a state, with those of the states of one client or more.
+        """
         if self.source is None:
-            return self.data, self.run
+            return self.data, self.run, state
         given = self.run, jax.random.key(0), index
         drawn = jax.eval_shape(self.compiled.drawn, *given)
-        return self.source.blank((self.data, self.run), drawn)
+        if self._has_host_states:
+            rows = host_states.shapes_of_all(state.divided, len(drawn[0]))
+            state = with_states(state, host_states.Rows(drawn[0], rows))
+        return *self.source.blank((self.data, self.run), drawn), state
 
     @functools.cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -251,14 +284,20 @@ class Simulation:
     @functools.cached_property
     def like(self) -> Any:
         """The shapes and dtypes of its states, in their structure."""
-        return self.traced_begin.out_info[0]
+        state, number = self.traced_begin.out_info[0], self.settings.num_clients
+        if not self._has_host_states:
+            return state
+        return with_states(
+            state, host_states.shapes_of_all(state.divided.values, number)
+        )
 
     @functools.cached_property
     def traced_begin(self) -> jax.stages.Traced:
         """The program that makes the first state, traced."""
-        create, arrays = self.program.create, self.shaped(None)
-        created = jax.eval_shape(create, *arrays, jax.random.key(0))
-        return self.compiled.begin.trace(*arrays, created)
+        created = jax.eval_shape(
+            self.program.create, self.data, self.run, jax.random.key(0)
+        )
+        return self.compiled.begin.trace(*self.shaped(None, created))
 
     @functools.cached_property
     def _params(self) -> Any:
@@ -330,12 +369,19 @@ def checked(simulation: Simulation) -> Simulation:
     secret = key if simulation._has_secret_noise else None
     create = functools.partial(simulation.program.create, params=None)
     state = jax.eval_shape(create, data, simulation.run, key, secret)
-    state, _ = jax.eval_shape(compiled.begin, *simulation.shaped(None), state)
-    data, run = simulation.shaped(0)
+    state, _ = jax.eval_shape(compiled.begin, *simulation.shaped(None, state))
+    if simulation._has_host_states:
+        state = with_states(state, state.divided.values)
+    data, run, state = simulation.shaped(0, state)
     run = run._replace(timing=simulation.meter.timed(key, 0, 1).timing)
     run = run if secret is None else run._replace(key=secret)
     jax.eval_shape(compiled.rounds, data, run, state, 1)
     return simulation
+
+
+def with_states(state: Any, states: Any) -> Any:
+    """A state with other states of clients."""
+    return state._replace(training=state.training._replace(client_states=states))
 
 
 def fresh_key(guarantee: Guarantee | None) -> jax.Array | None:

@@ -97,6 +97,36 @@ def test_the_bits_are_those_of_memory(both, name):
     assert_same_bits(*results)
 
 
+def test_states_of_clients_stay_on_the_host(both):
+    memory, disk = pair(both, fm.scaffold(lr=0.1))
+    one, other = (each.init(jax.random.key(3)) for each in (memory, disk))
+    rows = jax.tree.leaves(other.training.client_states)
+    assert all(type(row) is np.ndarray and not row.any() for row in rows)
+    ids = np.asarray(disk.compiled.drawn(disk.run, other.key, 0)[0])
+    other, _ = disk.train_round(other)
+    for row in jax.tree.leaves(other.training.client_states):
+        assert set(np.flatnonzero(row.reshape(len(PARTS), -1).any(1))) == set(ids)
+    # a state whose arrays can't be written, such as one from a checkpoint
+    other, _ = disk.train_rounds(jax.tree.map(jax.numpy.asarray, other), 2)
+    one, _ = memory.train_rounds(one, 3)
+    assert_same_bits(one, other)
+
+
+def test_initial_states_that_are_not_zero(both):
+    mine = fm.keep_own(fm.fedavg(lr=0.1), ["head"])
+    results = []
+    for prepared in pair(both, mine):
+        state = trained(prepared, 0, 3)
+        results.append((state, fm.simulation.cohort_loss(prepared, state)))
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("plan", [fm.engine.plans.vmapped, fm.engine.plans.chunked(2)])
+def test_plans_take_the_states_of_a_cohort(both, plan):
+    results = [trained(each, 0, 3) for each in pair(both, fm.scaffold(0.1), plan=plan)]
+    assert_same_bits(*results)
+
+
 def test_other_clients_and_no_rounds(both):
     parts = cut([5, 5, 30, 5, 15, 15], seed=3)
     results = []
