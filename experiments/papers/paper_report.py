@@ -281,8 +281,7 @@ def last(lines: Sequence[Mapping[str, str]], text: str) -> list[Dot]:
 def draw(json_path: Path, path: Path) -> None:
     """Draws kept curves: test scores and training losses.
 
-    There is one row of panels for every setting. Curves are means over seeds; bands are
-    their 95% intervals.
+    There is one row of panels for every setting. Curves are means over seeds.
     """
     shown = kept.read(json_path)
     settings = shown["settings"]
@@ -296,10 +295,9 @@ def draw(json_path: Path, path: Path) -> None:
         for (left, right), setting in zip(grid, settings, strict=True):
             ends = []
             for name, run in settings[setting].items():
-                how = lines[name] | {"label": name, "lowest": 0.0}
-                x = run["round"]
-                intervals.band(left, x, run["score"], highest=100.0, **how)
-                losses = intervals.band(right, x, run["train_loss"], **how)
+                how, x = lines[name] | {"label": name}, run["round"]
+                intervals.curve(left, x, run["score"], **how)
+                losses = intervals.curve(right, x, run["train_loss"], **how)
                 ends.append(Label(name, x[-1], losses[-1], how["color"]))
             left.set_title(setting, loc="left")
             left.set(xlabel="round", ylabel=f"test {shown['score']}, %")
@@ -313,5 +311,5 @@ def draw(json_path: Path, path: Path) -> None:
             columns: dict[str, Any] = {"loc": "outside lower center", "ncols": 3}
             figure.legend(handles.values(), handles, **columns)
         seeds = max((len(run["score"]) for _, run in every), default=0)
-        figure.supxlabel(intervals.note(seeds), fontsize=7.5, color=NOTE)
+        figure.supxlabel(f"means of {seeds} seeds", fontsize=7.5, color=NOTE)
         figure.suptitle(shown["title"], x=0.01, ha="left")
