@@ -190,8 +190,12 @@ def draw_clients(code: str, path: Path) -> None:
 
 
 def concepts(results: Path) -> Iterator[Figure]:
-    """A round, and client drift, for the pages on concepts."""
-    yield results.parent / "docs" / "assets" / "round", diagrams.a_round
+    """The drawings, and client drift."""
+    assets = results.parent / "docs" / "assets"
+    yield assets / "round", diagrams.a_round
+    yield assets / "messages", diagrams.messages
+    yield assets / "late", diagrams.late
+    yield assets / "who_sees", diagrams.who_sees
     yield results / "drift" / "fashion", drift.draw
 
 
