@@ -186,6 +186,7 @@ def draw_clients(code: str, path: Path) -> None:
     with style.drawing(path, (4.5, 1.8)) as drawing:
         axis = drawing.subplots()
         partition.plot(names["clients"], loans.y_train, loans.classes, axis=axis)
+        axis.set_xticks(range(len(names["clients"])), loans.owner_names)
         axis.margins(0.1, 0.5)
 
 
