@@ -37,6 +37,12 @@ PAPERS = {
     "fedmuon_004": "Liu et al., CIFAR-100",
     "minimax_000": "Zhang and Gao, minimax",
 }
+IMAGES = {  # what the figures of private images show
+    ("examples", "mnist"): "DP-Muon is level with DP-SGD",
+    ("examples", "fashion_mnist"): "DP-Muon is ahead of DP-SGD",
+    ("clients", "digits"): "Methods are level",
+    ("clients", "fashion_mnist"): "DP-FedMuon is ahead of DP-FedAvg",
+}
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -97,6 +103,18 @@ def privacy(results: Path) -> Iterator[Figure]:
     yield place / "audit", functools.partial(draw_audit, read(place / "audit.csv"))
     chosen = client_privacy.best(client_privacy.read(place / "clients.csv"))
     yield place / "clients", functools.partial(client_privacy.draw, chosen)
+    found: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
+    for row in read(place / "images.csv"):
+        scores = found.setdefault((row["unit"], row["dataset"]), {})
+        key = row["method"], f"epsilon {float(row['epsilon']):g}"
+        scores.setdefault(key, []).append(100 * float(row["accuracy"]))
+    for (unit, dataset), scores in found.items():
+        shown = [
+            dots.dot(f"{dataset}, private {unit}", method, of, epsilon, "accuracy, %")
+            for (method, epsilon), of in scores.items()
+        ]
+        draw = functools.partial(dots.draw, shown, title=IMAGES[unit, dataset])
+        yield place / f"images_{unit}_{dataset}", draw
 
 
 def draw_audit(rows: list[dict[str, str]], path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import kept
-from experiments.dots import Dot, dot
+from experiments.dots import Dot, dot, in_words
 from fedjax_muon.runs import Swept, intervals, summary, tables
 from fedjax_muon.runs.style import NOTE, Label, drawing, label_ends, styles
 from fedjax_muon.runs.summary import History
@@ -193,13 +193,27 @@ def write(
     text += table(lines, score)
     text += [
         "",
-        "![test scores and training losses against rounds](result.png)",
+        f"![{finding(lines, score)}](result.png)",
         "",
         *provenance(item_dir),
     ]
     (item_dir / "result.md").write_text("\n".join(text) + "\n")
     kept.write(item_dir / "result.json", curves(report.title, score, found))
     draw(item_dir / "result.json", item_dir / "result.png")
+
+
+def finding(lines: Sequence[Mapping[str, Any]], score: str) -> str:
+    """The method with the best mean score, by setting."""
+    best: dict[str, Any] = {}
+    for line in (line for line in lines if line["by_seed"]):
+        known = best.setdefault(line["setting"], line)
+        if float(line["score"]) > float(known["score"]):
+            best[line["setting"]] = line
+    return "; ".join(
+        f"{in_words(setting)}: {line['method']} has the highest test {score}, "
+        f"{float(line['score']):.1f}%"
+        for setting, line in best.items()
+    )
 
 
 def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:

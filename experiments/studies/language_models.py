@@ -34,7 +34,6 @@ from fedjax_muon.data.loading import files_of
 from fedjax_muon.runs import intervals, summary
 from fedjax_muon.runs.intervals import half_width
 from fedjax_muon.runs.style import (
-    GREYS,
     NOTE,
     Label,
     drawing,
@@ -274,8 +273,6 @@ def draw(rows: list[dict], path: Path) -> None:
     """Draws the bits per byte by the number of workers, a panel for each number of
     local steps, beside data-parallel training; and by the megabytes sent."""
     looks = styles(METHODS)
-    for name in PARALLEL:  # these are not in the library
-        looks[name] |= {"color": GREYS[0]}
     with drawing(path, (7.5, 9), title=TITLE) as figure:
         *panels, sent = figure.subplots(len(LOCAL_STEPS) + 1, 1, sharey=True)
         for axis, steps in zip(panels, LOCAL_STEPS, strict=True):

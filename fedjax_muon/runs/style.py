@@ -31,12 +31,17 @@ class Line(NamedTuple):
     dash: str
 
 
-STUDIES = {  # colors of what is around Muon in studies alone, by label
+GREYS = ("#868686", "#5f5f5f", "#a9a9a9", "#747474")
+STUDIES = {  # colors of what is in studies alone, by label
     "DP-Muon": "#a8651f",
     "DP-Muon, bias corrected": "#f0a830",
     "Muon at the server": "#9450d8",
+    "AdamW, data-parallel": GREYS[0],
+    "Muon, data-parallel": GREYS[1],
+    "DP-SGD": GREYS[0],
+    "DP-FTRL": GREYS[1],
+    "DP-FedAvg": GREYS[2],
 }
-GREYS = ("#868686", "#5f5f5f", "#a9a9a9", "#747474")
 OWN = "#c8009e"  # of methods that are not in the library
 Looks = Mapping[str, str | tuple[str, str]]  # by label: another one, or with a color
 DASHES: dict[str, Any] = {  # as matplotlib draws them
