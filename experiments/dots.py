@@ -77,7 +77,9 @@ def draw(
     lines = -(-len(panels) // columns)
     deep = 0.1 + 0.05 * len(series)
     height = 0.75 + (0.85 + (0.12 + deep) * len(rows)) * lines
-    with drawing(path, (1.7 + 7.3 * columns / max(3, columns), height)) as figure:
+    width = 1.7 + 7.3 * columns / max(3, columns)
+    title = textwrap.fill(title, int(11 * width))
+    with drawing(path, (width, height)) as figure:
         axes = figure.subplots(lines, columns, sharey="row", squeeze=False)
         colors = {row: how["color"] for row, how in styles(rows).items()}
         for line, axis in enumerate(axes[:, 0]):

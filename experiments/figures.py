@@ -37,6 +37,12 @@ PAPERS = {
     "fedmuon_004": "Liu et al., CIFAR-100",
     "minimax_000": "Zhang and Gao, minimax",
 }
+IMAGES = {  # what the figures of private images show
+    ("examples", "mnist"): "DP-Muon is level with DP-SGD",
+    ("examples", "fashion_mnist"): "DP-Muon is ahead of DP-SGD",
+    ("clients", "digits"): "Methods are level",
+    ("clients", "fashion_mnist"): "DP-FedMuon is ahead of DP-FedAvg",
+}
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -87,7 +93,7 @@ def sweeps(results: Path) -> Iterator[Figure]:
         points.setdefault(line["method"], []).append(kept_point(line))
     shown = ("FedAvg", "FedMuon", "SCAFFOLD(Adam)", "Local Muon")
     grids = {method: points[method] for method in shown}
-    title = "FedMuon works at learning rates that differ by a factor of 50"
+    title = "SCAFFOLD(Adam) needs an exact learning rate; FedAvg and FedMuon do not"
     yield place / "grids", functools.partial(plots.grids, grids, title=title)
 
 
@@ -97,6 +103,18 @@ def privacy(results: Path) -> Iterator[Figure]:
     yield place / "audit", functools.partial(draw_audit, read(place / "audit.csv"))
     chosen = client_privacy.best(client_privacy.read(place / "clients.csv"))
     yield place / "clients", functools.partial(client_privacy.draw, chosen)
+    found: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
+    for row in read(place / "images.csv"):
+        scores = found.setdefault((row["unit"], row["dataset"]), {})
+        key = row["method"], f"epsilon {float(row['epsilon']):g}"
+        scores.setdefault(key, []).append(100 * float(row["accuracy"]))
+    for (unit, dataset), scores in found.items():
+        shown = [
+            dots.dot(f"{dataset}, private {unit}", method, of, epsilon, "accuracy, %")
+            for (method, epsilon), of in scores.items()
+        ]
+        draw = functools.partial(dots.draw, shown, title=IMAGES[unit, dataset])
+        yield place / f"images_{unit}_{dataset}", draw
 
 
 def draw_audit(rows: list[dict[str, str]], path: Path) -> None:
@@ -186,12 +204,17 @@ def draw_clients(code: str, path: Path) -> None:
     with style.drawing(path, (4.5, 1.8)) as drawing:
         axis = drawing.subplots()
         partition.plot(names["clients"], loans.y_train, loans.classes, axis=axis)
+        axis.set_xticks(range(len(names["clients"])), loans.owner_names)
         axis.margins(0.1, 0.5)
 
 
 def concepts(results: Path) -> Iterator[Figure]:
-    """A round, and client drift, for the pages on concepts."""
-    yield results.parent / "docs" / "assets" / "round", diagrams.a_round
+    """The drawings, and client drift."""
+    assets = results.parent / "docs" / "assets"
+    yield assets / "round", diagrams.a_round
+    yield assets / "messages", diagrams.messages
+    yield assets / "late", diagrams.late
+    yield assets / "who_sees", diagrams.who_sees
     yield results / "drift" / "fashion", drift.draw
 
 

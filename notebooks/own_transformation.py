@@ -55,7 +55,7 @@ print(f"test accuracy after 50 rounds: {history[-1]['test_accuracy']:.3f}")
 # %%
 import matplotlib.pyplot as plt
 
-from fedjax_muon.runs.style import STYLE
+from fedjax_muon.runs.style import STYLE, Label, label_ends, styles
 
 ROUNDS = 50
 
@@ -155,13 +155,15 @@ curves["Majority vote"] = curve(majority_vote(server_lr=falling))
 
 # %%
 plt.rcParams.update(STYLE)
-figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
+figure, axis = plt.subplots(figsize=(6.5, 4), dpi=160, layout="constrained")
+looks, ends = styles(curves), []
 for name, (rounds, accuracy) in curves.items():
-    axis.plot(rounds, accuracy, label=name)
+    axis.plot(rounds, accuracy, **looks[name])
+    ends.append(Label(name, rounds[-1], accuracy[-1], looks[name]["color"]))
 axis.set(
     xlabel="round", ylabel="test accuracy", title="digits, 16 clients, 8 per round"
 )
-axis.legend()
+label_ends(axis, ends, height=3.2)
 plt.show()
 for name, (_, accuracy) in curves.items():
     print(f"{name:22} {accuracy[-1]:.3f}")

@@ -5,7 +5,7 @@
 # classes. A server trains one model with FedAvg, Local Muon and FedMuon. It never
 # receives an image.
 #
-# **Result.** FedMuon ends with the highest accuracy, 97.8%. FedAvg reaches the target
+# **Result.** FedMuon ends with the highest accuracy, 97.6%. FedAvg reaches the target
 # with the fewest bytes. Local Muon, whose clients do not share momenta, needs the most
 # bytes. Two seeds of one partition are an example, not a comparison: for comparisons,
 # see [sweeps](sweeps.ipynb) and `fedjax-muon compare`.
@@ -85,7 +85,7 @@ for row in summary.summarize(runs, target):
 # %%
 Path("runs").mkdir(exist_ok=True)
 plots.curves(runs, Path("runs/curves.png"), title="digits, 16 clients", target=target)
-Image("runs/curves.png", width=1000)
+Image("runs/curves.png", width=750)
 
 # %% [markdown]
 # ## Next

@@ -7,7 +7,7 @@
 #
 # **Result.** At its best learning rate, FedMuon is more accurate than FedAvg, on
 # validation and on test examples. Each best rate is inside its grid, so a wider grid is
-# not needed. The first figure shows how much a wrong rate costs: tune every method
+# not needed. The figure shows how much a wrong rate costs: tune every method
 # before you compare. Two seeds do not resolve small differences.
 
 # %%
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from IPython.display import Image, display
+from IPython.display import Image
 
 import fedjax_muon as fm
 from fedjax_muon.algorithms import ALL
@@ -95,17 +95,11 @@ for label, point in best.items():
     )
 
 # %% [markdown]
-# ## Figures
+# ## Figure
 #
-# The first figure shows the final test accuracy against the learning rate, one panel
-# per method. The second shows every method at its best rate, and the bytes until it
-# reaches 90% of the best accuracy.
+# The final test accuracy against the learning rate, one panel per method.
 
 # %%
-runs = {label: point.runs for label, point in best.items()}
-summaries = summary.summarize(runs, summary.target_score(runs))
-summaries.sort(key=lambda summary: -summary.score_mean)
 Path("runs").mkdir(exist_ok=True)
 plots.grids(points, Path("runs/grids.png"), title=f"digits, {ROUNDS} rounds")
-plots.ranking(summaries, Path("runs/ranking.png"), title="at the best learning rate")
-display(Image("runs/grids.png", width=700), Image("runs/ranking.png", width=850))
+Image("runs/grids.png", width=700)

@@ -12,13 +12,25 @@ from experiments.board.lines import HISTORY
 from experiments.board.standings import Standing, Table
 from experiments.board.tracks import TRACKS
 from fedjax_muon.runs.intervals import half_width
-from fedjax_muon.runs.style import closest, color_names, drawing, outside as beyond
+from fedjax_muon.runs.style import (
+    NOTE,
+    closest,
+    color_names,
+    drawing,
+    outside as beyond,
+)
 
 matplotlib.use("Agg")
 
 PAGE, TUNING = Path("docs/board.md"), Path("results/tuning")
 FEDMUON, OF_AGENTS = "FedMuon", "DeMuon"  # what stands for FedMuon without a server
-MUON, WINS, NO_WIN = "#d62728", "#1f77b4", "0.55"  # colors
+RED, BLUE, GRAY = "#d62728", "#1f6fd6", "#747474"
+KINDS = {
+    RED: "FedMuon (DeMuon on the ring)",
+    BLUE: "best other with Muon",
+    GRAY: "best without Muon",
+}
+FARTHEST = 1.5  # behind, as a share of the best method's lead
 WEIGHTS = (0.0, 0.25, 0.5)  # of FedMuon(alignment)
 HEAD = ("method", "options", "score", "rounds", "MB", "seconds")
 
@@ -116,6 +128,14 @@ def facts(table: Table) -> str:
     return " ".join(words)
 
 
+def finding(table: Table) -> str:
+    """What the figure of a track shows."""
+    best = next(x for x in table.rows if x.marked == x.label)
+    wins, number = sum(each.wins for each in table.rows), len(table.rows) - 1
+    base = table.baseline.label
+    return f"{wins} of {number} rows beat {base}; {best.label} has the best mean score"
+
+
 def edges(found: Sequence[Table]) -> list[str]:
     """Where the best option has no neighbor that was tried."""
     return [
@@ -150,56 +170,108 @@ def uses_muon(each: Standing) -> bool:
     return "Muon" in each.label or "MuLoCo" in each.label
 
 
+def color_of(table: Table, each: Standing) -> str:
+    """FedMuon or what stands for it, others that use Muon, and all others."""
+    if each in (table.like(FEDMUON), table.find(OF_AGENTS)):
+        return RED
+    return BLUE if uses_muon(each) else GRAY
+
+
 def draw(table: Table, path: Path) -> None:
     """Draws the differences of all rows of a track from the baseline."""
     rows = [each for each in table.rows if each is not table.baseline]
     means = [table.factor * float(each.apart.mean()) for each in rows]
     halves = [table.factor * float(half_width(each.apart)) for each in rows]
-    colors = [WINS if each.wins else NO_WIN for each in rows]
-    places = range(len(rows), 0, -1)
+    low, high = closest([0.0, *means], [0.0, *halves])
+    best = max(np.add(means, halves))
+    if low < -FARTHEST * best:  # what is far behind does not squeeze the others
+        low, high = -FARTHEST * best, 1.1 * best
     with drawing(path, (7.5, 1.0 + 0.21 * len(rows))) as figure:
         axis = figure.subplots()
-        low, high = closest([0.0, *means], [0.0, *halves])
         axis.set_xlim(low, high)
-        axis.axvline(0, color="0.3", lw=1)
-        for place, mean, half, color in zip(places, means, halves, colors, strict=True):
-            if not beyond(axis, mean, place, color):
-                how: dict[str, Any] = {"fmt": "o", "ms": 4, "color": color, "lw": 1.2}
-                axis.errorbar(mean, place, xerr=half, **how)
+        axis.axvline(0, color=NOTE, lw=1)
+        for place, each in zip(range(len(rows), 0, -1), rows, strict=True):
+            _dot(axis, table, each, place)
+        places = range(len(rows), 0, -1)
         axis.set_yticks(places, [each.label for each in rows], fontsize=8)
-        color_names(axis, [MUON if uses_muon(each) else "0.1" for each in rows])
+        color_names(axis, [color_of(table, each) for each in rows])
         axis.set_ylim(0.3, len(rows) + 0.7)
         unit = "points of the test score" if table.factor > 1 else "fewer bits per byte"
         axis.set_xlabel(f"better than {table.baseline.label}, {unit}; 95% intervals")
 
 
+def _dot(axis: Any, table: Table, each: Standing, place: float) -> None:
+    """Draws a difference with its interval; it is hollow if it is no win."""
+    mean = table.factor * float(each.apart.mean())
+    half = table.factor * float(half_width(each.apart))
+    color = color_of(table, each)
+    text = f"{mean:.{1 if table.factor > 1 else 2}f}"
+    if not beyond(axis, mean, place, color, text):
+        how: dict[str, Any] = {"fmt": "o", "ms": 4.5, "color": color, "lw": 1.2}
+        inside = color if each.wins else "none"
+        axis.errorbar(mean, place, xerr=half, mfc=inside, **how)
+
+
+def shown(table: Table) -> list[Standing]:
+    """FedMuon, the best other row that uses Muon, and the best row without it.
+
+    Rows with other sizes than the track's are left out.
+    """
+    muon = table.like(FEDMUON) or table.find(OF_AGENTS)
+    rows = [each for each in table.rows if each.marked == each.label]
+    others = [each for each in rows if each not in (muon, table.baseline)]
+    kinds = [[each for each in others if uses_muon(each) == kind] for kind in (1, 0)]
+    return [each for each in (muon, *(kind[0] for kind in kinds if kind)) if each]
+
+
+def headline(found: Sequence[Table]) -> str:
+    """What the summary shows, in a sentence."""
+    counted = [table for table in found if table.name not in NOT_COUNTED]
+    theirs = [each for table in counted if (each := table.like(FEDMUON))]
+    wins = sum(each.wins for each in theirs)
+    return f"FedMuon is ahead of FedAvg on {wins} of {len(theirs)} tracks"
+
+
 def draw_summary(found: Sequence[Table], path: Path) -> None:
-    """Draws FedMuon and the best other row of every track, from the baseline."""
-    names = [table.track.title for table in found]
-    places = np.arange(len(found), 0, -1)
-    with drawing(path, (7.5, 1.0 + 0.4 * len(found))) as figure:
-        axis = figure.subplots()
-        axis.axvline(0, color="0.3", lw=1)
-        side: dict[str, Any] = {"va": "center", "fontsize": 7}
-        side["transform"] = axis.get_yaxis_transform()
-        for place, table in zip(places, found, strict=True):
-            muon = table.like(FEDMUON) or table.find(OF_AGENTS)
-            other = next(x for x in table.rows if "FedMuon" not in x.label)
-            for each, up, color in ((muon, 0.17, MUON), (other, -0.17, NO_WIN)):
-                if each is None:
-                    continue
-                factor = table.factor if table.factor > 1 else 10.0  # tenths of bits
-                mean = factor * float(each.apart.mean())
-                half = factor * float(half_width(each.apart))
-                how: dict[str, Any] = {"fmt": "o", "ms": 4, "color": color, "lw": 1.3}
-                axis.errorbar(mean, place + up, xerr=half, **how)
-                axis.text(1.01, place + up, each.marked, color=color, **side)
-        axis.set_yticks(places, names)
-        axis.set_ylim(0.4, len(found) + 0.6)
-        axis.set_xlabel(
-            "better than the baseline, with 95% intervals: points of the test score;\n"
-            "for the language model, tenths of a bit per byte"
-        )
+    """Draws what `shown` has of every track that counts, from the baseline.
+
+    Scores in bits have a panel of their own.
+    """
+    found = [table for table in found if table.name not in NOT_COUNTED]
+    parts = [[t for t in found if (t.factor > 1) == points] for points in (True, False)]
+    parts = [part for part in parts if part]
+    heights = [len(part) for part in parts]
+    size = (7.2, 1.4 + 0.5 * len(found))
+    with drawing(path, size, title=headline(found)) as figure:
+        grid = {"height_ratios": heights}
+        panels = figure.subplots(len(parts), 1, squeeze=False, gridspec_kw=grid)[:, 0]
+        for axis, part in zip(panels, parts, strict=True):
+            _summary_panel(axis, part)
+        for color, words in KINDS.items():
+            panels[0].plot([], [], "o", ms=4.5, color=color, label=words)
+        figure.legend(loc="outside lower center", ncols=len(KINDS))
+
+
+def _summary_panel(axis: Any, part: Sequence[Table]) -> None:
+    places = np.arange(len(part), 0, -1)
+    rows = [each for table in part for each in shown(table)]
+    ends = [
+        part[0].factor * (each.apart.mean() + half_width(each.apart)) for each in rows
+    ]
+    points = part[0].factor > 1
+    axis.set_xlim(-5 if points else -0.1, 1.05 * max(ends))
+    axis.locator_params(axis="x", nbins=6)
+    axis.axvline(0, color=NOTE, lw=1)
+    side: dict[str, Any] = {"va": "center", "fontsize": 7.5}
+    side["transform"] = axis.get_yaxis_transform()
+    for place, table in zip(places, part, strict=True):
+        for each, up in zip(shown(table), (0.27, 0.0, -0.27), strict=False):
+            _dot(axis, table, each, place + up)
+            axis.text(1.01, place + up, each.label, color=color_of(table, each), **side)
+    axis.set_yticks(places, [table.track.title for table in part])
+    axis.set_ylim(0.5, len(part) + 0.5)
+    unit = "points of the test score" if points else "fewer bits per byte"
+    axis.set_xlabel(f"better than the baseline, {unit}")
 
 
 def alignment(found: Sequence[Table]) -> list[str]:
@@ -234,14 +306,14 @@ def write(output: Path, page: Path = PAGE) -> None:
     """Writes the page and its figures."""
     found = standings.tables(output)
     for suffix in (".png", ".svg"):
-        counted = [table for table in found if table.name not in NOT_COUNTED]
-        draw_summary(counted, (output / "summary").with_suffix(suffix))
+        draw_summary(found, (output / "summary").with_suffix(suffix))
     lines = [START, *summary(found), "", AFTER_SUMMARY, ""]
-    lines += [f"![{ABOUT}](../results/board/summary.png)", "", SUMMARY_CAPTION, ""]
+    about = f"{headline(found)}; {ABOUT}"
+    lines += [f"![{about}](../results/board/summary.png)", "", SUMMARY_CAPTION, ""]
     for table in found:
         for suffix in (".png", ".svg"):
             draw(table, output / f"{table.name}{suffix}")
-        about = f"Differences from {table.baseline.label}: {table.track.title}"
+        about = finding(table)
         lines += [f"## {table.track.title}", "", facts(table), ""]
         lines += [f"![{about}](../results/board/{table.name}.png)", ""]
         lines += [CAPTION.format(table.baseline.label, table.track.seeds), ""]
@@ -295,14 +367,16 @@ comes from the seed, for reproducible rows, so these runs protect nobody.""",
     ],
 }
 NOT_COUNTED = ("heart",)  # tracks that are not in the figure of the front pages
-ABOUT = "FedMuon and the best other method minus the baseline, by track"
+ABOUT = "with private clients, DP-FedMuon is ahead of it and FedMuon far behind"
 SUMMARY_CAPTION = """\
-*Differences from the baseline, paired by seed, with 95% intervals. Red: FedMuon, or
-DeMuon on the graph. Gray: the best method that is not a FedMuon. †: one step per round.
-Hospitals are [left out](#heart-disease-by-hospital).*"""
+*Differences from the baseline, paired by seed, with 95% intervals; hollow dots are no
+wins by the test above. The baseline is FedAvg, FedAvg(Adam) for the language model, and
+D-SGD on the ring, which has no server and is not counted in the title. Rows with other
+sizes (†) and [hospitals](#heart-disease-by-hospital) are left out.*"""
 CAPTION = """\
-*Differences from {}, paired by seed, with 95% intervals over {} seeds. Blue: a win by
-the test above. Red names: methods that use Muon.*"""
+*Differences from {}, paired by seed, with 95% intervals over {} seeds. Red:
+FedMuon, or DeMuon without a server. Blue: other methods that use Muon. Filled dots:
+wins by the test above. Numbers at the edge lie outside the axis.*"""
 START = """\
 # The board: methods under one protocol
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import kept
-from experiments.dots import Dot, dot
+from experiments.dots import Dot, dot, in_words
 from fedjax_muon.runs import Swept, intervals, summary, tables
 from fedjax_muon.runs.style import NOTE, Label, drawing, label_ends, styles
 from fedjax_muon.runs.summary import History
@@ -193,13 +193,27 @@ def write(
     text += table(lines, score)
     text += [
         "",
-        "![test scores and training losses against rounds](result.png)",
+        f"![{finding(lines, score)}](result.png)",
         "",
         *provenance(item_dir),
     ]
     (item_dir / "result.md").write_text("\n".join(text) + "\n")
     kept.write(item_dir / "result.json", curves(report.title, score, found))
     draw(item_dir / "result.json", item_dir / "result.png")
+
+
+def finding(lines: Sequence[Mapping[str, Any]], score: str) -> str:
+    """The method with the best mean score, by setting."""
+    best: dict[str, Any] = {}
+    for line in (line for line in lines if line["by_seed"]):
+        known = best.setdefault(line["setting"], line)
+        if float(line["score"]) > float(known["score"]):
+            best[line["setting"]] = line
+    return "; ".join(
+        f"{in_words(setting)}: {line['method']} has the highest test {score}, "
+        f"{float(line['score']):.1f}%"
+        for setting, line in best.items()
+    )
 
 
 def table(lines: Sequence[Mapping[str, Any]], score: str) -> list[str]:
@@ -281,8 +295,7 @@ def last(lines: Sequence[Mapping[str, str]], text: str) -> list[Dot]:
 def draw(json_path: Path, path: Path) -> None:
     """Draws kept curves: test scores and training losses.
 
-    There is one row of panels for every setting. Curves are means over seeds; bands are
-    their 95% intervals.
+    There is one row of panels for every setting. Curves are means over seeds.
     """
     shown = kept.read(json_path)
     settings = shown["settings"]
@@ -296,10 +309,9 @@ def draw(json_path: Path, path: Path) -> None:
         for (left, right), setting in zip(grid, settings, strict=True):
             ends = []
             for name, run in settings[setting].items():
-                how = lines[name] | {"label": name, "lowest": 0.0}
-                x = run["round"]
-                intervals.band(left, x, run["score"], highest=100.0, **how)
-                losses = intervals.band(right, x, run["train_loss"], **how)
+                how, x = lines[name] | {"label": name}, run["round"]
+                intervals.curve(left, x, run["score"], **how)
+                losses = intervals.curve(right, x, run["train_loss"], **how)
                 ends.append(Label(name, x[-1], losses[-1], how["color"]))
             left.set_title(setting, loc="left")
             left.set(xlabel="round", ylabel=f"test {shown['score']}, %")
@@ -313,5 +325,5 @@ def draw(json_path: Path, path: Path) -> None:
             columns: dict[str, Any] = {"loc": "outside lower center", "ncols": 3}
             figure.legend(handles.values(), handles, **columns)
         seeds = max((len(run["score"]) for _, run in every), default=0)
-        figure.supxlabel(intervals.note(seeds), fontsize=7.5, color=NOTE)
+        figure.supxlabel(f"means of {seeds} seeds", fontsize=7.5, color=NOTE)
         figure.suptitle(shown["title"], x=0.01, ha="left")

@@ -35,7 +35,7 @@ from fedjax_muon.privacy import FullBatch, Poisson, report
 from fedjax_muon.privacy.client_mechanism import private_clients
 from fedjax_muon.privacy.client_privacy import client_spec
 from fedjax_muon.runs import intervals
-from fedjax_muon.runs.style import drawing, logarithmic, styles
+from fedjax_muon.runs.style import NOTE, drawing, logarithmic, styles
 from fedjax_muon.simulation.cohorts import PoissonDraw, fixed_cohort, sampled
 from fedjax_muon.simulation.federated import federate
 from fedjax_muon.simulation.sweeps import Cell, run_cells
@@ -287,6 +287,12 @@ def marked(chosen: Best) -> list[str]:
     ]
 
 
+SHOWN = {  # labels in the figure
+    "FedAvg, of one length": "FedAvg, scaled to one norm",
+    "Local Muon, at its bound": "Local Muon, at its largest norm",
+}
+
+
 def draw(chosen: list[Best], path: Path, rounds: int = ROUNDS) -> None:
     """Draws accuracy against epsilon, one panel for each kind of cohort."""
     with drawing(path, (9.5, 3.8)) as figure:
@@ -298,16 +304,24 @@ def draw(chosen: list[Best], path: Path, rounds: int = ROUNDS) -> None:
                 here = (entry.label, cohorts.label)
                 row = [b for b in chosen if (b.method, b.cohort) == here and b.noise]
                 runs = 100 * np.array([b.accuracy for b in row])
-                x = [spent[b.noise] for b in row]
+                x, means = [spent[b.noise] for b in row], runs.mean(1)
                 half, how = intervals.half_width(runs.T), lines[entry.label]
-                how |= {"marker": "o", "ms": 4, "label": entry.label}
-                axis.errorbar(x, runs.mean(1), half, **how)
+                label = SHOWN.get(entry.label, entry.label)
+                axis.errorbar(x, means, half, label=label, **how)
+                for place, mean, b in zip(x, means, row, strict=True):
+                    at_edge = any("edge" in words for words in marked(b))
+                    inside = "none" if at_edge else how["color"]
+                    axis.plot(place, mean, "o", ms=5, color=how["color"], mfc=inside)
             axis.set_title(f"{cohorts.label} in every round")
             axis.set_xlabel("epsilon of a client")
         logarithmic(panels[0], list(spent.values())[1:])
         panels[0].set_ylabel("test accuracy, %")
         title = "Without a clip below its bound, Local Muon loses most to the noise"
         figure.suptitle(title, x=0.01, ha="left")
+        note = (
+            f"{intervals.WORDS}; hollow: the best rate or norm is at an end of its grid"
+        )
+        figure.supxlabel(note, fontsize=7.5, color=NOTE)
         legend = panels[0].get_legend_handles_labels()
         figure.legend(*legend, loc="outside right center")
 

@@ -17,11 +17,12 @@ from experiments.board.lines import finals, finish, lines_of
 from experiments.board.rows import ROWS
 from experiments.board.tracks import TRACKS, labeled
 from fedjax_muon.problems import Problem
-from fedjax_muon.runs.intervals import band
-from fedjax_muon.runs.style import drawing, styles
+from fedjax_muon.runs import intervals
+from fedjax_muon.runs.style import NOTE, Label, drawing, label_ends, styles
 
 PLACE = Path("results/drift")
 METHODS = "fedavg", "local_muon", "fedmuon"
+TITLE = "With different clients, Local Muon falls back to FedAvg; FedMuon does not"
 PANELS = {
     "similar clients, Dirichlet(10)": PLACE / "similar.jsonl",
     "different clients, Dirichlet(0.1)": Path("results/board/fashion.jsonl"),
@@ -52,19 +53,24 @@ def main(data_dir: Path | None = None, output: Path = PLACE) -> None:
 
 def draw(path: Path) -> None:
     """Draws the kept curves, a panel for each division of the data."""
-    how = styles([ROWS[name].label for name in METHODS])
-    with drawing(path, (8, 3)) as figure:
+    looks = styles([ROWS[name].label for name in METHODS])
+    with drawing(path, (8, 3.3), title=TITLE) as figure:
         panels = figure.subplots(1, len(PANELS), sharey=True)
         for axis, (title, source) in zip(panels, PANELS.items(), strict=True):
-            axis.set_title(title)
+            axis.set(xlabel="round", ylim=(40, 90))
+            ends = []
             for name in METHODS:
                 label, runs = ROWS[name].label, finals(lines_of(source, name))
                 scores = 100 * np.array([run["scores"] for run in runs])
-                band(axis, runs[0]["round"], scores, label=label, **how[label])
-            axis.set_xlabel("round")
-            axis.set_ylim(10, 90)
+                x, how = runs[0]["round"], looks[label]
+                mean = intervals.curve(axis, x, scores, **how)
+                interval = intervals.ends(scores[:, -1], 0.0, 100.0)
+                ends.append(Label(label, x[-1], mean[-1], how["color"], *interval))
+            axis.set_title(f"{title}, {len(runs)} seeds")
+            label_ends(axis, ends, 2.2)
         panels[0].set_ylabel("test accuracy, %")
-        panels[0].legend(loc="lower right")
+        words = f"lines: means over seeds; bars at their ends: {intervals.WORDS}"
+        figure.supxlabel(words, fontsize=7.5, color=NOTE)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,15 @@ from experiments.studies.tuned import read
 from fedjax_muon.core import Algorithm
 from fedjax_muon.data import natural
 from fedjax_muon.data.loading import files_of
-from fedjax_muon.runs import summary
+from fedjax_muon.runs import intervals, summary
 from fedjax_muon.runs.intervals import half_width
-from fedjax_muon.runs.style import drawing, styles
+from fedjax_muon.runs.style import (
+    NOTE,
+    Label,
+    drawing,
+    label_ends,
+    styles,
+)
 from fedjax_muon.runs.summary import Point
 
 matplotlib.use("Agg")
@@ -45,6 +51,7 @@ WINDOW, BATCH, STEPS = 64, 16, 360  # of all workers together, and of each
 WORKERS, TUNED_AT = (1, 2, 4, 8), 4
 LOCAL_STEPS = (5, 30)
 TUNING_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
+TITLE = "FedMuon with 5 local steps nearly matches data-parallel Muon"
 FREE = 0.02  # bits per byte that count as nothing
 CURVE = ("tokens", "bytes_up", "bytes_down", "test_bits_per_byte")
 ADAM = optax.scale_by_adam(0.9, 0.99)
@@ -265,36 +272,49 @@ def table(source: Path) -> None:
 def draw(rows: list[dict], path: Path) -> None:
     """Draws the bits per byte by the number of workers, a panel for each number of
     local steps, beside data-parallel training; and by the megabytes sent."""
-    with drawing(path, (11.5, 3.2)) as figure:
-        *panels, sent = figure.subplots(1, len(LOCAL_STEPS) + 1, sharey=True)
-        lines = styles(METHODS)
+    looks = styles(METHODS)
+    with drawing(path, (7.5, 9), title=TITLE) as figure:
+        *panels, sent = figure.subplots(len(LOCAL_STEPS) + 1, 1, sharey=True)
         for axis, steps in zip(panels, LOCAL_STEPS, strict=True):
-            for method in METHODS:
-                if method in PARALLEL:
-                    mean = ends(rows, Setting(method, 1, 1)).mean()
-                    look = lines[method] | {"ls": ":", "lw": 1}
-                    axis.axhline(mean, label=method, **look)
-                    continue
-                of = [ends(rows, Setting(method, n, steps)) for n in WORKERS]
-                means = [values.mean() for values in of]
-                halves = [half_width(values) for values in of]
-                how = lines[method] | {"marker": "o", "ms": 3, "lw": 1.2}
-                axis.errorbar(WORKERS, means, halves, label=method, **how)
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(WORKERS, [str(number) for number in WORKERS])
-            axis.set_xlabel("workers")
-            axis.set_title(f"{steps} local steps per round")
-        for method in METHODS:
-            runs = runs_of(rows, Setting(method, TUNED_AT, LOCAL_STEPS[-1]))
-            for run in runs[:1]:  # all seeds send as much
-                moved = np.add(run["bytes_up"], run["bytes_down"])[1:] / 1e6
-                bits = np.mean([r["test_bits_per_byte"] for r in runs], 0)[1:]
-                sent.plot(moved, bits, marker="o", ms=3, lw=1.2, **lines[method])
-        sent.set_xlabel("MB sent and received")
-        sent.set_title(f"{TUNED_AT} workers, {LOCAL_STEPS[-1]} local steps")
-        panels[0].set_ylabel("bits per byte of held-out text")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right center", fontsize=7)
+            _by_workers(axis, rows, steps, looks)
+        _by_bytes(sent, rows, looks)
+        figure.supylabel("bits per byte of held-out text", fontsize=9)
+        note = f"means over {len(SEEDS)} seeds; bars: {intervals.WORDS}"
+        figure.supxlabel(note, fontsize=7.5, color=NOTE)
+
+
+def _by_workers(axis: Any, rows: list[dict], steps: int, looks: Any) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(WORKERS, [str(number) for number in WORKERS])
+    axis.set(xlabel="workers", title=f"{steps} local steps per round")
+    labels = []
+    for method, look in looks.items():
+        if method in PARALLEL:
+            means = [ends(rows, Setting(method, 1, 1)).mean()] * len(WORKERS)
+            axis.plot(WORKERS, means, lw=1, **look)
+        else:
+            of = [ends(rows, Setting(method, n, steps)) for n in WORKERS]
+            means, halves = [x.mean() for x in of], [half_width(x) for x in of]
+            axis.errorbar(WORKERS, means, halves, marker="o", ms=3, lw=1.3, **look)
+        labels.append(Label(method, WORKERS[-1], means[-1], look["color"]))
+    label_ends(axis, labels, 2.2)
+
+
+def _by_bytes(axis: Any, rows: list[dict], looks: Any) -> None:
+    axis.set_title(f"{TUNED_AT} workers, {LOCAL_STEPS[-1]} local steps")
+    axis.set_xlabel("MB sent and received")
+    labels = []
+    for method, look in looks.items():
+        if method in PARALLEL:
+            continue
+        runs = runs_of(rows, Setting(method, TUNED_AT, LOCAL_STEPS[-1]))
+        # all seeds send as much
+        moved = np.add(runs[0]["bytes_up"], runs[0]["bytes_down"])[1:] / 1e6
+        bits = np.array([run["test_bits_per_byte"] for run in runs])[:, 1:]
+        mean = intervals.curve(axis, moved, bits, marker="o", ms=3, lw=1.3, **look)
+        reach = intervals.ends(bits[:, -1], 0.0, np.inf)
+        labels.append(Label(method, moved[-1], mean[-1], look["color"], *reach))
+    label_ends(axis, labels, 2.2)
 
 
 if __name__ == "__main__":

@@ -474,8 +474,8 @@ def _fitted(value: Any, kind: Any, text: str) -> Any:
         if origin in SEVERAL and not isinstance(inner[0], str | typing.ForwardRef):
             with contextlib.suppress(_UnfitError):
                 return _several(value, [x for x in inner if x is not ...])
-        if origin is Mapping and "=" in text:
-            return _mapping(text)
+        if origin is Mapping and (isinstance(value, dict) or "=" in text):
+            return value if isinstance(value, dict) else _mapping(text)
     raise _UnfitError
 
 

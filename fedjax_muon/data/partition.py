@@ -418,11 +418,18 @@ def plot(
     return axis
 
 
+FEW_DISCS = 20  # that have room for their numbers
+
+
 def plot_counts(counts: np.ndarray, classes: Sequence[str], axis: Any) -> None:
     """Draws counts [clients, classes] as discs."""
     clients, labels = np.nonzero(counts)
     area = 260 * counts[clients, labels] / counts.max()
     axis.scatter(clients, labels, s=area, c=labels, cmap="tab10", lw=0)
+    if counts.size <= FEW_DISCS:
+        for client, label in zip(clients, labels, strict=True):
+            center = {"ha": "center", "va": "center", "color": "white", "fontsize": 7}
+            axis.text(client, label, counts[client, label], **center)
     axis.set_xlabel("client")
     axis.set_ylabel("class")
     if len(classes) <= 30:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_muon.runs.style import drawing, styles
+from fedjax_muon.runs import intervals
+from fedjax_muon.runs.style import color_names, drawing, styles
 from fedjax_muon.runs.summary import History, mean_and_std
 from fedjax_muon.runs.tables import Cells, count, percent
 
@@ -44,23 +45,32 @@ def figure(
 ) -> None:
     """Draws the worst client, the 10th percentile and the median of every method.
 
-    Points are means over seeds. A line joins those of one method.
+    Points are means over seeds, with 95% intervals. A line joins those of one method.
     """
     marks = {"min": "v", "p10": "o", "median": "D"}
-    with drawing(path, (7, 1.2 + 0.35 * len(methods))) as picture:
+    seeds = max(map(len, methods.values()))
+    with drawing(path, (7, 1.4 + 0.42 * len(methods)), title=title) as picture:
         axis: Any = picture.subplots()
-        lines = styles(methods)
+        looks = styles(methods)
         for row, (method, runs) in enumerate(methods.items()):
-            color = lines[method]["color"]
-            values = [100 * last(runs, name).mean() for name in marks]
-            axis.plot(values, [row] * len(values), color="0.7", lw=1.2, zorder=1)
-            for (name, mark), value in zip(marks.items(), values, strict=True):
+            color = looks[method]["color"]
+            scores = 100 * np.array([last(runs, name) for name in marks])
+            means, halves = scores.mean(1), intervals.half_width(scores.T)
+            places = row + np.array([-0.2, 0.0, 0.2])  # so that bars do not cover bars
+            axis.plot(means, places, color="0.7", lw=1.2, zorder=1)
+            reach = intervals.bars(means, halves, 0.0, 100.0).T
+            drawn = zip(marks.items(), means, places, reach, strict=True)
+            for (name, mark), mean, place, ends in drawn:
                 label = COLUMNS[name].removesuffix(", %") if row == 0 else None
-                axis.scatter(value, row, marker=mark, s=28, color=color, label=label)
+                how = {"fmt": mark, "ms": 5, "lw": 1, "color": color, "label": label}
+                axis.errorbar(mean, place, xerr=ends[:, None], **how)
         axis.set_yticks(range(len(methods)), list(methods))
-        axis.invert_yaxis()
-        axis.set_xlabel("accuracy of clients on their own test examples, %")
-        axis.set_title(title)
+        color_names(axis, [look["color"] for look in looks.values()])
+        axis.set_ylim(len(methods) - 0.5, -0.5)
+        axis.margins(x=0.05)
+        bars = f"\nbars: {intervals.WORDS} over {seeds} seeds" if seeds > 1 else ""
+        axis.set_xlabel(f"accuracy of clients on their own test examples, %{bars}")
         legend: Any = picture.legend(loc="outside lower center", ncols=len(marks))
         for handle in legend.legend_handles:
-            handle.set_color("0.3")
+            for part in (handle, *handle.get_children()):
+                part.set_color("0.3")

@@ -1,4 +1,4 @@
-"""95% confidence intervals of means over seeds: their widths, and bands of figures.
+"""95% confidence intervals of means over seeds: their widths, and curves of figures.
 
 The intervals are Student's: those of independent seeds whose scores are normally
 distributed. They are wide for few seeds, for example 2.5 standard deviations for three.
@@ -11,8 +11,7 @@ from matplotlib.collections import LineCollection
 from scipy import special
 
 LEVEL = 0.95
-FEW = 5  # with fewer seeds, bands are wide, and lighter so as not to hide the lines
-PAIR = 2  # seeds, whose bands would hide everything
+PAIR = 2  # seeds, whose intervals would hide everything
 WORDS = "95% intervals"
 
 
@@ -40,31 +39,30 @@ def half_width(values: Any) -> np.ndarray:
     return factor(seeds) * values.std(0, ddof=int(seeds > 1))
 
 
-def band(
-    axis: Any,
-    x: Any,
-    values: Any,
-    *,
-    lowest: float | np.ndarray = -np.inf,
-    highest: float = np.inf,
-    label: str | None = None,
-    **style: Any,
-) -> np.ndarray:
-    """Draws a mean over seeds against x, and its interval as a band.
+def curve(axis: Any, x: Any, values: Any, **style: Any) -> np.ndarray:
+    """Draws a mean over seeds against x, and two seeds as thin lines beside it.
 
-    Two seeds are drawn as thin lines instead.
+    Args:
+      values: Of all seeds, [seeds, x].
     """
     values = np.asarray(values, float)
-    mean, half = values.mean(0), half_width(values)
-    axis.plot(x, mean, label=label, **style)
+    mean = values.mean(0)
+    axis.plot(x, mean, **style)
     if len(values) == PAIR:
         seeds = [np.column_stack([x, one]) for one in values]
         axis.add_collection(LineCollection(seeds, colors=style["color"], lw=0.6))
-        return mean
-    ends = np.clip([mean - half, mean + half], lowest, highest)
-    alpha = 0.13 if len(values) >= FEW else 0.05
-    axis.fill_between(x, *ends, color=style["color"], alpha=alpha, lw=0)
     return mean
+
+
+def ends(values: Any, lowest: float, highest: float) -> np.ndarray:
+    """The ends of the interval of a mean over seeds; NaN for two seeds or one.
+
+    Example:
+      >>> ends([0.8, 0.9, 1.0], 0, 1).round(2)
+      array([0.65, 1.  ])
+    """
+    half = float(half_width(values)) if len(values) > PAIR else np.nan
+    return np.clip(np.mean(values) + np.array([-half, half]), lowest, highest)
 
 
 def bars(means: Any, half_widths: Any, lowest: float, highest: float) -> np.ndarray:
@@ -88,8 +86,9 @@ def note(seeds: int) -> str:
 
     Example:
       >>> note(3)
-      'lines: means of 3 seeds; bands: 95% intervals'
+      'lines: means of 3 seeds; bars at their ends: 95% intervals'
     """
     if seeds == PAIR:
         return "thick lines: means of two seeds; thin lines: the seeds"
-    return f"lines: means of {seeds} seeds; bands: {WORDS}" if seeds > 1 else ""
+    lines = f"lines: means of {seeds} seeds; bars at their ends: {WORDS}"
+    return lines if seeds > 1 else ""

@@ -12,7 +12,6 @@ from typing import Any
 import matplotlib
 import networkx as nx
 import numpy as np
-from matplotlib.ticker import PercentFormatter
 
 from fedjax_muon.data.partition import plot_counts
 from fedjax_muon.decentralized.topology import metropolis, spectral_gap
@@ -20,12 +19,15 @@ from fedjax_muon.runs import intervals
 from fedjax_muon.runs.style import (
     NOTE,
     Label,
+    Looks,
     closest,
     color_names,
     drawing,
+    in_percent,
     label_ends,
     logarithmic,
     logarithmic_loss,
+    looks_of,
     outside,
     styles,
     target_line,
@@ -34,9 +36,11 @@ from fedjax_muon.runs.style import (
 from fedjax_muon.runs.summary import (
     History,
     Point,
+    Score,
     Summary,
     score_column,
     score_in,
+    score_named,
 )
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -49,68 +53,80 @@ def curves(
     title: str = "",
     target: float | None = None,
     note: str = "",
+    looks: Looks | None = None,
 ) -> None:
     """Draws test scores against rounds and against megabytes, and the training loss.
 
     Virtual seconds replace megabytes if all runs have a clock.
 
-    Lines are means over seeds; bands are their 95% intervals. A horizontal line is at
-    the target. If one of the runs is private, the test loss is in place of the training
-    loss. If one is deployed, there are no bytes and no axis of them.
+    Lines are means over seeds; bars at their ends are 95% intervals, which end at
+    possible scores and at the least loss of a seed. A horizontal line is at the target.
+    If one of the runs is private, the test loss is in place of the training loss. If
+    one is deployed, there are no bytes and no axis of them.
+
+    Args:
+      looks: By the names of methods, their labels, or pairs of a label and a color.
     """
-    with drawing(path, (11, 3.8)) as figure:
-        drawn = styles(methods)
-        best = []
-        # private runs have no metrics of training examples
-        every = [run for runs in methods.values() for run in runs]
-        has_bytes = all("bytes_down" in run for run in every)
-        timed = all("virtual_seconds" in run for run in every)
-        accuracy, *between, loss = figure.subplots(1, 2 + has_bytes)
-        has_losses = all("train_loss" in run for run in every)
-        examples = "train_loss" if has_losses else "test_loss"
-        for name, runs in methods.items():
-            rounds = runs[0]["round"]
-            kind = score_in(runs[0])
-            scores = np.array([run[f"test_{kind.metric}"] for run in runs])
-            losses = np.array([run[examples] for run in runs])
-            how = drawn[name] | {"lowest": kind.low, "highest": kind.high}
-            best.append(intervals.band(accuracy, rounds, scores, label=name, **how))
-            for traffic in between if timed else ():
-                seconds = np.mean([run["virtual_seconds"] for run in runs], axis=0)
-                intervals.band(traffic, seconds, scores, **how)
-            for traffic in between if not timed else ():
-                megabytes = (runs[0]["bytes_down"] + runs[0]["bytes_up"]) / 1e6
-                sent = megabytes > 0  # a logarithmic axis has no zero
-                intervals.band(traffic, megabytes[sent], scores[:, sent], **how)
-            # a logarithmic axis would show a band to 0 as a stripe
-            lowest = losses.mean(0) / 10
-            intervals.band(loss, rounds, losses, lowest=lowest, **drawn[name])
-        for axis in (accuracy, *between):
-            axis.set_ylabel(f"test {kind.heading}")
-            if kind.high == 1:
-                axis.yaxis.set_major_formatter(PercentFormatter(1, symbol=""))
-            if target is not None:
-                target_line(axis, target, best, kind.sign, kind.text(target))
-        logarithmic_loss(loss)
-        loss.set_ylabel("training loss" if has_losses else "test loss")
-        accuracy.set_xlabel("round")
-        loss.set_xlabel("round")
-        for traffic in between:
-            traffic.set_xlabel(
-                "virtual seconds" if timed else "megabytes sent and received"
-            )
-            if not timed and np.isfinite(traffic.xaxis.get_minpos()):
-                logarithmic(traffic, traffic.dataLim.intervalx)
-        figure.suptitle(title)
-        seeds = max(map(len, methods.values()))
-        below = intervals.note(seeds) + note
+    texts, drawn = looks_of(methods, looks or {})
+    every = [run for runs in methods.values() for run in runs]
+    # private runs have no metrics of training examples
+    examples = "train" if all("train_loss" in run for run in every) else "test"
+    kind, x = score_in(every[0]), "megabytes sent and received"
+    if all("virtual_seconds" in run for run in every):
+        x = "virtual seconds"
+    panels = [("round", kind), (x, kind), ("round", None)]
+    if not all("bytes_down" in run for run in every):
+        del panels[1]
+    # panels are below each other, to leave room for names at the ends of lines
+    one = len(methods) == 1
+    shape = (1, len(panels)) if one else (len(panels), 1)
+    size = (4 * shape[1], 2.7) if one else (7.5, 2.8 * shape[0])
+    with drawing(path, size, title=title) as figure:
+        axes = figure.subplots(*shape)
+        labeled = True
+        for axis, (x, score) in zip(axes, panels, strict=True):
+            column = f"{examples}_loss" if score is None else f"test_{score.metric}"
+            ends = list[Label]()
+            for name, runs in methods.items():
+                values = np.array([run[column] for run in runs])
+                how = drawn[name] | {"label": texts[name]}
+                intervals.curve(axis, _places(runs, x), values, **how)
+                ends.append(_end(axis.get_lines()[-1], values[:, -1], score))
+            if score is None:
+                axis.set_ylabel(f"{examples.replace('train', 'training')} loss")
+                logarithmic_loss(axis)
+            else:
+                axis.set_ylabel(f"test {score.heading}")
+                in_percent(axis.yaxis, score.high)
+                if target is not None:
+                    target_line(axis, target, score.sign, score.text(target))
+            axis.set_xlabel(x)
+            if x == "round":
+                axis.xaxis.get_major_locator().set_params(integer=True)
+            elif "megabytes" in x and np.isfinite(axis.xaxis.get_minpos()):
+                logarithmic(axis, axis.dataLim.intervalx)
+            labeled &= label_ends(axis, ends, 2.1)
+        if not labeled:
+            handles, _ = axes[0].get_legend_handles_labels()
+            columns = min(4, len(methods))
+            figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        below = intervals.note(max(map(len, methods.values()))) + note
         figure.supxlabel(below, fontsize=7.5, color=NOTE)
-        ends = []
-        for name, line in zip(methods, loss.get_lines(), strict=True):
-            x, y = line.get_xydata()[-1]
-            ends.append(Label(name, x, y, drawn[name]["color"]))
-        if not label_ends(loss, ends, 2.9):
-            figure.legend(loc="outside lower center", ncols=min(4, len(methods)))
+
+
+def _places(runs: Sequence[History], axis: str) -> np.ndarray:
+    """Where values are on the x axis of a panel."""
+    if "megabytes" not in axis:
+        return np.mean([run[axis.replace(" ", "_")] for run in runs], axis=0)
+    sent = runs[0]["bytes_down"] + runs[0]["bytes_up"]
+    return np.where(sent > 0, sent, np.nan) / 1e6  # a logarithmic axis has no zero
+
+
+def _end(line: Any, last: np.ndarray, score: Score | None) -> Label:
+    """The label of a line, with the interval of the last values of its seeds."""
+    limits = (min(last), np.inf) if score is None else (score.low, score.high)
+    (x, y), ends = line.get_xydata()[-1], intervals.ends(last, *limits)
+    return Label(line.get_label(), x, y, line.get_color(), *ends)
 
 
 def ranking(
@@ -118,7 +134,7 @@ def ranking(
     path: Path,
     *,
     title: str = "",
-    score: str = "test accuracy",
+    score: str = "accuracy",
     seeds: int = 1,
 ) -> None:
     """Draws the last test score and the megabytes to the target of every method.
@@ -135,17 +151,20 @@ def ranking(
         megabytes = [row.megabytes_to_target for row in summaries]
         lines = styles(row.method for row in summaries)
         accuracy.set_xlim(*closest(means, spreads))
+        kind = score_named(score)
+        in_percent(accuracy.xaxis, kind.high)
         for place, row in enumerate(summaries):
             how = {"fmt": "o", "ms": 4.5, "color": lines[row.method]["color"]}
             reach = np.nan_to_num(spreads[place])
-            if not outside(accuracy, means[place], place, how["color"]):
+            text = kind.text(means[place])
+            if not outside(accuracy, means[place], place, how["color"], text):
                 accuracy.errorbar(means[place], place, xerr=reach, lw=1.2, **how)
             traffic.errorbar(megabytes[place], place, **how)
         accuracy.set_yticks(places, [row.method for row in summaries])
         color_names(accuracy, [line["color"] for line in lines.values()])
         accuracy.set_ylim(len(summaries) - 0.4, -0.6)
         spread = f"\n{intervals.WORDS}" if np.isfinite(spreads).any() else ""
-        accuracy.set_xlabel(score + spread)
+        accuracy.set_xlabel(f"test {kind.heading}{spread}")
         traffic.set_xlabel("megabytes to the target")
         if np.nanmax([0.0, *megabytes]) > 0:
             logarithmic(traffic, [value for value in megabytes if value > 0])
@@ -175,7 +194,7 @@ def grids(
         for axis in figure.axes[len(shown) :]:
             axis.set_visible(False)
         runs = [run for points in methods.values() for p in points for run in p.runs]
-        words = f"test {score_in(runs[0]).words}" if runs else ""
+        words = f"test {score_in(runs[0]).heading}" if runs else ""
         figure.supylabel(words, fontsize=9)
 
 
@@ -209,6 +228,7 @@ def _grid(axis: Any, method: str, points: Sequence[Point]) -> None:
         axis.set_xscale("log")
     axis.set_xticks(values, tick_labels(values, logarithmic=min(values) > 0))
     axis.minorticks_off()
+    in_percent(axis.yaxis, most)
     axis.set_xlabel(swept, fontsize=7)
     axis.tick_params(labelsize=6)
     if len(lines) > 1:
@@ -314,6 +334,8 @@ def along(
         elif len(set(shown)) > 1 and min(shown) > 0:
             logarithmic(drawn, shown)
         drawn.set_xlabel(axis)
-        drawn.set_ylabel(f"test {score}; bars: {intervals.WORDS}")
+        kind = score_named(score)
+        in_percent(drawn.yaxis, kind.high)
+        drawn.set_ylabel(f"test {kind.heading}; bars: {intervals.WORDS}")
         drawn.set_title(textwrap.fill(title, 70))
         figure.legend(loc="outside lower center", ncols=2)

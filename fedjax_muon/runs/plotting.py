@@ -15,20 +15,29 @@ from fedjax_muon.runs.cells import read_points
 from fedjax_muon.runs.directory import METRICS
 from fedjax_muon.runs.identity import ARRAYS, CODE, IDENTITY, words_of
 from fedjax_muon.runs.methods import METHODS
+from fedjax_muon.runs.style import Looks
 
+MOST_SHOWN = 24  # letters of an option in a label
 FORMATS = (".png", ".pdf", ".svg")  # of figures
 SHOWN = ("problem", "dataset")  # that the runs of a figure share
 # words of a run that do not tell it from others on one figure
 SAME = ("seed", "task", "evaluate_every", "drop_nonfinite", *ARRAYS)
 
 
-def plot(directories: Sequence[Path], *, output: Path = Path("curves.png")) -> Path:
+def plot(
+    directories: Sequence[Path],
+    *,
+    output: Path = Path("curves.png"),
+    looks: Looks | None = None,
+) -> Path:
     """Draws the curves of runs, comparisons and sweeps in one figure.
 
     Args:
       directories: Of train, compare or sweep. Runs that differ only in their seeds are
         averaged.
       output: The figure, a .png, .pdf or .svg.
+      looks: By the labels of methods, other labels, or pairs of a label and a color,
+        such as `{"FedAvg": "baseline", "mine": ("Ours", "black")}`.
     """
     output = _figure(output)
     runs: dict[str, list[Any]] = {}
@@ -50,7 +59,7 @@ def plot(directories: Sequence[Path], *, output: Path = Path("curves.png")) -> P
     for label, (_, columns) in zip(labels, singles, strict=True):
         runs.setdefault(label, []).append(columns)
     summary.check_rounds(runs)
-    plots.curves(runs, output)
+    plots.curves(runs, output, looks=looks)
     return output
 
 
@@ -111,9 +120,13 @@ def distinct_labels(runs: Sequence[Mapping[str, str]]) -> list[str]:
         }
         whole.append(", ".join([label, *(f"{k}={v}" for k, v in differ.items())]))
         short.append(", ".join([label, *(in_short(k, v) for k, v in differ.items())]))
-    pairs = {*zip(short, whole, strict=True)}
-    clear = {words: sum(words == each for each, _ in pairs) == 1 for words, _ in pairs}
-    return [a if clear[a] else b for a, b in zip(short, whole, strict=True)]
+    alike: dict[str, list[str]] = {}  # what is different, and the same in short
+    for brief, full in dict.fromkeys(zip(short, whole, strict=True)):
+        alike.setdefault(brief, []).append(full)
+    return [
+        f"{brief} ({alike[brief].index(full) + 1})" if alike[brief][1:] else brief
+        for brief, full in zip(short, whole, strict=True)
+    ]
 
 
 def in_short(name: str, text: str) -> str:
@@ -123,7 +136,15 @@ def in_short(name: str, text: str) -> str:
         return f"buffered {known['concurrency']}/{known['buffer']}"
     if "deadline" in known:
         return f"deadline {float(known['deadline']):g}"
-    return f"{known['size']} clients" if "size" in known else f"{name}={text}"
+    if "size" in known:
+        return f"{known['size']} clients"
+    brief = re.sub(r"<function (\S+) at \w+>", r"\1", text).replace("'", "")
+    brief = re.sub(r"[\w<>]+\.(?=[a-zA-Z_<])", "", brief).replace(
+        "<lambda>", "function"
+    )
+    if len(brief) > MOST_SHOWN:
+        brief = re.sub(r"[\[(].*", "", brief.strip("(["))[:MOST_SHOWN]
+    return f"{name}={brief}"
 
 
 def partition(

@@ -26,6 +26,7 @@ from fedjax_muon.runs.identity import IDENTITY, words_of
 from fedjax_muon.runs.methods import folder_of
 from fedjax_muon.runs.predicting import Predictions, TrainedModel, module_of
 from fedjax_muon.runs.simulate import Method
+from fedjax_muon.runs.style import Looks
 from fedjax_muon.runs.summary import History, Point
 from fedjax_muon.simulation import checkpoint
 from fedjax_muon.simulation.simulation import Simulation
@@ -280,8 +281,9 @@ def report_of(sweeps: Mapping[str, Swept], directory: Path) -> tables.Cells:
     _write_points(grids, chosen, directory / "points.csv", kind)
     plots.grids(grids, directory / "grids.png", title=title)
     if chosen:
-        path, name = directory / "ranking.png", f"test {score}"
-        plots.ranking(ranked, path, title=title, score=name, seeds=first.seeds)
+        path = directory / "ranking.png"
+        if first.seeds > 1:  # dots without intervals would suggest an order
+            plots.ranking(ranked, path, title=title, score=score, seeds=first.seeds)
         drawn = {row.method: chosen[row.method].runs for row in ranked[:DRAWN]}
         plots.curves(drawn, directory / "curves.png", title=title, target=target)
     table = table_of(sweeps)
@@ -407,11 +409,17 @@ class Comparison:
     def _target(self) -> float:
         return summary.target_score(self.runs) if self.runs else np.nan
 
-    def plot(self, path: str | Path) -> None:
-        """Draws the curves of all methods."""
+    def plot(self, path: str | Path, *, looks: Looks | None = None) -> None:
+        """Draws the curves of all methods.
+
+        Args:
+          looks: By the names of methods in the table, what figures call them, or pairs
+            of a name and a color, such as `{"mine": ("Ours", "black")}`.
+        """
         lost = "".join(f"; {k} diverged ({at})" for k, at in self.diverged.items())
         target, title = self._target, self.title
-        plots.curves(self.runs, Path(path), title=title, target=target, note=lost)
+        how: Any = {"title": title, "target": target, "note": lost, "looks": looks}
+        plots.curves(self.runs, Path(path), **how)
 
     def write(self, directory: str | Path) -> list[tables.Cells]:
         """Writes the summary and its figures; returns its tables."""

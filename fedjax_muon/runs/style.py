@@ -1,13 +1,15 @@
 """The style of all figures: the lines of methods, sizes, axes, labels at ends of lines.
 
 Methods built around Muon have saturated colors. Others are grey, and differ by shade
-and dashes. An SVG has no background and letters that can be read on white and on black;
-other formats are dark on white.
+and dashes. Your own methods have a color that no other has, and are in front. An SVG
+has no background and letters that can be read on white and on black; other formats are
+dark on white.
 """
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import LogFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedFormatter, FixedLocator, LogFormatter, NullLocator
+from matplotlib.transforms import offset_copy
 from numpy.typing import ArrayLike
 
 from fedjax_muon import algorithms, decentralized
@@ -28,12 +31,19 @@ class Line(NamedTuple):
     dash: str
 
 
-STUDIES = {  # colors of what is around Muon in studies alone, by label
+GREYS = ("#868686", "#5f5f5f", "#a9a9a9", "#747474")
+STUDIES = {  # colors of what is in studies alone, by label
     "DP-Muon": "#a8651f",
     "DP-Muon, bias corrected": "#f0a830",
     "Muon at the server": "#9450d8",
+    "AdamW, data-parallel": GREYS[0],
+    "Muon, data-parallel": GREYS[1],
+    "DP-SGD": GREYS[0],
+    "DP-FTRL": GREYS[1],
+    "DP-FedAvg": GREYS[2],
 }
-GREYS = ("#868686", "#5f5f5f", "#a9a9a9", "#747474")
+OWN = "#c8009e"  # of methods that are not in the library
+Looks = Mapping[str, str | tuple[str, str]]  # by label: another one, or with a color
 DASHES: dict[str, Any] = {  # as matplotlib draws them
     "solid": "-",
     "dash": (0, (5, 2)),
@@ -76,6 +86,7 @@ STYLE: Any = {
     "ytick.color": "0.3",
     "ytick.labelsize": 8,
 }
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NOTE = "#7a7a7a"  # of small letters, on any background
 INKS = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color")
 NO_BACKGROUND: Any = STYLE | dict.fromkeys(INKS, NOTE)
@@ -83,13 +94,19 @@ NO_BACKGROUND |= {"savefig.transparent": True}
 DATES = {".svg": "Date", ".pdf": "CreationDate"}
 
 
+# from a line to its label, whose left end it reaches
+LEADER: Any = {"arrowstyle": "-", "lw": 0.4, "relpos": (0, 0.5), "shrinkA": 1}
+
+
 class Label(NamedTuple):
-    """A text at the end of a line."""
+    """A text at the end of a line, and an interval."""
 
     text: str
     x: float  # of the end of the line
     y: float
     color: str
+    low: float = np.nan  # of the interval
+    high: float = np.nan
 
 
 @functools.cache
@@ -118,7 +135,7 @@ def line_of(label: str) -> Line:
       >>> line_of("FedMuon")
       Line(color='#d62728', dash='solid')
     """
-    return known().get(label) or _grey(sum(map(ord, label)))
+    return known().get(label) or Line(OWN, "solid")
 
 
 def another(line: Line, number: int) -> Line:
@@ -135,7 +152,7 @@ def another(line: Line, number: int) -> Line:
 def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
     """How lines are drawn, as keywords of `Axes.plot` by label.
 
-    "FedMuon, lr=0.1" has the color of FedMuon; lines of one method differ in their
+    "FedMuon, lr=0.1" has the color of FedMuon; lines of one color differ in their
     dashes. Labels that are values alone, such as "T = 3", are shades from dark to
     light, in order.
 
@@ -153,14 +170,45 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
             color = matplotlib.colors.to_hex(shades[values.index(label)])
             looks[label] = {"color": color, "ls": "-"}
             continue
-        method = label if label in known() else label.partition(", ")[0]
+        method = label if label in known() else re.split(", | \\(all", label)[0]
         line = line_of(method)
         for number in range(1, len(DASHES)):
             if line in used:
                 line = another(line_of(method), number)
         used.add(line)
         looks[label] = {"color": line.color, "ls": DASHES[line.dash]}
+        if line.color == OWN:
+            looks[label]["zorder"] = 3  # before the others
     return looks
+
+
+def looks_of(
+    labels: Iterable[str], looks: Looks
+) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """The texts and the styles of lines, as `looks` asks for.
+
+    Example:
+      >>> looks_of(["FedAvg"], {"FedAvg": ("Baseline", "black")})
+      ({'FedAvg': 'Baseline'}, {'FedAvg': {'color': '#000000', 'ls': '-'}})
+    """
+    drawn = styles(labels)
+    texts = {label: label for label in drawn}
+    for label, look in looks.items():
+        if label not in drawn:
+            shown = ", ".join(drawn)
+            raise ValueError(f"looks names {label!r}, which is none of {shown}")
+        text, *color = [look] if isinstance(look, str) else look
+        if len(color) > 1 or not all(map(matplotlib.colors.is_color_like, color)):
+            raise ValueError(
+                f"looks[{label!r}] must be a label, or a label and a color such as "
+                f"('Ours', 'black'), got {look!r}"
+            )
+        texts[label] = text
+        for each in color:
+            drawn[label] |= {"color": matplotlib.colors.to_hex(each)}
+    if len({*texts.values()}) < len(texts):
+        raise ValueError(f"labels must differ, got {', '.join(texts.values())}")
+    return texts, drawn
 
 
 @contextlib.contextmanager
@@ -229,12 +277,12 @@ def color_names(axis: Any, colors: Iterable[str]) -> None:
         label.set_color(NOTE if color in GREYS else color)
 
 
-def outside(axis: Any, value: float, y: float, color: str) -> bool:
-    """Writes a value at the edge of an axis that does not show it."""
+def outside(axis: Any, value: float, y: float, color: str, text: str = "") -> bool:
+    """Writes a value, or its text, at the edge of an axis that does not show it."""
     low, high = axis.get_xlim()
     if low <= value <= high:
         return False
-    words = f"{value:.3g}" if np.isfinite(value) else "diverged"
+    words = (text or f"{value:.3g}") if np.isfinite(value) else "diverged"
     left = not value > high
     place, words = (low, f"◂ {words}") if left else (high, f"{words} ▸")
     side = "left" if left else "right"
@@ -242,19 +290,36 @@ def outside(axis: Any, value: float, y: float, color: str) -> bool:
     return True
 
 
+def in_percent(axis: Any, most: float) -> None:
+    """Labels an axis as tables show its numbers: shares, of at most 1, in percent."""
+    if most == 1:
+        axis.set_major_formatter(lambda value, _: f"{100 * value:.4g}")
+
+
 def logarithmic(axis: Any, values: Any) -> None:
-    """Makes the x axis logarithmic, with labels that do not overlap."""
-    axis.set_xscale("log")
-    _plain_ticks(axis.xaxis, values)
+    """Makes the x axis logarithmic, with labels that do not overlap.
+
+    Values within a factor of three stay on a linear axis, where ticks are even.
+    """
+    if max(values) > 3 * min(values):
+        axis.set_xscale("log")
+        _log_ticks(axis.xaxis, values)
 
 
-def _plain_ticks(axis: Any, values: Any) -> None:
-    """Labels a logarithmic axis with plain numbers."""
-    decades = np.log10(max(values) / min(values))
-    steps = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
-    axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
+def _log_ticks(axis: Any, values: Any) -> None:
+    """Labels a logarithmic axis: all with plain numbers, or all with powers of ten."""
+    low, high = np.log10(min(values)), np.log10(max(values))
+    steps = (1.0,) if high - low > 2 else (1.0, 2.0, 5.0)
+    every = 1 + int(high - low) // 8
+    powers = np.arange(np.floor(low) - 1, high + 2)
+    powers = powers[powers % every == 0]
+    ticks = [step * 10.0**power for power in powers for step in steps]
+    texts = [f"{tick:g}" for tick in ticks]
+    if len(steps) == 1 and not -4 < low < high < 5:
+        texts = [f"10{f'{power:.0f}'.translate(RAISED)}" for power in powers]
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_formatter(FixedFormatter(texts))
+    axis.set_minor_locator(NullLocator())
 
 
 def logarithmic_loss(axis: Any) -> None:
@@ -264,25 +329,23 @@ def logarithmic_loss(axis: Any) -> None:
     if len(shown):
         axis.set_yscale("log")
         axis.set_ylim(bottom=shown.min() / (shown.max() / shown.min()) ** 0.04 / 1.05)
-        _plain_ticks(axis.yaxis, shown)
+        _log_ticks(axis.yaxis, shown)
 
 
-def target_line(
-    axis: Any, target: float, means: Sequence[np.ndarray], sign: int, text: str
-) -> None:
+def target_line(axis: Any, target: float, sign: int, text: str) -> None:
     """Draws the target, and shows the scores around it and all last scores.
 
     Args:
       sign: -1 if lower scores are better.
     """
-    means, target = [sign * mean for mean in means], sign * target
+    means, target = [sign * each.get_ydata() for each in axis.lines], sign * target
     highest = max(float(np.max(mean)) for mean in means)
     if highest < target:  # of AUCs below 1/2, which no method reaches
         return
     axis.axhline(sign * target, color="0.4", lw=0.8, ls=":")
     lowest = min(float(mean[-1]) for mean in means)
     room = max(highest - target, 1e-3)
-    bottom = min(target - 3 * room, lowest - 0.5 * room)
+    bottom = min(target - 1.5 * room, lowest - 0.5 * room)
     axis.set_ylim(*sorted((sign * bottom, sign * (highest + 0.5 * room))))
     axis.annotate(
         f"target {text}",
@@ -303,7 +366,7 @@ def tick_labels(values: Sequence[float], *, logarithmic: bool) -> list[str]:
     places = (places - places[0]) / ((places[-1] - places[0]) or 1.0)
     labels, last = [f"{values[-1]:g}"], places[-1]
     for i in range(len(values) - 2, -1, -1):
-        free = last - places[i] > 0.2 and (i == 0 or places[i] > 0.2)
+        free = last - places[i] > 0.14 and (i == 0 or places[i] > 0.14)
         labels.append(f"{values[i]:g}" if free else "")
         last = places[i] if free else last
     return labels[::-1]
@@ -329,13 +392,15 @@ def apart(places: Sequence[float], gap: float) -> np.ndarray:
 def label_ends(axis: Any, labels: Sequence[Label], height: float) -> bool:
     """Writes labels to the right of an axis, at the height of their ends.
 
-    The limits of the axis must be final. `height` is in inches, approximately.
+    The intervals are bars between the axis and the labels, no longer than the axis. The
+    limits of the axis must be final. `height` is in inches, approximately.
 
     Returns:
       Whether the labels fit. If they do not, or an end is not drawn, nothing is
       written and a legend is needed.
     """
-    size = 7.5
+    axis.set(xlim=axis.get_xlim(), ylim=axis.get_ylim())  # bars do not change them
+    size, apart_by = 7.5, 4.0  # points of letters, and between bars
     gap = 1.25 * size / (72 * height)
     if not labels or gap * (len(labels) - 1) > 1:
         return False
@@ -343,19 +408,32 @@ def label_ends(axis: Any, labels: Sequence[Label], height: float) -> bool:
     ends = axis.transAxes.inverted().transform(ends)
     if not np.isfinite(ends).all() or ends.min() < -0.01 or ends.max() > 1.01:
         return False
-    order = np.argsort(ends[:, 1], kind="stable")
-    for i, place in zip(order, apart(ends[order, 1].clip(0, 1), gap), strict=True):
-        color = labels[i].color
+    has_bars = any(np.isfinite(label.low) for label in labels)
+    order = np.argsort(-ends[:, 1], kind="stable")
+    places = 1 - apart((1 - ends[order, 1]).clip(0, 1), gap)
+    for rank, (i, place) in enumerate(zip(order, places, strict=True)):
+        label, end = labels[i], ends[i]
+        right = [apart_by * (rank + 1), apart_by * (len(labels) + 4)]
+        bar, text = right if has_bars else (0.0, 12.0)
+        beside = lambda of, by: offset_copy(of, axis.figure, x=by, units="points")
+        if has_bars:
+            how = {"color": label.color, "clip_on": False}
+            at = beside(axis.get_yaxis_transform(), bar)
+            reach = np.clip([label.low, label.high], *sorted(axis.get_ylim()))
+            axis.plot([1, 1], reach, lw=1.2, transform=at, **how)
+            axis.plot(1, label.y, "o", ms=2.6, transform=at, **how)
+            start = (end[0], 1), (end[1], end[1])
+            axis.plot(*start, lw=0.4, transform=axis.transAxes, **how)
         axis.annotate(
-            labels[i].text,
-            xy=ends[i],
-            xytext=(1.05, place),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
+            label.text,
+            xy=(1.0 if has_bars else end[0], end[1]),
+            xycoords=beside(axis.transAxes, bar),
+            xytext=(1.0, place),
+            textcoords=beside(axis.transAxes, text),
             va="center",
             fontsize=size,
-            color=NOTE if color in GREYS else color,
-            arrowprops={"arrowstyle": "-", "lw": 0.5, "color": color, "shrinkB": 2},
+            color=NOTE if label.color in GREYS else label.color,
+            arrowprops={**LEADER, "color": label.color},
             annotation_clip=False,
         )
     return True

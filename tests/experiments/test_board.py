@@ -389,6 +389,26 @@ def test_no_headline_counts_the_hospitals():
     assert "Heart" not in (KEPT / "summary.svg").read_text()
 
 
+def test_the_summary_says_what_its_rows_show():
+    found = {table.name: table for table in tables(KEPT)}
+    wins = [
+        t.like("FedMuon").wins for n, t in found.items() if n not in ("heart", "ring")
+    ]
+    words = f"FedMuon is ahead of FedAvg on {sum(wins)} of {len(wins)} tracks"
+    assert page.headline([*found.values()]) == words
+    assert words in (KEPT / "summary.svg").read_text()
+    assert words in page.PAGE.read_text()
+    for name in ("README.md", "docs/index.md"):
+        assert f"![{words}" in Path(name).read_text()
+    assert f"{found['private'].like('FedMuon').apart.mean():.1%}"[:-1] == "-30.7"
+    assert "◂ -30.7" in (KEPT / "summary.svg").read_text()
+    labels = {name: [x.label for x in page.shown(t)] for name, t in found.items()}
+    assert labels["private"] == ["FedMuon", "DP-FedMuon", "FedAvg(momentum)"]
+    assert labels["ring"] == ["DeMuon", "SUDA-Muon(ED)", "Gradient tracking"]
+    # rows with other sizes are no competitors
+    assert labels["tokens"] == ["FedMuon", "MuLoCo", "DiLoCo"]
+
+
 def test_under_attack_methods_compare_with_the_same_aggregation():
     (attacked,) = [table for table in tables(KEPT) if table.name == "attackers"]
     assert attacked.like("FedAvg") is attacked.baseline

@@ -211,8 +211,6 @@ NOT_DRAWN = {  # whose studies are finished, or draw their figures themselves
     "language_models/plays",
     "minimax/tails",
     "newton_schulz/digits",
-    *(f"privacy/images_clients_{name}" for name in ("digits", "fashion_mnist")),
-    *(f"privacy/images_examples_{name}" for name in ("mnist", "fashion_mnist")),
     *(f"privacy/reconstruction_{n}" for n in ("mnist", "fashion_mnist", "digits")),
     "robust/digits",
     *(f"rules/{name}" for name in ("digits", "fashion_mnist")),

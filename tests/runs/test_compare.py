@@ -196,6 +196,7 @@ def test_a_sweep_runs_what_is_missing_of_a_larger_one(tmp_path, counted):
     method = fm.compress(fm.fedprox(lr=0.1), fm.no_compression())  # numbers inside
     small = {"lr": (0.1,), "mu": (0.1,)}
     first = sweep({"one": method}, PROBLEM, small, seeds=(5,), **how)["one"]
+    assert not (tmp_path / "sweep" / "ranking.png").exists()  # a seed has no interval
     counted["rounds"] = 0
     grid = {"lr": (0.1, 0.3), "mu": (0.1,)}
     result = sweep({"one": method}, PROBLEM, grid, seeds=(5, 6), **how)["one"]

@@ -111,6 +111,7 @@ def test_the_ranking_has_a_line_for_every_method(figures, tmp_path):
     width = stats.t.ppf(0.975, 2) / np.sqrt(3)
     np.testing.assert_allclose(spans[:, 0], [0.1 * width, 0, 0.02 * width])
     assert [label.get_text() for label in accuracy.get_yticklabels()] == list("ABC")
+    assert accuracy.xaxis.get_major_formatter()(0.8) == "80"
     assert accuracy.yaxis_inverted()  # the first is the highest
     marks = np.concatenate([line.get_xydata() for line in traffic.lines])
     np.testing.assert_allclose(marks, [[5, 0], [np.nan, 1], [0.5, 2]])
@@ -207,7 +208,7 @@ def test_lines_of_a_figure_differ():
     drawn = style.styles(labels)
     assert len({(how["color"], str(how["ls"])) for how in drawn.values()}) == len(drawn)
     assert drawn["FedMuon, lr=0.3"]["color"] == drawn["FedMuon"]["color"]
-    assert drawn["My method"]["color"] in style.GREYS
+    assert drawn["My method"]["color"] == style.OWN
 
 
 @pytest.mark.slow

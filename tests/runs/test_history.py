@@ -1,18 +1,21 @@
 """What remains of a run: the CSV, what several of them say together, the figures."""
 
 import csv
+import functools
 import os
+import re
 
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
 from fedjax_muon.runs import (
+    fairness,
     intervals,
     metrics_csv,
     plots,
+    plotting,
     style,
     summary,
     tables,
@@ -205,41 +208,132 @@ def test_runs_of_different_lengths_have_no_mean():
         summary.check_rounds({"slow": SLOW, "fast": [begun]})
 
 
-def test_bands_are_intervals_of_the_mean(tmp_path, monkeypatch):
-    bands = []
-    fill = lambda axis, x, low, high, **style: bands.append((x, low, high))
-    monkeypatch.setattr(Axes, "fill_between", fill)
-    three = [*FAST, FAST[0]]
-    plots.curves({"fast": three}, tmp_path / "curves.png")
-    accuracy, traffic, loss = bands
-    each = np.array([run["test_accuracy"] for run in three])
-    mean, half = each.mean(0), stats.t.ppf(0.975, 2) * stats.sem(each)
-    low, high = np.maximum(mean - half, 0), np.minimum(mean + half, 1)
-    np.testing.assert_allclose(accuracy, [FAST[0]["round"], low, high])
-    # nothing was sent before round 0, which a logarithmic axis cannot show
-    np.testing.assert_allclose(traffic, [[1.5, 3, 4.5], low[1:], high[1:]])
-    losses = 2 - mean  # the loss of a run is 2 less its accuracy
-    lowest = np.maximum(losses - half, 0)
-    np.testing.assert_allclose(loss[1:], [lowest, losses + half])
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved."""
+    saved: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **how: saved.append(self))
+    return saved
 
 
-def test_curves_of_shares_are_in_percent_and_bands_of_losses_end(tmp_path, monkeypatch):
-    kept, bands = [], []
-    monkeypatch.setattr(style, "save", lambda figure, path: kept.append(figure))
-    fill = lambda axis, x, low, high, **how: bands.append((axis, low))
-    monkeypatch.setattr(Axes, "fill_between", fill)
+def ends_of(axis):
+    """The bars beside an axis."""
+    beside = [line for line in axis.lines if not line.get_clip_on()]
+    return [line.get_ydata() for line in beside if list(line.get_xdata()) == [1, 1]]
+
+
+def test_bars_at_the_ends_of_curves_are_intervals(figures, tmp_path):
     apart = [
         {**run, "train_loss": run["train_loss"] * x}
-        for run, x in zip(FAST, (1, 9), strict=True)
+        for run, x in zip([*FAST, FAST[0]], (1, 9, 1), strict=True)
     ]
-    plots.curves({"fast": [*apart, FAST[0]]}, tmp_path / "a.png", target=0.5)
-    accuracy, _, loss = kept[0].axes
+    plots.curves({"fast": apart, "slow": SLOW}, tmp_path / "curves.png")
+    accuracy, traffic, loss = figures[0].axes
+    each = np.array([run["test_accuracy"][-1] for run in apart])
+    half = stats.t.ppf(0.975, 2) * stats.sem(each)
+    low, high = np.maximum(each.mean() - half, 0), np.minimum(each.mean() + half, 1)
+    for axis in (accuracy, traffic):
+        (ends,) = [each for each in ends_of(axis) if np.isfinite(each).all()]
+        inside = np.clip([low, high], *axis.get_ylim())
+        np.testing.assert_allclose(ends, inside)
+    # no loss is below those of the seeds
+    (ends,) = [each for each in ends_of(loss) if np.isfinite(each).all()]
+    assert ends[0] >= min(run["train_loss"][-1] for run in apart)
+    drawn = traffic.lines[0].get_xdata()  # nothing was sent before round 0
+    np.testing.assert_allclose(drawn, [np.nan, 1.5, 3, 4.5])
+    assert not any(axis.collections for axis in figures[0].axes)  # no bands
+
+
+def test_names_are_beside_each_panel_in_its_own_order(figures, tmp_path):
+    plots.curves({"slow": SLOW, "fast": FAST}, tmp_path / "curves.png", target=0.5)
+    accuracy, traffic, loss = figures[0].axes
+    for axis, order in ((accuracy, 1), (traffic, 1), (loss, -1)):
+        names = [text for text in axis.texts if text.get_text() in ("slow", "fast")]
+        assert [text.get_text() for text in names] == ["fast", "slow"][::order]
+        heights = [text.xyann[1] for text in names]
+        assert heights[0] > heights[1] + 0.05
     assert accuracy.get_ylabel() == "test accuracy, %"
-    assert accuracy.yaxis.get_major_formatter()(0.96).startswith("96")
+    assert accuracy.yaxis.get_major_formatter()(0.963) == "96.3"
     assert "target 50.00" in [text.get_text() for text in accuracy.texts]
-    (low,) = [low for axis, low in bands if axis is loss]
-    means = np.mean([run["train_loss"] for run in (*apart, FAST[0])], axis=0)
-    np.testing.assert_allclose(low, means / 10)
+    assert figures[0].legends == []
+
+
+def test_looks_are_texts_and_colors_of_the_user(figures, tmp_path):
+    looks = {"slow": "Baseline", "fast": ("Ours", "black")}
+    plots.curves({"slow": SLOW, "fast": FAST}, tmp_path / "curves.png", looks=looks)
+    slow, fast = figures[0].axes[0].lines[:2]
+    assert (slow.get_label(), slow.get_color()) == ("Baseline", style.OWN)
+    assert (fast.get_label(), fast.get_color()) == ("Ours", "#000000")
+    assert {"Baseline", "Ours"} <= {t.get_text() for t in figures[0].axes[0].texts}
+    for wrong, words in (
+        ({"fats": "Ours"}, "looks names 'fats', which is none of slow, fast"),
+        ({"fast": ("Ours", "blak")}, "looks['fast'] must be a label, or a label and"),
+        ({"fast": ("Ours", "red", 1)}, "looks['fast'] must be a label, or a label and"),
+        ({"fast": "slow"}, "labels must differ, got slow, slow"),
+    ):
+        with one_line(re.escape(words)):
+            style.looks_of(["slow", "fast"], wrong)
+
+
+def test_your_own_methods_are_in_front_of_those_of_the_library():
+    drawn = style.styles(["FedAvg", "mine", "FedMuon", "mine, lr=0.1"])
+    own = drawn.pop("mine"), drawn.pop("mine, lr=0.1")
+    assert {how["color"] for how in own} == {style.OWN}
+    assert own[0]["ls"] != own[1]["ls"]
+    assert all(how["zorder"] > 2 for how in own)  # 2 is that of all lines
+    known = {line.color for line in style.known().values()}
+    assert style.OWN not in known
+    assert not any("zorder" in how for how in drawn.values())
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "labels"),
+    [
+        ((12.0, 14.0), "linear", None),
+        ((3.0, 30.0), "log", ["1", "2", "5", "10", "20", "50"]),
+        ((0.1, 90.0), "log", ["0.1", "1", "10", "100"]),
+        ((1e-5, 1.0), "log", ["10⁻⁵", "10⁻⁴", "10⁻³", "10⁻²", "10⁻¹", "10⁰"]),
+        ((1e-12, 1.0), "log", ["10⁻¹²", "10⁻¹⁰", "10⁻⁸", "10⁻²", "10⁰"]),
+    ],
+)
+def test_ticks_of_logarithmic_axes_have_one_style(values, scale, labels):
+    axis = Figure().subplots()
+    style.logarithmic(axis, values)
+    assert axis.get_xscale() == scale
+    shown = [text.get_text() for text in axis.get_xticklabels()]
+    assert labels is None or set(labels) <= set(shown)
+    if labels and labels[0].startswith("10⁻"):
+        assert all(text.startswith("10") for text in shown)
+
+
+def test_options_of_runs_are_brief_in_labels():
+    of = functools.partial(plotting.in_short, "lr")
+    assert of("0.1") == "lr=0.1"
+    assert of("1e-05") == "lr=1e-05"
+    assert of("__main__.mine") == of("<function mine at 0x7f3c>") == "lr=mine"
+    assert of("a.b.<locals>.<lambda>") == "lr=function"
+    assert of("optax.cosine_decay[0.1, 20]") == "lr=cosine_decay[0.1, 20]"
+    long = "fedjax_muon.models.small.MLP(classes=10, features=(64, 64))"
+    assert plotting.in_short("model", long) == "model=MLP"
+    run = {"method.algorithm": "fedjax_muon.algorithms.fedmuon.fedmuon"}
+    texts = [long, long.replace("64, 64", "8, 8"), long]
+    labels = plotting.distinct_labels([run | {"problem.model": x} for x in texts])
+    assert labels == [f"FedMuon, model=MLP ({n})" for n in (1, 2, 1)]
+
+
+def test_accuracies_of_clients_have_intervals_inside_the_frame(figures, tmp_path):
+    seeds = [0.5, 0.6, 0.7]
+    runs = [
+        {f"{fairness.PREFIX}{name}": np.array([x]) for name in fairness.COLUMNS}
+        for x in seeds
+    ]
+    fairness.figure({"slow": runs, "fast": runs[:1]}, tmp_path / "fairness.png")
+    (axis,) = figures[0].axes
+    assert axis.get_ylim() == (1.5, -0.5)  # half a row around the first and the last
+    assert len(axis.containers) == 6
+    half = 100 * stats.t.ppf(0.975, 2) * stats.sem(seeds)
+    _, _, (segments,) = axis.containers[0].lines
+    np.testing.assert_allclose(segments.get_segments()[0][:, 0], [60 - half, 60 + half])
 
 
 def test_one_seed_has_no_deviation():
@@ -254,7 +348,7 @@ def test_one_seed_has_no_deviation():
 
 def test_two_seeds_are_thin_lines():
     axis, two = Figure().subplots(), [[1.0, 2.0], [3.0, 5.0]]
-    mean = intervals.band(axis, [0, 1], two, color="k")
+    mean = intervals.curve(axis, [0, 1], two, color="k")
     np.testing.assert_allclose(mean, [2.0, 3.5])
     (seeds,) = axis.collections
     for segment, seed in zip(seeds.get_segments(), two, strict=True):
