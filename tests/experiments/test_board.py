@@ -408,13 +408,3 @@ def test_kept_rows_follow_the_rules():
             known = ROWS.get(row)
             if known and len(kept.finals(lines)) == track.seeds:
                 assert protocol.asked(lines, known, track, score.sign) == []
-
-
-def test_front_pages_have_numbers_of_the_board():
-    known = set()
-    for table in tables(KEPT):
-        known |= {table.spread(each.apart, signed=True) for each in table.rows}
-    for name in ("README.md", "docs/index.md"):
-        shown = re.findall(r"[+-]\d+\.\d+ ± \d+\.\d+", Path(name).read_text())
-        assert len(shown) >= 5
-        assert set(shown) <= known
