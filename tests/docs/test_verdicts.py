@@ -59,7 +59,7 @@ def board() -> dict[str, object]:
     pair = score("private", "FedAvg"), score("private", "FedMuon")
     facts |= {"private": f"**{pair[0]}** | {pair[1]}; use `dp_fedmuon`: {best}"}
     facts |= {"best": best, "next_best": next_best}
-    own = [x for x in found["digits"].rows if x.marked == x.label and not x.twins]
+    own = [x for x in found["digits"].rows if not x.resized and not x.twins]
     facts["methods"] = len({row.label.partition(", weight")[0] for row in own})
     shown = standings.alignment(found.values(), WEIGHTS)
     assert not any(clear(x) > 0 for _, *others in shown.values() for x in others)
