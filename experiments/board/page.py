@@ -99,15 +99,16 @@ def _wins(found: Sequence[Table], label: str) -> int:
 def facts(table: Table) -> str:
     """What follows from the intervals of a track, in sentences."""
     best, base = table.best, table.baseline
-    wins = [each for each in table.rows if each.wins]
-    number = len(table.rows) - 1
+    wins = sum(each.wins for each in table.rows)
     words = [
-        f"{best.label} has the best mean score, {table.spread(best.scores)}.",
-        f"{len(wins)} of {number} rows beat {base.label}.",
+        f"{quoted(best.label)} has the best mean score, {table.spread(best.scores)}.",
+        f"Of the {len(table.rows) - 1} rows besides {quoted(base.label)}, "
+        f"{wins} beat it.",
     ]
     if others := [x for x in table.rows if x.resized]:
-        first = f"{others[0].label}, scores {table.spread(others[0].scores)}"
-        words.insert(1, f"The best row with other sizes (†), {first}.")
+        label = quoted(others[0].label)
+        score = table.spread(others[0].scores)
+        words.insert(1, f"With other sizes (†), {label} scores {score}.")
     if twins := twins_of(table):
         words.append(f"Equal algorithms with equal scores: {'; '.join(twins)}.")
     reach = [each for each in table.rows if np.isfinite(each.megabytes).all()]
@@ -116,15 +117,23 @@ def facts(table: Table) -> str:
         sent = f"{1000 * cheap.megabytes.mean():,.3g} kB"
         if cheap.megabytes.mean() >= 1:
             sent = f"{cheap.megabytes.mean():.3g} MB"
-        words.append(f"{cheap.label} reaches the target with the fewest bytes, {sent}.")
+        named = quoted(cheap.label)
+        words.append(f"{named} reaches the target with the fewest bytes, {sent}.")
     if bad := [f"{x.label} ({x.diverged})" for x in table.rows if x.diverged]:
-        words.append(f"Seeds that diverge: {', '.join(bad)}.")
+        words.append(f"Diverged seeds: {', '.join(bad)}.")
     return " ".join(words)
+
+
+def quoted(label: str) -> str:
+    """A label as a word of a sentence."""
+    return f'"{label}"' if "," in label else label
 
 
 def twins_of(table: Table) -> list[str]:
     """Pairs of rows with the same scores, by their names."""
-    return [f"{x.twins[0]} and {x.label}" for x in table.rows if x.twins]
+    return [
+        f"{quoted(x.twins[0])} and {quoted(x.label)}" for x in table.rows if x.twins
+    ]
 
 
 def edges(found: Sequence[Table]) -> list[str]:
