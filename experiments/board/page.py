@@ -75,7 +75,10 @@ def summary(found: Sequence[Table]) -> list[str]:
     ]
     heads = [head(table.name) for table in served]
     lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
-    for label in sorted(several, key=lambda label: -_wins(served, label)):
+    twins = {(x.label, twin) for x in rows for twin in x.twins}
+    twins |= {(twin, label) for label, twin in twins}
+    ranked = sorted(several, key=lambda label: -_wins(served, label))
+    for place, label in enumerate(ranked):
         cells = []
         for table in served:
             each = table.like(label)
@@ -87,7 +90,8 @@ def summary(found: Sequence[Table]) -> list[str]:
                 mean = table.factor * each.apart.mean()
                 words = f"{mean:+.{1 if table.factor > 1 else 2}f}"
                 cells.append(f"**{words}**" if each.wins else words)
-        lines.append(f"| {label} | {' | '.join(cells)} |")
+        same = [f" (= {x})" for x in ranked[:place] if (label, x) in twins]
+        lines.append(f"| {label}{''.join(same)} | {' | '.join(cells)} |")
     return lines
 
 
@@ -99,11 +103,11 @@ def _wins(found: Sequence[Table], label: str) -> int:
 def facts(table: Table) -> str:
     """What follows from the intervals of a track, in sentences."""
     best, base = table.best, table.baseline
-    wins = sum(each.wins for each in table.rows)
+    number, wins = len(table.rows) - 1, sum(each.wins for each in table.rows)
+    beat = "all" if wins == number else wins
     words = [
         f"{quoted(best.label)} has the best mean score, {table.spread(best.scores)}.",
-        f"Of the {len(table.rows) - 1} rows besides {quoted(base.label)}, "
-        f"{wins} beat it.",
+        f"Of the {number} rows besides {quoted(base.label)}, {beat} beat it.",
     ]
     if others := [x for x in table.rows if x.resized]:
         label = quoted(others[0].label)
@@ -322,7 +326,7 @@ rows reproducible, the noise comes from the seed, so these runs protect nobody."
     ],
 }
 FOLDED = "All rows, with options, rounds, MB and seconds"
-NOT_COUNTED = ("heart",)  # tracks that are not in the figure of the front pages
+NOT_COUNTED = ("heart",)  # tracks of which no summary and no call are shown
 ABOUT = "FedMuon and the best other method minus the baseline, by track"
 SUMMARY_CAPTION = """\
 *Differences from the baseline, paired by seed, with 95% intervals. Red: FedMuon, or
