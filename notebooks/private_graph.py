@@ -159,8 +159,8 @@ def world(weight, noise, key):
 # of agent 0, adds them up, since the canary moves all by the same amount, and decides
 # by a threshold. For Gaussian noise, the error rates bound epsilon from below, with a
 # confidence of 95%. The *correct* mechanism uses the calibrated noise. The *mistaken*
-# one uses the noise that would suffice if the adversary saw only the mean of the agents,
-# which a graph does not guarantee.
+# one uses the noise that would suffice if the adversary saw only the mean of the
+# agents, which a graph does not guarantee.
 
 
 # %%
