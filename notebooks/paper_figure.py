@@ -12,7 +12,7 @@
 # number of clients, the cohorts, the local steps and the partitions are the paper's.
 #
 # **Result.** The first claim holds here: heterogeneity costs Local Muon 9.3 points,
-# more than any other method, and FedMuon nothing. The second claim holds on
+# more than any other method; it costs FedMuon nothing. The second claim holds on
 # heterogeneous clients. On homogeneous clients, five methods are within half a point of
 # each other, which three seeds cannot tell apart. No best learning rate is at the edge
 # of its grid.
@@ -46,8 +46,8 @@ print(jax.devices())
 # ## Clients
 #
 # 16 clients, of which 8 take 5 local steps in a round. Dirichlet(10) gives every client
-# nearly all classes, Dirichlet(0.1) a few. A tenth of the training examples chooses the
-# learning rates.
+# nearly all classes; Dirichlet(0.1) gives a few. A tenth of the training examples
+# chooses the learning rates.
 
 # %%
 digits, validation = fm.data.hold_out(fm.data.load("digits"), 0.1)
@@ -63,7 +63,7 @@ def clients(alpha, seed):
 # %% [markdown]
 # ## Training
 #
-# One sweep per method has all its learning rates, partitions and seeds.
+# One sweep per method covers all its learning rates, partitions and seeds.
 
 
 # %%

@@ -161,9 +161,9 @@ def world(weight, noise, key):
 # From the parameters and the weights of the graph, the adversary computes the releases
 # of agent 0, adds them up, since the canary moves all by the same amount, and decides
 # by a threshold. For Gaussian noise, the error rates bound epsilon from below, with a
-# confidence of 95%. The *correct* mechanism has the calibrated noise. The *mistaken*
-# one has the noise that would suffice if the adversary saw only the mean of the agents,
-# which a graph does not guarantee.
+# confidence of 95%. The *correct* mechanism uses the calibrated noise. The *mistaken*
+# one uses the noise that would suffice if the adversary saw only the mean of the
+# agents, which a graph does not guarantee.
 
 
 # %%

@@ -46,9 +46,9 @@ plt.show()
 # ## Training
 #
 # A task is a model and its loss. An algorithm is made from its hyperparameters, like
-# an optax optimizer; `ALL` has the library's methods by name. In every round, 8 clients
-# take 5 local steps each. All rounds between two evaluations are one call of one
-# compiled program.
+# an optax optimizer; `ALL` lists the library's methods by name. In every round, 8
+# clients take 5 local steps each. All rounds between two evaluations are one call of
+# one compiled program.
 
 # %%
 task = fm.tasks.classification(fm.models.MLP(10, (64, 64)), digits)

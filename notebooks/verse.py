@@ -82,7 +82,7 @@ print(verse(untrained, jax.random.key(1)))
 # ## Training
 #
 # FedMuon orthogonalizes the momenta of all matrices. It sends momenta and parameters.
-# MuLoCo has Muon for the matrices of the hidden layers, and Adam for the other
+# MuLoCo uses Muon for the matrices of the hidden layers, and Adam for the other
 # parameters. Their states stay at the workers. Both methods train on the same number of
 # tokens.
 

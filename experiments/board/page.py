@@ -7,10 +7,10 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from experiments.board import standings, tuning
+from experiments.board import calls, standings, tuning
 from experiments.board.lines import HISTORY
 from experiments.board.standings import Standing, Table
-from experiments.board.tracks import TRACKS
+from experiments.board.tracks import TRACKS, head
 from fedjax_muon.runs.intervals import half_width
 from fedjax_muon.runs.style import (
     NOTE,
@@ -43,14 +43,19 @@ def spread_of(values: np.ndarray, form: str) -> str:
     return f"{known.sum()} of {len(values)} seeds" if known.any() else "-"
 
 
-def table_of(table: Table) -> list[str]:
-    """The rows of a track in Markdown, without columns that nobody has."""
+def table_of(table: Table, *, resized: bool = False) -> list[str]:
+    """Rows of a track in Markdown, without columns that nobody has.
+
+    Rows with the sizes of the track, or those with other sizes.
+    """
     rows = [[*HEAD]]
     for each in table.rows:
+        if each.resized != resized:
+            continue
         score = table.spread(each.scores)
         if each is not table.baseline:
             score += f" ({difference(table, each)})"
-        same = f" (scores of {each.twins[0]})" if each.twins else ""
+        same = f" (= {each.twins[0]})" if each.twins else ""
         cells = [each.marked + same, each.options, score]
         cells += [spread_of(each.rounds, ",.0f"), spread_of(each.megabytes, ",.3g")]
         rows.append([*cells, spread_of(each.seconds, ",.3g")])
@@ -68,32 +73,37 @@ def difference(table: Table, each: Standing) -> str:
 def summary(found: Sequence[Table]) -> list[str]:
     """Differences from the baseline, with a server.
 
-    Of methods on several tracks, and of the best row of every track.
+    Of methods on several tracks, and of the best row of every track, without rows of
+    other sizes.
     """
     served = [table for table in found if table.name != "ring"]
-    labels = dict.fromkeys(x.label for table in served for x in table.rows)
-    best = {table.rows[0].label for table in served}
+    rows = [x for table in served for x in table.rows if not x.resized]
+    labels = dict.fromkeys(x.label for x in rows)
+    best = {table.best.label for table in served}
     several = [
         label
         for label in labels
         if sum(table.like(label) is not None for table in served) > 1 or label in best
     ]
-    heads = [table.name.replace("_", " ") for table in served]
+    heads = [head(table.name) for table in served]
     lines = [f"| method | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
-    for label in sorted(several, key=lambda label: -_wins(served, label)):
+    twins = {(x.label, twin) for x in rows for twin in x.twins}
+    twins |= {(twin, label) for label, twin in twins}
+    ranked = sorted(several, key=lambda label: -_wins(served, label))
+    for place, label in enumerate(ranked):
         cells = []
         for table in served:
             each = table.like(label)
             if each is None:
                 cells.append("")
             elif each is table.baseline:
-                cells.append("baseline")
+                cells.append("0")
             else:
                 mean = table.factor * each.apart.mean()
                 words = f"{mean:+.{1 if table.factor > 1 else 2}f}"
                 cells.append(f"**{words}**" if each.wins else words)
-        marked = next(x.marked for t in served for x in t.rows if x.label == label)
-        lines.append(f"| {marked} | {' | '.join(cells)} |")
+        same = [f" (= {x})" for x in ranked[:place] if (label, x) in twins]
+        lines.append(f"| {label}{''.join(same)} | {' | '.join(cells)} |")
     return lines
 
 
@@ -104,36 +114,50 @@ def _wins(found: Sequence[Table], label: str) -> int:
 
 def facts(table: Table) -> str:
     """What follows from the intervals of a track, in sentences."""
-    best, base = next(x for x in table.rows if x.marked == x.label), table.baseline
-    wins = [each for each in table.rows if each.wins]
-    number = len(table.rows) - 1
+    best, base = table.best, table.baseline
+    number, wins = len(table.rows) - 1, sum(each.wins for each in table.rows)
+    beat = "all" if wins == number else wins
     words = [
-        f"{best.label} has the best mean score, {table.spread(best.scores)}.",
-        f"{len(wins)} of {number} rows beat {base.label}.",
+        f"{quoted(best.label)} has the best mean score, {table.spread(best.scores)}.",
+        f"Of the {number} rows besides {quoted(base.label)}, {beat} beat it.",
     ]
-    if others := [x for x in table.rows if x.marked != x.label]:
-        first = f"{others[0].label} has {table.spread(others[0].scores)}"
-        words.insert(1, f"Of rows with other sizes (†), {first}.")
-    if twins := [f"{x.twins[0]} and {x.label}" for x in table.rows if x.twins]:
-        words.append(f"The same scores: {', '.join(twins)}.")
+    if others := [x for x in table.rows if x.resized]:
+        label = quoted(others[0].label)
+        score = table.spread(others[0].scores)
+        words.insert(1, f"With other sizes (†), {label} scores {score}.")
+    if twins := twins_of(table):
+        words.append(f"Equal algorithms with equal scores: {'; '.join(twins)}.")
     reach = [each for each in table.rows if np.isfinite(each.megabytes).all()]
     if reach:
         cheap = min(reach, key=lambda each: each.megabytes.mean())
         sent = f"{1000 * cheap.megabytes.mean():,.3g} kB"
         if cheap.megabytes.mean() >= 1:
             sent = f"{cheap.megabytes.mean():.3g} MB"
-        words.append(f"{cheap.label} reaches the target with the fewest bytes, {sent}.")
+        named = quoted(cheap.label)
+        words.append(f"{named} reaches the target with the fewest bytes, {sent}.")
     if bad := [f"{x.label} ({x.diverged})" for x in table.rows if x.diverged]:
-        words.append(f"Seeds that diverge: {', '.join(bad)}.")
+        words.append(f"Diverged seeds: {', '.join(bad)}.")
     return " ".join(words)
 
 
 def finding(table: Table) -> str:
     """What the figure of a track shows."""
-    best = next(x for x in table.rows if x.marked == x.label)
+    best = table.best
     wins, number = sum(each.wins for each in table.rows), len(table.rows) - 1
     base = table.baseline.label
     return f"{wins} of {number} rows beat {base}; {best.label} has the best mean score"
+
+
+def quoted(label: str) -> str:
+    """A label as a word of a sentence."""
+    return f'"{label}"' if "," in label else label
+
+
+def twins_of(table: Table) -> list[str]:
+    """Pairs of rows with the same scores, by their names."""
+    return [
+        f"{quoted(x.twins[0])} and {quoted(x.label)}" for x in table.rows if x.twins
+    ]
 
 
 def edges(found: Sequence[Table]) -> list[str]:
@@ -302,25 +326,32 @@ def outside(output: Path) -> list[str]:
     return lines
 
 
+def section(table: Table) -> list[str]:
+    """What the page has of a track; its tables are folded."""
+    title, base = table.track.title, table.baseline.label
+    lines = [f"## {title}", "", facts(table), ""]
+    if table.name not in NOT_COUNTED:
+        lines += [*calls.lines(table.name, table.best), ""]
+    lines += [f"![{finding(table)}](../results/board/{table.name}.png)", ""]
+    lines += [CAPTION.format(base, table.track.seeds), ""]
+    lines += [f"<details markdown><summary>{FOLDED}</summary>", "", *table_of(table)]
+    if any(each.resized for each in table.rows):
+        lines += ["", OTHER_SIZES[table.name], "", *table_of(table, resized=True)]
+    return [*lines, "", "</details>", "", *NOTES.get(table.name, [])]
+
+
 def write(output: Path, page: Path = PAGE) -> None:
     """Writes the page and its figures."""
     found = standings.tables(output)
     for suffix in (".png", ".svg"):
         draw_summary(found, (output / "summary").with_suffix(suffix))
-    lines = [START, *summary(found), "", AFTER_SUMMARY, ""]
+    lines = [START, *summary(found), "", AFTER_SUMMARY]
     about = f"{headline(found)}; {ABOUT}"
     lines += [f"![{about}](../results/board/summary.png)", "", SUMMARY_CAPTION, ""]
     for table in found:
         for suffix in (".png", ".svg"):
             draw(table, output / f"{table.name}{suffix}")
-        about = finding(table)
-        lines += [f"## {table.track.title}", "", facts(table), ""]
-        lines += [f"![{about}](../results/board/{table.name}.png)", ""]
-        lines += [CAPTION.format(table.baseline.label, table.track.seeds), ""]
-        lines += [*table_of(table), ""]
-        if any(each.marked != each.label for each in table.rows):
-            lines += [OTHER_SIZES[table.name], ""]
-        lines += NOTES.get(table.name, [])
+        lines += section(table)
     if missing := [name for name in TRACKS if name not in {t.name for t in found}]:
         lines += [UNFINISHED.format(", ".join(missing)), ""]
     lines += [OWN, UNTUNED, *tuning.gains_table(output), "", AFTER_UNTUNED, ""]
@@ -338,35 +369,35 @@ def write(output: Path, page: Path = PAGE) -> None:
 
 OTHER_SIZES = {
     "digits": """\
-† Trains with other sizes than the track's: 30 local steps of all 16 clients in 50
-rounds, six times as many steps for as many bytes. Its score is not comparable with
-the others'.""",
+† These rows take 30 local steps on all 16 clients in 50 rounds: as many bytes, but six
+times as many steps. Their scores are not comparable with those above.""",
     "tokens": """\
-† One step per round, whose gradients are averaged: 360 rounds on as many tokens,
-with 30 times as many messages.""",
+† These rows average gradients after every step: 360 rounds on as many tokens, with 30
+times as many messages.""",
 }
 NOTES = {
     "heart": [
         """\
-**No summary of ours counts this track.** FedAvg scores 78.7 ± 0.9 (standard
-deviation) in [the study of natural clients](../results/natural/README.md), where no
-method is visibly better. There its rate of 0.003 is constant, and hospitals weigh as
-much as they have patients; with equal weights, as here, it scores 75.8 ± 1.6. Here
-the rate that validation chose, 0.00281, falls to 0. FedProx with a tiny penalty
-begins at a rate of 0.1 and scores 77.1 ± 0.2, though its validation score is lower
-than FedAvg's: the 98 validation patients do not tell good rates from bad ones. So
-much of a difference from FedAvg on this track may be one between rates.""",
+**None of our summaries counts this track.** In [the study of natural
+clients](../results/natural/README.md), FedAvg scores 78.7 ± 0.9 (standard deviation),
+and no method is visibly better. That study weighs hospitals by their patients and uses
+a constant rate of 0.003; with equal weights, as here, FedAvg scores 75.8 ± 1.6. Here
+validation chose a rate of 0.00281, which falls to 0. FedProx with a tiny penalty begins
+at 0.1 and scores 77.1 ± 0.2, although its validation score is lower than FedAvg's: 98
+validation patients do not tell good rates from bad ones. Differences from FedAvg on
+this track may therefore be differences between rates.""",
         "",
     ],
     "private": [
         """\
-Every seed divides the examples anew, so its clients are others. Epsilon is that of one
-run: the runs of several seeds, and the trials of the search, do not compose. The noise
-comes from the seed, for reproducible rows, so these runs protect nobody.""",
+Each seed divides the examples anew, so each seed has other clients. Epsilon is that of
+a single run and covers neither the other seeds nor the trials of the search. To keep
+rows reproducible, the noise comes from the seed, so these runs protect nobody.""",
         "",
     ],
 }
-NOT_COUNTED = ("heart",)  # tracks that are not in the figure of the front pages
+FOLDED = "All rows, with options, rounds, MB and seconds"
+NOT_COUNTED = ("heart",)  # tracks of which no summary and no call are shown
 ABOUT = "with private clients, DP-FedMuon is ahead of it and FedMuon far behind"
 SUMMARY_CAPTION = """\
 *Differences from the baseline, paired by seed, with 95% intervals; hollow dots are no
@@ -380,47 +411,50 @@ wins by the test above. Numbers at the edge lie outside the axis.*"""
 START = """\
 # The board: methods under one protocol
 
-On a *track* (a dataset with its clients and its model), every method has the same
-number of trials, the same seeds, the same clients and the same sizes of a round. Rows
-with other sizes have a mark (†). [The rules](../experiments/board/RULES.md) were fixed
-before the runs. The search of a method's learning rate, and of one other option, goes
-on until the best value lies between others. [Submit your own method](#your-own-method)
-with one file.
+A *track* is a dataset with its clients and its model. On each track, all methods use
+the same number of trials, the same seeds and clients, and the same sizes of a round.
+Rows with other sizes (†) have tables of their own. [The
+rules](../experiments/board/RULES.md) were fixed before the runs. A search tunes the
+learning rate and at most one other option, until the best value is no longer at an
+edge. You can [submit your own method](#your-own-method) with one file.
 
 ## Which method, where
 
-Differences from the baseline's test score in points, and in bits per byte on `tokens`;
-positive is better. **Bold**: better than the baseline by a one-sided paired test over
-ten seeds (five on `tokens`), corrected for all methods of the track (Holm, level 0.05).
-Other differences may be chance. On `attackers`, a method uses the trimmed mean unless
-its name says otherwise. Differences on `heart` may be
-[those of rates](#heart-disease-by-hospital).
+This table shows how much better each method scores than the baseline of a track (0): in
+points, or in bits per byte on `tokens`. **Bold** differences are significant by a
+one-sided paired test over ten seeds (five on `tokens`), corrected for all methods of
+the track (Holm, level 0.05). The others may be chance. An empty cell means that the
+method was not run on that track. On `attacks`, methods use the trimmed mean unless
+their name says otherwise. Differences on `heart` may be
+[due to the rates](#heart-disease-by-hospital).
 """
 AFTER_SUMMARY = """\
-In the tables below, scores are means over seeds with 95% intervals (Student's t), then
-in parentheses the difference from the baseline, paired by seed. Rounds, MB and seconds
-are measured up to the target: 95% of the baseline's score, or 105% of its bits. Seconds
-are those of one core of an AMD EPYC, without evaluations, and virtual ones for slow
-clients. Options are arguments of `fm.NAME(...)`, with `clip_norm` of
-`fm.privacy.ClientPrivacy`. The rate that was searched, `server_lr` if it is there for
-methods whose server normalizes its step and else `lr`, falls to 0 by a cosine. Click a
-column to sort by it.
+In the sections below, scores are means over seeds with 95% intervals (Student's t). The
+number in parentheses is the difference from the baseline, paired by seed. Rounds, MB
+and seconds are counted until the method reaches the target: 95% of the baseline's
+score, or 105% of its bits. Seconds were measured on one core of an AMD EPYC, without
+evaluations; with slow clients, they are virtual.
+
+Options are the arguments of `fm.NAME(...)`, except that `clip_norm` belongs to
+`fm.privacy.ClientPrivacy`. The searched rate falls to 0 by a cosine: `server_lr` if the
+server normalizes its step (FedAdam, FedYogi, FedAdagrad, DP-FedMuon), otherwise `lr`.
+"(= FedCM)" marks another name for the same algorithm. Click a column to sort by it.
 """
 SECOND = """\
-This is the second board: the first one had shorter searches, so that most of its best
-options were at an edge. [Ranks of both](../results/board/changes.md).
+This is the second board. The searches of the first one were shorter, and most of its
+best options were at an edge. [Compare the ranks](../results/board/changes.md).
 """
 UNFINISHED = """\
 ## Tracks that are running
 
 By these rules, rows of {} are not finished yet. The
-[history](../results/board/history.csv) has their scores on the first board.
+[history](../results/board/history.csv) lists their scores on the first board.
 """
 OWN = """\
 ## Your own method
 
-In a clone, one command checks your file, searches its options on the digits, and says
-where it stands:
+In a clone of the repository, one command checks your file, searches its options on
+`digits`, and prints where your method ranks:
 
 ```bash
 python -m experiments.board check my_method.py
@@ -440,52 +474,53 @@ def normuon():
 ROWS = {"fedavg_normuon": Row("FedAvg(NorMuon)", normuon, {"lr": 0.03})}
 ```
 
-The function returns a rule of optax for the clients' steps, an `Algorithm` or a
-`Gossip`. If it takes `lr`, it gets the learning rate as a schedule. `{"lr": 0.03}` is
-where the search begins; one other option may be named with its value. It takes about
-two minutes on one core of an AMD EPYC. `--against fedmuon` also compares it with that
-row, and `--output DIR` writes elsewhere than beside the file.
+The function returns an `Algorithm`, a `Gossip`, or an optax transformation for the
+clients' steps. If it has an argument `lr`, it receives the learning rate as a schedule.
+The search begins at `{"lr": 0.03}`; you may add one other option and its initial value.
+The command takes about two minutes on one core of an AMD EPYC. `--against fedmuon` also
+compares your method with that row, and `--output DIR` writes to another directory.
 
 Send in the `submission.jsonl` that the command writes. `python -m experiments.board
-accept submission.jsonl` runs the file again, and adds what it finds. Both run the code
-of the file, without a sandbox. `python -m experiments.board page` writes this page.
+accept submission.jsonl` runs your file again, and adds the result. Both commands run
+the code of the file without a sandbox. `python -m experiments.board page` writes this
+page.
 """
 UNTUNED = """\
 ## Without a search
 
-What 14 trials of a search gain (8 on `tokens`), in points of the test score; on
-`tokens`, fiftieths of a bit. Every method has one rate for all tracks, which `digits`
-and `fashion` alone choose and which falls to 0 by a cosine; [the
-rules](../experiments/board/RULES.md) were fixed before these
-runs. **Bold**: at most 0.5 points, or 0.02 bits, in the mean over seeds. ± is a 95%
-interval, paired by seed. [More](../results/tuning/README.md)
+How much does the search gain over one rate for all tracks? The rate is chosen on
+`digits` and `fashion` alone and falls to 0 by a cosine. The search has 14 trials (8 on
+`tokens`). Gains are in points of the test score, and in fiftieths of a bit on `tokens`;
+± is a 95% interval, paired by seed. **Bold** gains are at most 0.5 points, or 0.02
+bits, on average. [The rules](../experiments/board/RULES.md) were fixed before these
+runs. [More](../results/tuning/README.md)
 """
 AFTER_UNTUNED = """\
-By the rules, a method needs no search if this holds for seven of the ten tracks; tracks
-without a row do not count for it:"""
+By the rules, a method needs no search if its gain is bold on at least seven of the ten
+tracks. A track on which it was not run does not count:"""
 ALIGNMENT = """\
 ## Does alignment help FedMuon?
 
-Differences in points from FedMuon(alignment) with weight 0, paired by seed. Bold ones
-have a 95% interval without 0.
+Differences in points from FedMuon(alignment) with weight 0, paired by seed. They are
+bold if their 95% interval excludes 0.
 
 | track | weight 0, score | weight 0.25 | weight 0.5 |
 |---|---:|---:|---:|"""
 CHANGES = """\
 # Ranks on the first board and on the second
 
-The first board had six trials per method and five seeds, 75 of its 121 best options
-were at an edge, and Newton-Schulz was in float32. Here are the ranks of its methods
-among each other, first then and now. [history.csv](history.csv) has all scores.
+The first board used six trials per method, five seeds, and Newton-Schulz in float32; 75
+of its 121 best options were at an edge. These are the ranks of its methods among each
+other, then and now. [history.csv](history.csv) lists all scores.
 """
 OUTSIDE = {
     "replication": """\
 **An independent replication of FedMuon** (Takezawa et al.; here
-`fedmuon_correct`). We repeated it with the same settings on five partitions; the
-original reports one run, on the first of them. Here, ± is a standard deviation:""",
+`fedmuon_correct`) reports one run on one partition. We repeated it with the same
+settings on that partition and on four others. ± is a standard deviation:""",
     "niid_bench": """\
-**Flower's baseline of NIID-Bench**, with its settings and its partition; ± is a
-standard deviation over three runs. The published 33.80 ± 41.22 for SCAFFOLD is exactly
-what two failed runs (10.0%) and one at 81.4% would give. We do not know why the
-published FedNova is 8 points below ours:""",
+**Flower's baseline of NIID-Bench**, with its settings and its partition. ± is a
+standard deviation over three runs. Two failed runs (10.0%) and one at 81.4% would give
+exactly the published 33.80 ± 41.22 of SCAFFOLD. We do not know why the published
+FedNova is 8 points below ours:""",
 }

@@ -38,7 +38,13 @@ class Standing(NamedTuple):
     seconds: np.ndarray
     edges: Sequence[str]  # where the search ended without a neighbor
     diverged: int  # seeds
+    planned: int  # rounds of a run
     twins: Sequence[str] = ()  # labels of rows before it with the same scores
+
+    @property
+    def resized(self) -> bool:
+        """Whether it trains with other sizes than the track's."""
+        return self.marked != self.label
 
 
 class Table(NamedTuple):
@@ -60,6 +66,11 @@ class Table(NamedTuple):
     @property
     def baseline(self) -> Standing:
         return next(each for each in self.rows if each.row == self.track.baseline)
+
+    @property
+    def best(self) -> Standing:
+        """The best row with the sizes of the track."""
+        return next(each for each in self.rows if not each.resized)
 
     @property
     def factor(self) -> float:
@@ -163,6 +174,7 @@ def _standing(
         seconds=seconds,
         edges=ends(points, len(about["space"])),
         diverged=sum(run["diverged"] for run in runs),
+        planned=about["rounds"],
     )
 
 

@@ -39,6 +39,8 @@ ATTACKS = {
     "Gaussian": attacks.gaussian(1.0),
 }
 
+HEADS = {"fashion_classes": "2 classes", "stragglers": "slow", "attackers": "attacks"}
+
 
 class Track(NamedTuple):
     """A track of the board; RULES.md lists them."""
@@ -92,6 +94,11 @@ class Track(NamedTuple):
         """The hyperparameters of a cell with these options."""
         names = {"lr": "lr", **{name: name for name in self.option}}
         return {names.get(name, "other"): value for name, value in values.items()}
+
+
+def head(track: str) -> str:
+    """The name of a track over a column."""
+    return HEADS.get(track, track)
 
 
 def score_of(problem: Problem) -> summary.Score:

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.board import lines as kept, untuned
 from experiments.board.rows import EVERYWHERE, ROWS
-from experiments.board.tracks import TRACKS
+from experiments.board.tracks import TRACKS, head
 from fedjax_muon.algorithms import ALL
 from fedjax_muon.runs.intervals import half_width
 from fedjax_muon.runs.style import drawing, outside
@@ -170,7 +170,7 @@ def gains_table(place: Path) -> list[str]:
     every = untuned.rates(place)
     rates = {name: each for name, each in every.items() if passed(found, name)[1]}
     shown = [name for name in TRACKS if any(each.track == name for each in found)]
-    heads = " | ".join(name.replace("_", " ") for name in shown)
+    heads = " | ".join(map(head, shown))
     lines = [f"| method | rate | {heads} |", "|---|---:|" + "---:|" * len(shown)]
     cells = {
         (untuned.method_of(each.row), each.track): each.words

@@ -267,7 +267,7 @@ def test_numbers_of_speed_are_those_of_the_results():
             shown = re.findall(rf"^\| {file.upper()} \|.*", speed, re.MULTILINE)
             assert shown
             assert all(line in every for line in shown)
-    section = README[README.index("## Speed") : README.index("## Documentation")]
+    section = README[README.index("On one core") : README.index("## Documentation")]
     known = {f"{x:.1f}" for x in found + [1 / x for x in found]}
     known |= {f"{x:.2f}" for x in seconds}
     assert [n for n in re.findall(r"\d+\.\d+", section) if n not in known] == []
@@ -444,13 +444,13 @@ def test_the_readme_has_the_verdicts_of_the_claims():
     assert words is not None
     total, reproduced, contradicted, undecided = re.findall(r"\d+", words[0])
     assert (
-        f"Of {total} claims of the papers, {reproduced} are reproduced, {contradicted} "
-        f"contradicted and {undecided} undecided"
+        f"Of {total} claims of the papers that we could run, {reproduced} are "
+        f"reproduced, {contradicted} contradicted and {undecided} undecided"
     ) in " ".join(README.split())
 
 
 def test_the_readme_and_the_new_algorithm_shown_are_short():
-    assert len(README.splitlines()) <= 120
+    assert len(README.splitlines()) <= 100
     new = blocks(DOCS / "how_to" / "algorithm.md")[1].split("\n\n\n")[1:3]
     assert len(new) == 2  # its state, and the function
     assert len("\n\n\n".join(new).splitlines()) <= 45

@@ -60,6 +60,20 @@ def test_the_tables_of_the_board_sort_by_a_column(address, tmp_path):
     assert [float(cell) for cell in falling[-len(rounds) :]] == rounds[::-1]
 
 
+def test_the_main_table_of_the_board_fits_a_laptop(address, tmp_path):
+    laptop = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    beyond = """(() => {
+      const table = document.querySelector("article table")
+      const room = table.closest(".md-typeset__scrollwrap")
+      return table.scrollWidth - room.clientWidth
+    })()"""
+    with chromium.browser(tmp_path) as tab:
+        tab.call("Emulation.setDeviceMetricsOverride", **laptop)
+        tab.open(f"{address}board/")
+        assert tab.evaluate(beyond) <= 0
+        assert tab.evaluate('document.querySelectorAll("details table").length') > 9
+
+
 def test_pages_fit_a_phone_and_wide_tables_are_lists_there(address, tmp_path):
     phone = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     shown = 'getComputedStyle(document.querySelector("table[data-wide] tr")).display'
