@@ -9,7 +9,7 @@ from experiments.board.standings import Standing
 SCHEDULE = "optax.cosine_decay_schedule({}, {})"
 # what a row has beside the method, and what is around the call, by the track
 BESIDE: Mapping[str, str] = {
-    "private": ", with `clip_norm={clip_norm}` of `fm.privacy.ClientPrivacy`",
+    "private": ", with `clip_norm={clip_norm}` in `fm.privacy.ClientPrivacy`",
     "stragglers": ", with `cohort=fm.buffered(20, 5, clock)`",
 }
 AROUND: Mapping[str, str] = {

@@ -32,12 +32,12 @@ REGISTRIES = {
 COLUMNS = ("preset", "numbers, each with its source", "published grid", "differs")
 SETTINGS = ("paper", "setting", "there", "here")
 BESIDES = ("grid", "fixed", "differs")  # entries of presets.toml that are no options
-HEAD = """# Numbers of the presets
+HEAD = """# Where the defaults come from
 
-`python -m experiments.papers.presets` writes this page. It has every preset of the
-registries with its default options, where each number comes from, and what the paper
-has otherwise. Options that are functions are left out. Private methods have no numbers
-of their own; their noise follows from the privacy that is asked for.
+`python -m experiments.papers.presets` writes this page. It lists every preset of the
+registries with its default options, the source of each number, and where the paper
+differs. Options that are functions are left out. Private methods have no numbers of
+their own; their noise follows from the privacy that you ask for.
 
 Takezawa et al. is arXiv:2509.26337, Liu et al. is arXiv:2510.27403, and "Zhang and Gao,
 Muon" and "Zhang and Gao, minimax" are arXiv:2510.03866 and arXiv:2511.04456. Other

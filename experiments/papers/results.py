@@ -40,10 +40,10 @@ Differences are taken seed by seed; the interval of a score is that of the score
 - **undecided**: neither, or the best rate of a compared method is at an edge of its
   grid, or a compared method diverged.
 
-Intervals are of few seeds, and are not widened for the number of differences. No
-comparison of two methods in a setting belongs to two claims. Runs on a CPU are smaller
-than the papers' (each table says how), so a verdict is a statement about these sizes;
-the effects of the size that we know of are in parentheses.
+Intervals come from few seeds, and are not widened for the number of differences. No
+comparison of two methods in a setting counts for two claims. Runs on a CPU are smaller
+than the papers' (each table says how), so a verdict is a statement about these sizes.
+Known effects of the size are in parentheses.
 
 ## Experiments
 
@@ -58,11 +58,11 @@ COLUMNS = """| paper | claim | printed | ours | verdict | run |
 THEORY = """
 ## Theorems
 
-These were measured on matrix quadratics with a known solution;
-[theory](theory/theory.md) has the criteria and the numbers. A bound O(.) is about large
-T or R. A slope that is measured at finite T and as steep as the bound agrees with it,
-and a shallower one is undecided: it does not refute the bound. Claims marked as derived
-here are our consequences of a theorem, and the paper does not state them.
+These were measured on matrix quadratics with a known solution; the criteria and the
+numbers are [on another page](theory/theory.md). A bound O(.) is about large T or R. A
+slope that is measured at finite T and as steep as the bound agrees with it, and a
+shallower one is undecided: it does not refute the bound. Claims marked as derived here
+are our consequences of a theorem, and the paper does not state them.
 
 | claim | source | verdict |
 |---|---|---|
