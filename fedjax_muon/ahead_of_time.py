@@ -50,6 +50,9 @@ def compile_for(
         them are used. "v5e:1x1" is one chip.
       plan: Execution plan for a cohort; by default `vmapped`, the default on
         accelerators. Agents of a decentralized simulation have no plan.
+
+    Example:
+      >>> program = fm.compile_for(simulation, "v5e:2x2")  # doctest: +SKIP
     """
     devices, setup = topology_devices(topology), simulation.settings
     if isinstance(setup, Setup) and setup.split_examples and len(devices) == 1:

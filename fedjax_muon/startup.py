@@ -43,6 +43,9 @@ def cache_programs(directory: Path | None = None) -> None:
     Args:
       directory: Directory of the programs; by default in the user's cache directory.
         Nobody else may be able to write to it, since JAX runs what it finds there.
+
+    Example:
+      >>> fm.cache_programs()  # before the first program is compiled
     """
     import jax
     import platformdirs

@@ -35,6 +35,11 @@ class Objective(NamedTuple):
 
     It is built inside a traced function, which may close over the examples, and is
     never an argument of a compiled function.
+
+    Example:
+      >>> objective = fm.Objective(lambda params, batch, key: params)  # |x|^2 / 2
+      >>> objective.grad(jnp.float32(3.0), None, jax.random.key(0))
+      Array(3., dtype=float32)
     """
 
     grad: GradFn
@@ -48,7 +53,13 @@ class Objective(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Information about a round that the server and the clients share."""
+    """Information about a round that the server and the clients share.
+
+    Example:
+      >>> start = fm.Round(jnp.int32(0), jax.random.key(0), 5, 8, 0.5)
+      >>> start.steps, start.fraction
+      (5, 0.5)
+    """
 
     # int32 [], counts from 0
     index: jax.Array  # type: ignore[assignment]  # hides tuple.index
@@ -96,6 +107,13 @@ class Exchange(NamedTuple):
 
     Broadcasts and messages are named tuples whose parameters, or their change, are the
     field `params`.
+
+    Example:
+      >>> exchange = fm.Exchange(
+      ...     broadcast=fm.broadcast_params,
+      ...     client=lambda objective, shared, state, batches, round: (shared, state),
+      ...     server=lambda state, mean, round: state._replace(params=mean.params),
+      ... )
     """
 
     broadcast: Callable[[Any, Round], Any]
@@ -123,7 +141,13 @@ class Exchange(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """A federated algorithm: initial states, and the exchanges of a round."""
+    """A federated algorithm: initial states, and the exchanges of a round.
+
+    Example:
+      >>> algorithm = fm.fedavg(lr=0.1)
+      >>> len(algorithm.prologue), len(algorithm.exchanges)
+      (0, 1)
+    """
 
     # params -> server state, a named tuple with the field `params`
     init: Callable[[Params], Any]
@@ -155,6 +179,12 @@ def map_exchanges(
     Args:
       change: Called as `change(number, exchange)`; exchanges are numbered from 0,
         beginning with the prologue's.
+
+    Example:
+      >>> scale = lambda number, exchange: exchange._replace(
+      ...     decode=lambda sent: fm.tree.scale(0.5, exchange.decode(sent))
+      ... )
+      >>> halved = fm.map_exchanges(scale, fm.fedavg(lr=0.1))
     """
     first = len(algorithm.prologue)
     changed = [
@@ -190,19 +220,36 @@ def wrapped(inner: Any, kept: Any) -> Wrapped:
 
 
 class ParamsMessage(NamedTuple):
-    """A broadcast or a message with nothing but parameters, or their change."""
+    """A broadcast or a message with nothing but parameters, or their change.
+
+    Example:
+      >>> fm.ParamsMessage({"w": 1.0}).params
+      {'w': 1.0}
+    """
 
     params: Params
 
 
 def broadcast_params(state: Any, round: Round) -> ParamsMessage:
-    """`broadcast` of an algorithm whose clients need only the parameters."""
+    """`broadcast` of an algorithm whose clients need only the parameters.
+
+    Example:
+      >>> start = fm.Round(jnp.int32(0), jax.random.key(0), 5, 8, 0.5)
+      >>> fm.broadcast_params(fm.ParamsMessage(1.0), start)
+      ParamsMessage(params=1.0)
+    """
     del round
     return ParamsMessage(state.params)
 
 
 def broadcast_state(state: Any, round: Round) -> Any:
-    """`broadcast` of an algorithm whose clients receive the whole server state."""
+    """`broadcast` of an algorithm whose clients receive the whole server state.
+
+    Example:
+      >>> start = fm.Round(jnp.int32(0), jax.random.key(0), 5, 8, 0.5)
+      >>> fm.broadcast_state(fm.ParamsMessage(1.0), start)
+      ParamsMessage(params=1.0)
+    """
     del round
     return state
 

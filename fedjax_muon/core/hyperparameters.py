@@ -56,12 +56,24 @@ def plain_numbers(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def value_at(value: Hyper, round: Round) -> Any:
-    """Evaluates a hyperparameter in a round."""
+    """Evaluates a hyperparameter in a round.
+
+    Example:
+      >>> third = fm.Round(jnp.int32(2), jax.random.key(0), 5, 8, 0.5)
+      >>> fm.value_at(lambda index: 0.1 * index, third)
+      Array(0.2, dtype=float32, weak_type=True)
+    """
     return tree.map(lambda v: v(round.index) if callable(v) else v, value)
 
 
 def after_first(value: Hyper, first: float = 0.0) -> Hyper:
-    """Returns `first` in round 0 and `value` afterwards, such as a momentum of 0."""
+    """Returns `first` in round 0 and `value` afterwards, such as a momentum of 0.
+
+    Example:
+      >>> momentum = fm.after_first(0.9)
+      >>> [round(float(momentum(index)), 1) for index in (0, 1)]
+      [0.0, 0.9]
+    """
 
     def schedule(value: Any) -> Schedule:
         later = value if callable(value) else lambda index: value

@@ -15,7 +15,12 @@ from fedjax_muon.core import tree
 
 
 class Pair(NamedTuple):
-    """Variables x (minimization) and y (maximization), or a value for each of them."""
+    """Variables x (minimization) and y (maximization), or a value for each of them.
+
+    Example:
+      >>> fm.Pair(x=1.0, y=2.0).y
+      2.0
+    """
 
     x: Any
     y: Any

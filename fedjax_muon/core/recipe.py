@@ -55,6 +55,13 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
     Args:
       function: Returns a named tuple with a field `recipe`: an `Algorithm`, a `Gossip`
         or an `Estimator`.
+
+    Example:
+      >>> @fm.recorded
+      ... def twice(lr: fm.Hyper = 0.1) -> fm.Algorithm:
+      ...     return fm.fedavg(lr=lr, server_lr=2.0)
+      >>> twice(lr=0.3)
+      twice(lr=0.3)
     """
     signature = inspect.signature(function)
 

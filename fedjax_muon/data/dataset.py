@@ -166,6 +166,11 @@ class Dataset(NamedTuple):
     The first dimension counts the examples. Images are NHWC. Texts are int32 token ids
     [n, length], with 0 as padding unless an encoder uses another id. The inputs that
     `load` returns are float32 or token ids, with int32 labels.
+
+    Example:
+      >>> x, y = np.ones((6, 2), np.float32), np.array([0, 1, 0, 1, 0, 1])
+      >>> fm.data.Dataset(x, y, x[:2], y[:2], classes=("no", "yes")).classes
+      ('no', 'yes')
     """
 
     x_train: np.ndarray  # [n, ..., channels] or [n, length]

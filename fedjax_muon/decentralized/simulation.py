@@ -261,6 +261,14 @@ def decentralize(
       privacy: What a private method, such as `decentralized.dpmixsgd()`, promises. It
         decides `first_size` and `sampler`, which must be left out. The guarantee is the
         simulation's `guarantee`.
+
+    Example:
+      >>> topology = fm.topology
+      >>> weights = topology.metropolis(topology.ring(4))
+      >>> method = fm.decentralized.dsgd(lr=0.1)
+      >>> agents = fm.decentralize(
+      ...     method, task, digits, clients, weights=weights, batch_size=8
+      ... )
     """
     check_algorithm(algorithm, Gossip | PrivateAgents, "federate")
     check_task(task)

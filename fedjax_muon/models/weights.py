@@ -35,6 +35,10 @@ def save_params(
       path: A name that ends in `.safetensors`.
       params: Parameters, a pytree of arrays in dictionaries and named tuples.
       metadata: Values that JSON can represent, which `load_metadata` returns.
+
+    Example:
+      >>> about = {"lr": 0.1}
+      >>> path = fm.save_params("digits.safetensors", state.params, metadata=about)
     """
     path = Path(path)
     check_target(path, overwrite=overwrite)
@@ -57,6 +61,10 @@ def load_params(path: str | Path, like: Any) -> Any:
     Args:
       like: Parameters of the same model, or their `jax.ShapeDtypeStruct`s, with the
         structure of the result.
+
+    Example:
+      >>> path = fm.save_params("weights.safetensors", state.params)
+      >>> params = fm.load_params(path, like=task.init(jax.random.key(0)))
     """
     with opened(Path(path)) as file:
         names = file.keys()
@@ -80,6 +88,11 @@ def load_metadata(path: str | Path) -> dict[str, Any]:
     `fedjax-muon export` writes the names of the algorithm, the dataset and the classes,
     the model with its options, and the mean and the standard deviation that inputs were
     standardized with. The result is empty if the file has no metadata.
+
+    Example:
+      >>> path = fm.save_params("m.safetensors", state.params, metadata={"lr": 0.1})
+      >>> fm.load_metadata(path)["lr"]
+      0.1
     """
     with opened(Path(path)) as file:
         return json.loads((file.metadata() or {}).get(KEY, "{}"))

@@ -50,6 +50,11 @@ def export(run: Path, file: Path, *, overwrite: bool = False) -> str:
       run: Directory of the run.
       file: Its name ends in .safetensors.
       overwrite: Whether an existing file is replaced.
+
+    Example:
+      >>> result = fm.train(fm.fedavg(lr=0.1), problem, rounds=1, directory="run")
+      >>> fm.export("run", "run.safetensors")
+      'the parameters of round 1 are in run.safetensors'
     """
     file = Path(file)
     check_target(file, overwrite=overwrite)

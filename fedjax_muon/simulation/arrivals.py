@@ -237,6 +237,9 @@ def fedasync(
       max_staleness: As in `buffered`.
       dropout: As in `buffered`.
       prologue: As in `fm.sampled`.
+
+    Example:
+      >>> cohort = fm.fedasync(8, fm.clocks.lognormal(1.0, key=jax.random.key(0)))
     """
     check_range("weight", weight, 0.0, 1.0, open_low=True, schedules=False)
     factor = weights.polynomial(0.5) if staleness is None else staleness
@@ -282,6 +285,11 @@ def replayed(arrivals: Buffered, record: str | Path | Iterable[Arrival]) -> Buff
       arrivals: From `buffered` or `fedasync`, as in the recorded run.
       record: A CSV file with the columns `round`, `client`, `start` and `seconds`, such
         as `arrivals.csv` of `fedjax-muon deploy`; or rows of these.
+
+    Example:
+      >>> from fedjax_muon.simulation.arrivals import Arrival
+      >>> record = [Arrival(round=0, client=3, start=0, seconds=1.5)]
+      >>> cohort = fm.replayed(fm.buffered(1, 1), record)
     """
     if not isinstance(arrivals, Buffered):
         given = f"got {arrivals!r:.60}"

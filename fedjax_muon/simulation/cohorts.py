@@ -309,6 +309,9 @@ def poisson(
         join, a uniform subset takes part. By default all clients.
       dropout: As in `sampled`.
       prologue: As in `sampled`.
+
+    Example:
+      >>> cohort = fm.poisson(8, room=16)
     """
     return Sampled(size, PoissonDraw(room), dropout, prologue=prologue)
 
@@ -334,6 +337,10 @@ def timed(
       dropout: As in `sampled`. The server waits for clients that drop out until the
         deadline, if there is one.
       prologue: As in `sampled`.
+
+    Example:
+      >>> clock = fm.clocks.lognormal(1.0, key=jax.random.key(0))
+      >>> cohort = fm.timed(8, clock, deadline=10.0)
     """
     if clock is None:
         raise TypeError("clock must be a function, such as fm.clocks.constant()")

@@ -155,6 +155,13 @@ def federate(
 
     Raises:
       ImportError: If a private run is asked for, and dp-accounting is not installed.
+
+    Example:
+      >>> sizes = {"cohort": 2, "local_steps": 1, "batch_size": 8}
+      >>> simulation = fm.federate(fm.fedmuon(lr=0.01), task, digits, clients, **sizes)
+      >>> simulation
+      Simulation of fedmuon(lr=0.01, momentum=0.9, synced=True):
+        4 clients with 359 to 360 training examples, batches of 8, 360 for testing
     """
     check_algorithm(algorithm, Algorithm, "decentralize")
     check_task(task)

@@ -32,7 +32,11 @@ Over = Callable[..., Any]  # (function, *stacked arguments) -> stacked results
 
 
 class Cell(NamedTuple):
-    """One run of a sweep."""
+    """One run of a sweep.
+
+    Example:
+      >>> cell = fm.Cell({"lr": 0.1}, jax.random.key(0), clients)
+    """
 
     hyper: Mapping[str, float]  # the same names in all cells
     key: jax.Array  # argument of `Simulation.init`

@@ -5,6 +5,7 @@ NumPy [N, ...]. Programs get `Rows` in their place. Initial zeros take no memory
 client takes part.
 """
 
+import tempfile
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,8 @@ import numpy as np
 
 from fedjax_muon.core import tree
 from fedjax_muon.engine.plans import LOCAL, PADDING_ID, Store
+
+LARGE = 2**30  # bytes of an array that is in a temporary file, in TMPDIR
 
 
 class Rows(NamedTuple):
@@ -45,10 +48,14 @@ def of_all(first: Any, number: int) -> Any:
     """The initial states of N clients on the host, from one, leaves [1, ...]."""
 
     def rows(x: jax.Array) -> np.ndarray:
-        shape = (number, *x.shape[1:])
-        if not (one := np.asarray(x)).any():
-            return np.zeros(shape, one.dtype)
-        return np.broadcast_to(one, shape).copy()
+        shape, one = (number, *x.shape[1:]), np.asarray(x)
+        states = np.zeros(shape, one.dtype) if number * one.nbytes < LARGE else None
+        if states is None:  # more than the system may promise
+            with tempfile.TemporaryFile() as file:
+                states = np.memmap(file, one.dtype, "w+", shape=shape)
+        if one.any():
+            states[:] = one
+        return states
 
     return tree.map(rows, first)
 

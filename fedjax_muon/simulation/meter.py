@@ -202,7 +202,17 @@ class Meter:
 
 
 class NonFiniteError(ArithmeticError):
-    """A client's message, or its new state, has a NaN or an infinity."""
+    """A client's message, or its new state, has a NaN or an infinity.
+
+    Example:
+      >>> huge = simulation.at({"lr": 1e30})
+      >>> state = huge.init(jax.random.key(0))
+      >>> try:
+      ...     fm.run(huge, state, rounds=3, progress=False)
+      ... except fm.NonFiniteError as error:
+      ...     print(error.round)
+      1
+    """
 
     def __init__(self, round: int, clients: list[int]):
         self.round = round

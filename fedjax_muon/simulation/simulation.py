@@ -40,7 +40,22 @@ from fedjax_muon.simulation.rounds import Metrics, joined
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """A prepared simulation: a program, its data, and the arrays of one run."""
+    """A prepared simulation: a program, its data, and the arrays of one run.
+
+    Example:
+      >>> simulation = fm.federate(
+      ...     fm.fedavg(lr=0.1),
+      ...     task,
+      ...     digits,
+      ...     clients,
+      ...     cohort=2,
+      ...     local_steps=1,
+      ...     batch_size=8,
+      ... )
+      >>> state = simulation.init(jax.random.key(0))
+      >>> state, metrics = simulation.train_round(state)
+      >>> accuracy = simulation.evaluate(state)["test_accuracy"]
+    """
 
     program: Program
     compiled: Compiled

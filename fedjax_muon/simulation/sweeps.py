@@ -97,6 +97,11 @@ def run_cells(
       devices: Devices of this process that divide the cells of every group, instead
         of `over`; by default one.
       programs: From `groups.make_programs`, which several calls may share.
+
+    Example:
+      >>> key = jax.random.key(0)
+      >>> cells = [fm.Cell({"lr": lr}, key, clients) for lr in (0.03, 0.1)]
+      >>> results = fm.run_cells(simulation, cells, rounds=2)
     """
     check_count("evaluate_every", evaluate_every)
     recipe = b""

@@ -163,6 +163,11 @@ def run(
 
     Raises:
       NonFiniteError: If a message or the training loss is not finite.
+
+    Example:
+      >>> state, history = fm.run(simulation, state, rounds=2, progress=False)
+      >>> history[-1]["round"]
+      3
     """
     if not isinstance(simulation, Simulation):
         raise TypeError(
@@ -212,6 +217,12 @@ def early_stopping(
     Returns:
       A callback, which starts anew with every call of `run`. It raises `ValueError`
       if there is no such metric.
+
+    Example:
+      >>> stop = fm.early_stopping("test_loss", patience=3, mode="min")
+      >>> state, history = fm.run(
+      ...     simulation, state, rounds=2, callbacks=[stop], progress=False
+      ... )
     """
     check_count("patience", patience)
     if mode not in ("min", "max"):

@@ -53,6 +53,9 @@ def tune(
         one another. Then "NAME, PLAN" is the name of a candidate.
       seconds: Least duration of one measurement, which has at least one round.
       repeats: Number of measurements of each plan; the fastest one counts.
+
+    Example:
+      >>> simulation = fm.tune(simulation, seconds=0.01, repeats=1).simulation
     """
     check_count("repeats", repeats)
     candidates = candidates_of(simulation)

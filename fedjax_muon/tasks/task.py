@@ -21,6 +21,10 @@ class Batch(NamedTuple):
 
     Examples with weight 0 are padding: their x is finite and their y valid, but both
     are otherwise arbitrary.
+
+    Example:
+      >>> batch = fm.Batch(digits.x_train[:8], digits.y_train[:8], jnp.ones(8))
+      >>> gradient = task.grad(state.params, batch, jax.random.key(0))
     """
 
     x: jax.Array  # [B, ...]
@@ -52,6 +56,12 @@ class Task(NamedTuple):
     Arrays that the functions need but that are not trained, such as frozen weights,
     belong in a `jax.tree_util.Partial`. Compiled programs take these as arguments,
     while the arrays of a closure would be copied into every program.
+
+    Example:
+      >>> task = fm.tasks.classification(fm.models.MLP(10), digits)
+      >>> params = task.init(jax.random.key(0))
+      >>> sorted(task.evaluate(params, digits.x_test[:4], digits.y_test[:4]))
+      ['correct', 'loss']
     """
 
     init: Callable[[jax.Array], Any]  # key -> params

@@ -37,6 +37,9 @@ def attack(algorithm: Algorithm, attack: Attack, clients: Sequence[int]) -> Algo
     Args:
       attack: What they send, such as `attacks.alie()`.
       clients: Ids of the attackers; an id past the last client never takes part.
+
+    Example:
+      >>> method = fm.attack(fm.fedavg(lr=0.1), fm.attacks.sign_flip(), clients=[0])
     """
     check_function("attack", attack, "alie()")
     ids = _ids_of(clients)

@@ -42,7 +42,12 @@ def _check_compressor(name: str, compressor: Any) -> None:
 
 
 def no_compression() -> Compressor:
-    """Sends arrays unchanged."""
+    """Sends arrays unchanged.
+
+    Example:
+      >>> method = fm.compress(fm.fedavg(lr=0.1), fm.top_k(0.1))
+      >>> rest = fm.truncated_svd(2, rest=fm.no_compression())
+    """
     return Compressor(lambda x, key: x, lambda sent, like: sent)
 
 
@@ -53,6 +58,10 @@ def memory_share(share: float = 0.05) -> Rank:
 
     Source: Liu et al. 2025, arXiv:2510.27403, as in their code, in which the factor of
     a small matrix may have rank 0.
+
+    Example:
+      >>> fm.memory_share(0.1)(200, 100)
+      6
     """
     core.check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
     exact = Fraction(str(share))  # the decimal number, not its binary approximation
@@ -81,6 +90,10 @@ def truncated_svd(rank: Rank, *, rest: Compressor | None = None) -> Compressor:
     Returns:
       A compressor. When it is used, it raises `ValueError` for a rank that a matrix
       cannot have, and for an array that is not a matrix if there is no `rest`.
+
+    Example:
+      >>> few = fm.truncated_svd(4, rest=fm.quantize(8))
+      >>> method = fm.compress(fm.fedavg(lr=0.1), few)
     """
 
     def encode(matrix, key):
@@ -111,6 +124,10 @@ def power_iteration(
 
     Args:
       iterations: Number of products with M M^T or M, at least 1.
+
+    Example:
+      >>> few = fm.power_iteration(4, rest=fm.quantize(8))
+      >>> method = fm.compress(fm.fedavg(lr=0.1), few, feedback=1.0)
     """
     core.check_count("iterations", iterations)
 
@@ -186,6 +203,12 @@ def top_k(share: float) -> Compressor:
 
     Args:
       share: Share of the entries of an array that is sent, in (0, 1].
+
+    Example:
+      >>> top = fm.top_k(0.5)
+      >>> x = jnp.array([3.0, 1.0, -4.0, 2.0])
+      >>> top.decode(top.encode(x, jax.random.key(0)), x).tolist()
+      [3.0, 0.0, -4.0, 0.0]
     """
     core.check_range("share", share, 0.0, 1.0, open_low=True, schedules=False)
 
@@ -221,6 +244,10 @@ def chunked_top_k(
       chunk: Largest side of a block, at most 256.
       values: Compressor of the entries that are sent, an array [blocks, k]; by default
         they are sent unchanged.
+
+    Example:
+      >>> few = fm.chunked_top_k(8, values=fm.bins(2))
+      >>> method = fm.compress(fm.fedavg(lr=0.1), few)
     """
     core.check_count("k", k)
     core.check_count("chunk", chunk, high=256, limit="since a position has 16 bits")
@@ -278,6 +305,9 @@ def quantize(bits: int) -> Compressor:
 
     Args:
       bits: Bits of a code, an integer from 1 to 8.
+
+    Example:
+      >>> method = fm.compress(fm.fedmuon(lr=0.01), fm.quantize(8))
     """
     _check_bits(bits)
     levels = 2**bits - 1
@@ -308,6 +338,9 @@ def bins(bits: int) -> Compressor:
 
     Args:
       bits: Bits of a code, an integer from 1 to 8.
+
+    Example:
+      >>> method = fm.compress(fm.fedavg(lr=0.1), fm.bins(2), feedback=1.0)
     """
     _check_bits(bits)
     number = 2**bits
@@ -341,6 +374,12 @@ def signs() -> Compressor:
     The sign of zero is drawn at random.
 
     Source: Smirnova and Kravatskiy 2026, arXiv:2607.29674, as in their code.
+
+    Example:
+      >>> sign = fm.signs()
+      >>> x = jnp.array([3.0, -1.0])
+      >>> sign.decode(sign.encode(x, jax.random.key(0)), x).tolist()
+      [2.0, -2.0]
     """
 
     def encode(x, key):
@@ -402,6 +441,9 @@ def compress(
       The algorithm with compressed messages. As soon as it is given parameters, it
       raises `ValueError` if the compressor does not fit an array, or no message has one
       of the fields.
+
+    Example:
+      >>> method = fm.compress(fm.fedmuon(lr=0.01), fm.top_k(0.05), feedback=1.0)
     """
     _check_compressor("compressor", compressor)
     _check_names(fields)
@@ -476,6 +518,10 @@ def compress_broadcasts(
       The algorithm with compressed broadcasts. As soon as it is given parameters, it
       raises `ValueError` if the compressor does not fit an array, or no broadcast has
       one of the fields.
+
+    Example:
+      >>> method = fm.compress(fm.fedavg(lr=0.1), fm.quantize(8))
+      >>> method = fm.compress_broadcasts(method, fm.quantize(8))
     """
     _check_compressor("compressor", compressor)
     _check_names(fields)

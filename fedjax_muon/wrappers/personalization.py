@@ -86,6 +86,9 @@ def keep_own(algorithm: core.Algorithm, names: Sequence[str]) -> core.Algorithm:
     Returns:
       The algorithm. Its clients keep `Personal` states; on the server, these parameters
       keep their initial values.
+
+    Example:
+      >>> method = fm.keep_own(fm.fedavg(lr=0.1), ["head"])
     """
     if isinstance(names, str):
         raise TypeError(f"names must be a sequence of names, got {names!r}")
@@ -216,6 +219,9 @@ def ditto(
     Args:
       pull: Strength of the pull toward the shared model (lambda in the paper); with 0,
         clients train alone.
+
+    Example:
+      >>> method = fm.ditto(fm.fedmuon(lr=0.01), personal_lr=0.1, pull=1.0)
     """
     core.check_range("personal_lr", personal_lr)
     core.check_range("pull", pull)

@@ -38,6 +38,10 @@ def keep_norms(
       algorithm: An algorithm that broadcasts its parameters. Wrap compression of
         broadcasts, personalization and privacy around `keep_norms`.
       layout: The matrices that keep their norms. None may be 0 at the start.
+
+    Example:
+      >>> layout = fm.transforms.hidden_matrices
+      >>> method = fm.keep_norms(fm.fedprox(lr=0.018), layout)
     """
 
     def init(params):

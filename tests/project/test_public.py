@@ -180,7 +180,7 @@ def faults(chosen, prepared: dict[str, Any]) -> dict[str, str]:
     for part, name in chosen:
         module = PARTS.get(part)
         names = {n: getattr(module, n) for n in module.__all__} if module else {}
-        value = names[name] if module else FUNCTIONS[name]
+        value = names[name] if module else OF_FM[name]
         if said := failures(value, names | {name: value}, prepared):
             found[f"{part} {name}"] = said
     return found
@@ -195,16 +195,29 @@ LONG = {
     *(("privacy", name) for name in ("buffered_toeplitz", "best_banded", "banded")),
     *(("deploy", name) for name in ("in_process", "serve")),
 }
-EXAMPLES = [*(("", name) for name in FUNCTIONS), *EXPORTED]
+OF_FM = FUNCTIONS | CLASSES
+EXAMPLES = [*(("", name) for name in OF_FM), *EXPORTED]
 
 
-def test_examples_run(prepared):
+def test_all_names_of_fm_have_an_example():
+    """Rows of the registry that are presets of another function have that one's."""
+    without = {
+        name
+        for name, value in OF_FM.items()
+        if ">>> " not in (inspect.getdoc(value) or "")
+    }
+    assert {name for name in without if not base_of(OF_FM[name])} == set()
+
+
+def test_examples_run(prepared, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     assert not LONG - set(EXAMPLES)
     assert faults([one for one in EXAMPLES if one not in LONG], prepared) == {}
 
 
 @pytest.mark.slow
-def test_long_examples_run(prepared):
+def test_long_examples_run(prepared, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert faults(LONG, prepared) == {}
 
 

@@ -12,7 +12,7 @@ import pytest
 import fedjax_muon as fm
 from fedjax_muon import data, simulation
 from fedjax_muon.data.dataset import OnDisk
-from fedjax_muon.simulation import batching, reading
+from fedjax_muon.simulation import batching, host_states, reading
 from fedjax_muon.simulation.memory import memory_of
 from tests.support import federation
 from tests.support.error_lines import refused, refused_with
@@ -97,11 +97,14 @@ def test_the_bits_are_those_of_memory(both, name):
     assert_same_bits(*results)
 
 
-def test_states_of_clients_stay_on_the_host(both):
+@pytest.mark.parametrize("large", [2**30, 1])
+def test_states_of_clients_stay_on_the_host(both, large, monkeypatch):
+    monkeypatch.setattr(host_states, "LARGE", large)
     memory, disk = pair(both, fm.scaffold(lr=0.1))
     one, other = (each.init(jax.random.key(3)) for each in (memory, disk))
     rows = jax.tree.leaves(other.training.client_states)
-    assert all(type(row) is np.ndarray and not row.any() for row in rows)
+    kind = np.ndarray if large > 1 else np.memmap  # of a temporary file
+    assert all(type(row) is kind and not row.any() for row in rows)
     ids = np.asarray(disk.compiled.drawn(disk.run, other.key, 0)[0])
     other, _ = disk.train_round(other)
     for row in jax.tree.leaves(other.training.client_states):
