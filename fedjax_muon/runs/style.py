@@ -300,7 +300,8 @@ def logarithmic(axis: Any, values: Any) -> None:
 def _log_ticks(axis: Any, values: Any) -> None:
     """Labels a logarithmic axis: all with plain numbers, or all with powers of ten."""
     low, high = np.log10(min(values)), np.log10(max(values))
-    steps = (1.0,) if high - low > 2 else (1.0, 2.0, 5.0)
+    steps: tuple[float, ...] = (1, 2, 5) if high - low > 1 else (1, 2, 3, 4, 6, 8)
+    steps = (1,) if high - low > 2 else steps
     every = 1 + int(high - low) // 8
     powers = np.arange(np.floor(low) - 1, high + 2)
     powers = powers[powers % every == 0]
@@ -340,12 +341,10 @@ def target_line(axis: Any, target: float, sign: int, text: str) -> None:
     axis.set_ylim(*sorted((sign * bottom, sign * (highest + 0.5 * room))))
     axis.annotate(
         f"target {text}",
-        (1.0, sign * target),
+        (0.0, sign * target),
         xycoords=axis.get_yaxis_transform(),
-        xytext=(-2, -3),
+        xytext=(3, 2),
         textcoords="offset points",
-        ha="right",
-        va="top",
         fontsize=7.5,
         color=NOTE,
     )
