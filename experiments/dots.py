@@ -120,4 +120,6 @@ def _one(axis: Any, dot: Dot, place: int, series: list[str], color: str) -> None
         return
     filled = not dot.series or dot.series == series[-1]
     how = {"color": color, "mfc": color if filled else "none", "ms": 4.5}
-    axis.errorbar(dot.mean, at, xerr=np.nan_to_num(dot.half), fmt="o", lw=1.3, **how)
+    limits = (0.0, 100.0) if "%" in dot.unit else (-np.inf, np.inf)
+    reach = intervals.bars([dot.mean], [dot.half], *limits)
+    axis.errorbar(dot.mean, at, xerr=reach, fmt="o", lw=1.3, **how)

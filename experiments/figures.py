@@ -28,6 +28,7 @@ from experiments.papers import paper_report
 from experiments.studies import client_privacy, drift, stragglers, tuned
 from fedjax_muon.data import partition
 from fedjax_muon.runs import plots, style
+from fedjax_muon.runs.methods import METHODS
 from fedjax_muon.runs.summary import Point, Summary
 
 Figure = tuple[Path, Callable[[Path], None]]  # without a suffix, and what draws it
@@ -115,6 +116,23 @@ def privacy(results: Path) -> Iterator[Figure]:
         ]
         draw = functools.partial(dots.draw, shown, title=IMAGES[unit, dataset])
         yield place / f"images_{unit}_{dataset}", draw
+
+
+def equal_privacy(results: Path) -> Iterator[Figure]:
+    """Agents whose examples are equally private, beside agents without privacy."""
+    place = results / "dpmixsgd" / "equal"
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for row in read(place.with_suffix(".csv")):
+        epsilon = float(row["value"])
+        series = f"epsilon {epsilon:g}" if np.isfinite(epsilon) else ""
+        key = row["dataset"], METHODS[row["method"]].label, series
+        found.setdefault(key, []).append(100 * float(row["auc"]))
+    shown = [
+        dots.dot(dataset, label, scores, series, "test AUC, %")
+        for (dataset, label, series), scores in found.items()
+    ]
+    title = "DPMixSGD is behind at equal privacy"
+    yield place, functools.partial(dots.draw, shown, title=title)
 
 
 def draw_audit(rows: list[dict[str, str]], path: Path) -> None:
@@ -218,7 +236,16 @@ def concepts(results: Path) -> Iterator[Figure]:
     yield results / "drift" / "fashion", drift.draw
 
 
-ALL = front, concepts, slow_clients, tutorial, sweeps, privacy, papers
+ALL = (
+    front,
+    concepts,
+    slow_clients,
+    tutorial,
+    sweeps,
+    privacy,
+    equal_privacy,
+    papers,
+)
 
 
 def main(results: Path = Path("results"), /) -> None:

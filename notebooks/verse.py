@@ -21,6 +21,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedjax_muon as fm
+from fedjax_muon.runs.style import STYLE, Label, label_ends, styles
 
 ROUNDS, SHAPE, TEXT = 30, (96, 2, 4), "plays"
 print(jax.devices())
@@ -120,12 +121,18 @@ for name, (_, curve) in trained.items():
         print(f"{name:8} {tokens:14.2f} {loss:7.3f} {bits:14.3f} {sent:5.0f}")
 
 # %%
-figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True, layout="constrained")
+plt.rcParams.update(STYLE)
+how = {"figsize": (9, 3.2), "dpi": 120, "layout": "constrained"}
+figure, axes = plt.subplots(1, 2, sharey=True, **how)
+looks = styles(trained)
 for axis, cost in zip(axes, ("million tokens", "MB"), strict=True):
+    ends = []
     for name, (_, curve) in trained.items():
-        axis.plot(curve[cost], curve["test_bits_per_byte"], label=name)
+        bits = curve["test_bits_per_byte"]
+        axis.plot(curve[cost], bits, **looks[name])
+        ends.append(Label(name, curve[cost][-1], bits[-1], looks[name]["color"]))
     axis.set(xlabel=cost, title=f"by {cost}")
-    axis.legend()
+    label_ends(axis, ends, height=2.5)
 axes[0].set_ylabel("bits per byte of held-out text")
 plt.show()
 

@@ -145,7 +145,8 @@ def finding(table: Table) -> str:
     best = table.best
     wins, number = sum(each.wins for each in table.rows), len(table.rows) - 1
     base = table.baseline.label
-    return f"{wins} of {number} rows beat {base}; {best.label} has the best mean score"
+    words = f"{wins} of {number} rows beat {base}; {best.label} has the best mean score"
+    return words + " of those without †" * (table.rows[0] is not best)
 
 
 def quoted(label: str) -> str:
@@ -210,14 +211,15 @@ def draw(table: Table, path: Path) -> None:
     best = max(np.add(means, halves))
     if low < -FARTHEST * best:  # what is far behind does not squeeze the others
         low, high = -FARTHEST * best, 1.1 * best
-    with drawing(path, (7.5, 1.0 + 0.21 * len(rows))) as figure:
+    size = (7.5, 1.3 + 0.21 * len(rows))
+    with drawing(path, size, title=finding(table)) as figure:
         axis = figure.subplots()
         axis.set_xlim(low, high)
         axis.axvline(0, color=NOTE, lw=1)
         for place, each in zip(range(len(rows), 0, -1), rows, strict=True):
             _dot(axis, table, each, place)
         places = range(len(rows), 0, -1)
-        axis.set_yticks(places, [each.label for each in rows], fontsize=8)
+        axis.set_yticks(places, [each.marked for each in rows], fontsize=8)
         color_names(axis, [color_of(table, each) for each in rows])
         axis.set_ylim(0.3, len(rows) + 0.7)
         unit = "points of the test score" if table.factor > 1 else "fewer bits per byte"

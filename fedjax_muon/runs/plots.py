@@ -67,17 +67,15 @@ def curves(
     Args:
       looks: By the names of methods, their labels, or pairs of a label and a color.
     """
-    texts, drawn = looks_of(methods, looks or {})
+    drawn = looks_of(methods, looks or {})
     every = [run for runs in methods.values() for run in runs]
-    # private runs have no metrics of training examples
-    examples = "train" if all("train_loss" in run for run in every) else "test"
     kind, x = score_in(every[0]), "megabytes sent and received"
     if all("virtual_seconds" in run for run in every):
         x = "virtual seconds"
     panels = [("round", kind), (x, kind), ("round", None)]
     if not all("bytes_down" in run for run in every):
         del panels[1]
-    # panels are below each other, to leave room for names at the ends of lines
+    # below each other, with room for names at the ends of lines
     one = len(methods) == 1
     shape = (1, len(panels)) if one else (len(panels), 1)
     size = (4 * shape[1], 2.7) if one else (7.5, 2.8 * shape[0])
@@ -85,26 +83,9 @@ def curves(
         axes = figure.subplots(*shape)
         labeled = True
         for axis, (x, score) in zip(axes, panels, strict=True):
-            column = f"{examples}_loss" if score is None else f"test_{score.metric}"
-            ends = list[Label]()
-            for name, runs in methods.items():
-                values = np.array([run[column] for run in runs])
-                how = drawn[name] | {"label": texts[name]}
-                intervals.curve(axis, _places(runs, x), values, **how)
-                ends.append(_end(axis.get_lines()[-1], values[:, -1], score))
-            if score is None:
-                axis.set_ylabel(f"{examples.replace('train', 'training')} loss")
-                logarithmic_loss(axis)
-            else:
-                axis.set_ylabel(f"test {score.heading}")
-                in_percent(axis.yaxis, score.high)
-                if target is not None:
-                    target_line(axis, target, score.sign, score.text(target))
-            axis.set_xlabel(x)
-            if x == "round":
-                axis.xaxis.get_major_locator().set_params(integer=True)
-            elif "megabytes" in x and np.isfinite(axis.xaxis.get_minpos()):
-                logarithmic(axis, axis.dataLim.intervalx)
+            ends = _lines(axis, methods, drawn, x, score)
+            if score is not None and target is not None:
+                target_line(axis, target, score.sign, score.text(target))
             labeled &= label_ends(axis, ends, 2.1)
         if not labeled:
             handles, _ = axes[0].get_legend_handles_labels()
@@ -114,19 +95,45 @@ def curves(
         figure.supxlabel(below, fontsize=7.5, color=NOTE)
 
 
+def _lines(
+    axis: Any,
+    methods: Mapping[str, Sequence[History]],
+    drawn: Mapping[str, Any],
+    x: str,
+    score: Score | None,
+) -> list[Label]:
+    """Draws scores, or losses if there is no score; returns labels of the ends."""
+    column, words = "train_loss", "training loss"
+    if score is not None:
+        column, words = f"test_{score.metric}", f"test {score.heading}"
+    elif any(column not in run for runs in methods.values() for run in runs):
+        column, words = "test_loss", "test loss"  # training examples are private
+    labels = []
+    for name, runs in methods.items():
+        values, how = np.array([run[column] for run in runs]), drawn[name]
+        places = _places(runs, x)
+        mean, last = intervals.curve(axis, places, values, **how), values[:, -1]
+        limits = (min(last), np.inf) if score is None else (score.low, score.high)
+        end = how["label"], places[-1], mean[-1], how["color"]
+        labels.append(Label(*end, *intervals.ends(last, *limits)))
+    axis.set(xlabel=x, ylabel=words)
+    if score is None:
+        logarithmic_loss(axis)
+    else:
+        in_percent(axis.yaxis, score.high)
+    if x == "round":
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    elif "megabytes" in x and np.isfinite(axis.xaxis.get_minpos()):
+        logarithmic(axis, axis.dataLim.intervalx)
+    return labels
+
+
 def _places(runs: Sequence[History], axis: str) -> np.ndarray:
     """Where values are on the x axis of a panel."""
     if "megabytes" not in axis:
         return np.mean([run[axis.replace(" ", "_")] for run in runs], axis=0)
     sent = runs[0]["bytes_down"] + runs[0]["bytes_up"]
     return np.where(sent > 0, sent, np.nan) / 1e6  # a logarithmic axis has no zero
-
-
-def _end(line: Any, last: np.ndarray, score: Score | None) -> Label:
-    """The label of a line, with the interval of the last values of its seeds."""
-    limits = (min(last), np.inf) if score is None else (score.low, score.high)
-    (x, y), ends = line.get_xydata()[-1], intervals.ends(last, *limits)
-    return Label(line.get_label(), x, y, line.get_color(), *ends)
 
 
 def ranking(

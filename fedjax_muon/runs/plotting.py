@@ -106,7 +106,8 @@ def distinct_labels(runs: Sequence[Mapping[str, str]]) -> list[str]:
     Where runs of one method differ in options, these are in the label.
     """
     labels = [label_of(words) for words in runs]
-    short, whole = list[str](), list[str]()
+    whole: dict[str, list[Any]] = {}  # by what is short, and may be the same
+    found = list[tuple[str, Any]]()
     for label, words in zip(labels, runs, strict=True):
         others = [
             each for name, each in zip(labels, runs, strict=True) if name == label
@@ -118,15 +119,12 @@ def distinct_labels(runs: Sequence[Mapping[str, str]]) -> list[str]:
             and not name.startswith(CODE)
             and any(each.get(name) != text for each in others)
         }
-        whole.append(", ".join([label, *(f"{k}={v}" for k, v in differ.items())]))
-        short.append(", ".join([label, *(in_short(k, v) for k, v in differ.items())]))
-    alike: dict[str, list[str]] = {}  # what is different, and the same in short
-    for brief, full in dict.fromkeys(zip(short, whole, strict=True)):
-        alike.setdefault(brief, []).append(full)
-    return [
-        f"{brief} ({alike[brief].index(full) + 1})" if alike[brief][1:] else brief
-        for brief, full in zip(short, whole, strict=True)
-    ]
+        brief = ", ".join([label, *(in_short(k, v) for k, v in differ.items())])
+        found.append((brief, differ))
+        if differ not in whole.setdefault(brief, []):
+            whole[brief].append(differ)
+    number = lambda brief, differ: f" ({whole[brief].index(differ) + 1})"
+    return [b + number(b, differ) * (len(whole[b]) > 1) for b, differ in found]
 
 
 def in_short(name: str, text: str) -> str:
@@ -139,9 +137,8 @@ def in_short(name: str, text: str) -> str:
     if "size" in known:
         return f"{known['size']} clients"
     brief = re.sub(r"<function (\S+) at \w+>", r"\1", text).replace("'", "")
-    brief = re.sub(r"[\w<>]+\.(?=[a-zA-Z_<])", "", brief).replace(
-        "<lambda>", "function"
-    )
+    brief = re.sub(r"[\w<>]+\.(?=[a-zA-Z_<])", "", brief)
+    brief = brief.replace("<lambda>", "function")
     if len(brief) > MOST_SHOWN:
         brief = re.sub(r"[\[(].*", "", brief.strip("(["))[:MOST_SHOWN]
     return f"{name}={brief}"

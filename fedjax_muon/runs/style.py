@@ -17,7 +17,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FixedFormatter, FixedLocator, LogFormatter, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from matplotlib.transforms import offset_copy
 from numpy.typing import ArrayLike
 
@@ -182,17 +182,14 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
     return looks
 
 
-def looks_of(
-    labels: Iterable[str], looks: Looks
-) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """The texts and the styles of lines, as `looks` asks for.
+def looks_of(labels: Iterable[str], looks: Looks) -> dict[str, dict[str, Any]]:
+    """How lines are drawn, and what they are called, as `looks` asks for.
 
     Example:
       >>> looks_of(["FedAvg"], {"FedAvg": ("Baseline", "black")})
-      ({'FedAvg': 'Baseline'}, {'FedAvg': {'color': '#000000', 'ls': '-'}})
+      {'FedAvg': {'color': '#000000', 'ls': '-', 'label': 'Baseline'}}
     """
-    drawn = styles(labels)
-    texts = {label: label for label in drawn}
+    drawn = {label: how | {"label": label} for label, how in styles(labels).items()}
     for label, look in looks.items():
         if label not in drawn:
             shown = ", ".join(drawn)
@@ -203,12 +200,13 @@ def looks_of(
                 f"looks[{label!r}] must be a label, or a label and a color such as "
                 f"('Ours', 'black'), got {look!r}"
             )
-        texts[label] = text
-        for each in color:
-            drawn[label] |= {"color": matplotlib.colors.to_hex(each)}
-    if len({*texts.values()}) < len(texts):
-        raise ValueError(f"labels must differ, got {', '.join(texts.values())}")
-    return texts, drawn
+        drawn[label]["label"] = text
+        if color:
+            drawn[label]["color"] = matplotlib.colors.to_hex(color[0])
+    texts = [how["label"] for how in drawn.values()]
+    if len({*texts}) < len(texts):
+        raise ValueError(f"labels must differ, got {', '.join(texts)}")
+    return drawn
 
 
 @contextlib.contextmanager
@@ -228,16 +226,9 @@ def drawing(
 
 def _without_formulas(figure: Figure) -> None:
     """Makes texts stand for themselves: in a class such as $5-$10, dollars do not begin
-    a formula. Only the powers of ten at logarithmic axes are formulas."""
-    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis)]
-    powers = {
-        text
-        for axis in axes
-        if isinstance(axis.get_major_formatter(), LogFormatter)
-        for text in axis.get_ticklabels(which="both")
-    }
+    a formula."""
     for text in figure.findobj(Text):
-        text.set_parse_math(text in powers)
+        text.set_parse_math(False)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -309,7 +300,8 @@ def logarithmic(axis: Any, values: Any) -> None:
 def _log_ticks(axis: Any, values: Any) -> None:
     """Labels a logarithmic axis: all with plain numbers, or all with powers of ten."""
     low, high = np.log10(min(values)), np.log10(max(values))
-    steps = (1.0,) if high - low > 2 else (1.0, 2.0, 5.0)
+    steps: tuple[float, ...] = (1, 2, 5) if high - low > 1 else (1, 2, 3, 4, 6, 8)
+    steps = (1,) if high - low > 2 else steps
     every = 1 + int(high - low) // 8
     powers = np.arange(np.floor(low) - 1, high + 2)
     powers = powers[powers % every == 0]
@@ -349,12 +341,10 @@ def target_line(axis: Any, target: float, sign: int, text: str) -> None:
     axis.set_ylim(*sorted((sign * bottom, sign * (highest + 0.5 * room))))
     axis.annotate(
         f"target {text}",
-        (1.0, sign * target),
+        (0.0, sign * target),
         xycoords=axis.get_yaxis_transform(),
-        xytext=(-2, -3),
+        xytext=(3, 2),
         textcoords="offset points",
-        ha="right",
-        va="top",
         fontsize=7.5,
         color=NOTE,
     )

@@ -249,6 +249,15 @@ def test_a_comparison_is_extended_and_drawn(compared, tmp_path, capsys):
         assert metrics_csv.read(path)["round"].tolist()[-2:] == [4, 6]
     run("plot", compared, "--output", tmp_path / "a.pdf")
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+    looks = "{'FedMuon': ('Ours', 'black'), 'FedAvg': 'Baseline'}"
+    run("plot", compared, "--output", tmp_path / "a.svg", "--looks", looks)
+    drawn = (tmp_path / "a.svg").read_text()
+    assert ">Ours</text>" in drawn
+    assert ">Baseline</text>" in drawn
+    assert ">FedMuon</text>" not in drawn
+    wrong = looks.replace("FedMuon", "FedMuo")
+    said = refused(capsys, "plot", compared, "--looks", wrong)
+    assert "looks names 'FedMuo', which is none of FedAvg, FedMuon" in said
     said = refused(capsys, "plot", compared, place, "--output", tmp_path / "b.pdf")
     assert "rounds" in said
     words = [word if word != "fedavg:lr=0.2" else "fedavg:lr=0.3" for word in COMPARED]

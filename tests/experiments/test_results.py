@@ -207,7 +207,6 @@ def test_results_are_collected_and_listed(tmp_path, monkeypatch, capsys):
 
 NOT_DRAWN = {  # whose studies are finished, or draw their figures themselves
     "benchmarks/workloads_cpu",
-    "dpmixsgd/equal",
     "language_models/plays",
     "minimax/tails",
     "newton_schulz/digits",
