@@ -299,12 +299,11 @@ class Simulation:
     @functools.cached_property
     def like(self) -> Any:
         """The shapes and dtypes of its states, in their structure."""
-        state, number = self.traced_begin.out_info[0], self.settings.num_clients
+        state = self.traced_begin.out_info[0]
         if not self._has_host_states:
             return state
-        return with_states(
-            state, host_states.shapes_of_all(state.divided.values, number)
-        )
+        some, number = state.divided.values, self.settings.num_clients
+        return with_states(state, host_states.shapes_of_all(some, number))
 
     @functools.cached_property
     def traced_begin(self) -> jax.stages.Traced:
