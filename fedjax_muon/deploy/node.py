@@ -65,10 +65,9 @@ class Node:
         Raises:
           MessageError: If the node can't do what it is asked.
         """
-        asked = messages.read(request)
-        sent, finite = self._run(asked)
         if not self._sums_secretly:
             raise MessageError("this algorithm has no secure sums")
+        sent, finite = self._run(messages.read(request))
         if not finite:
             raise MessageError("not finite, or an entry is too large")
         entries = [np.ravel(x) for x in jax.tree.leaves(sent.values)]

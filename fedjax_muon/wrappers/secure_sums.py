@@ -35,9 +35,10 @@ class FixedPoint(NamedTuple):
 def secure_sums(algorithm: core.Algorithm, largest: float = 8.0) -> core.Algorithm:
     """Rounds messages to fixed-point numbers, so that they can be summed in secret.
 
-    A message with an entry beyond `largest` is left out of the mean, like one that is
-    not finite. Wrap personalization and compression first: the sum is that of
-    decompressed messages.
+    A message with an entry beyond `largest` is treated like one that is not finite: a
+    deployed server leaves it out of the mean, and `fm.run` raises `NonFiniteError`, or
+    leaves it out if you ask for that. Wrap personalization and compression first: the
+    sum is that of decompressed messages.
 
     Source: Bonawitz et al. 2017, https://doi.org/10.1145/3133956.3133982; the rounding
     of Flower 1.41 (its code), to the nearest number rather than at random.

@@ -72,7 +72,7 @@ def test_a_node_sends_no_single_message():
     client, request = next(iter(asked.items()))
     assert "sum alone" in refusal(nodes[client].answer(request))
     usual = nodes_of(described(fm.fedavg(lr=0.1)))[client]
-    with pytest.raises(MessageError, match="another federation"):
+    with pytest.raises(MessageError, match="has no secure sums"):
         usual.summand(request)
 
 
@@ -102,6 +102,10 @@ def test_an_entry_that_is_too_large_leaves_the_message_out():
         (
             lambda: fm.robust(fm.secure_sums(fm.fedavg(0.1)), fm.aggregators.median()),
             "add messages up",
+        ),
+        (
+            lambda: fm.compress(fm.secure_sums(fm.fedavg(0.1)), fm.quantize(8)),
+            "wrap it around compress",
         ),
         (lambda: fm.secure_sums(fm.fedavg(0.1), 3.0), "a power of two, such as 8"),
         (lambda: described(fm.secure_sums(fm.fedavg(0.1)), cohort=2), "3 to 1023"),
