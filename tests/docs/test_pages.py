@@ -100,6 +100,14 @@ def test_versions_of_the_project_agree():
     assert f"version = {{{fedjax_muon.__version__}}}" in entry
 
 
+def test_the_menu_calls_pages_as_their_headings_do():
+    """Lines of the nav without titles are shown as the headings of their pages."""
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    pages = [page for section in nav for page in section.popitem()[1]]
+    assert len(pages) > 40
+    assert [page for page in pages if not isinstance(page, str)] == []
+
+
 # -------------------------------------------------------------- the methods
 
 PAGES = method_tables.PAGES

@@ -1,5 +1,6 @@
-"""The site is built strictly, and in a browser the tables of the board sort."""
+"""The site is built strictly. In a browser, the search finds pages, and tables sort."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -22,6 +23,32 @@ SORTED = """(() => {
   return [...table.querySelectorAll("tbody tr")].map(
     (row) => row.cells[COLUMN].textContent.trim())
 })()""".replace("COLUMN", str(COLUMN))
+
+FOUND = """(async () => {
+  const input = document.querySelector("[data-md-component=search-query]")
+  input.focus()
+  input.value = QUERY
+  input.dispatchEvent(new KeyboardEvent("keyup", { bubbles: true }))
+  for (let tries = 0; tries < 200; tries++) {
+    await new Promise((done) => setTimeout(done, 50))
+    const link = document.querySelector("a.md-search-result__link")
+    if (link) return new URL(link.href).pathname.slice(1)
+  }
+})()"""
+QUERIES = {
+    "": "cite, bibtex",
+    "choose/": "which method",
+    "concepts/privacy/": "epsilon",
+    "concepts/randomness/": "resume",
+    "data/": "csv, pytorch dataset, regression",
+    "devices/": "4 gpus, slurm, out of memory",
+    "getting_started/": "windows",
+    "how_to/algorithm/": "custom algorithm",
+    "how_to/deploy/": "deploy",
+    "how_to/model/": "nnx, batchnorm",
+    "how_to/results/": "predict",
+    "tutorial/2_comparison/": "fair comparison, plot",
+}
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -86,3 +113,13 @@ def test_pages_fit_a_phone_and_wide_tables_are_lists_there(address, tmp_path):
         for page in ("", "algorithms/muon/", "board/", "choose/", "speed/"):
             tab.open(address + page)
             assert tab.evaluate(width) == phone["width"], page
+
+
+def test_the_search_shows_the_right_page_first(address, tmp_path):
+    found: dict[str, list[str]] = {page: [] for page in QUERIES}
+    with chromium.browser(tmp_path) as tab:
+        for query in ", ".join(QUERIES.values()).split(", "):
+            tab.open(address)  # its results are empty
+            page = tab.evaluate(FOUND.replace("QUERY", json.dumps(query)))
+            found.setdefault(page, []).append(query)
+    assert {page: ", ".join(queries) for page, queries in found.items()} == QUERIES
