@@ -173,11 +173,16 @@ def test_compressors_send_what_the_table_says():
 
 def test_every_algorithm_is_in_the_table():
     page = (DOCS / "algorithms" / "methods.md").read_text()
-    shown = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    tables = [one[2:] for one in method_tables.tables(page) if one[0][0] == "name"]
+    cells = [(row[0].strip("`"), *row[1:]) for table in tables for row in table]
+    shown = [row[:4] for row in cells]
     registries = ALL, minimax.ALL, decentralized.ALL, PRIVATE
     methods: list[Any] = [row for every in registries for row in every.items()]
     plain = [(*row, re.sub(r"\[(.*)\]\(.*\)", r"\1", source)) for *row, source in shown]
     assert plain == [(name, m.label, m.paper, m.source) for name, m in methods]
+    on = {name: family for family in PAGES for name in methods_of(family)}
+    wanted = [(*row, *method_tables.trait_row(on[row[0]], row[0])) for row in shown]
+    assert cells == wanted, "\n".join(f"| {' | '.join(row)} |" for row in wanted)
     linked = [row[0] for row, same in zip(shown, plain, strict=True) if row != same]
     assert linked == [name for name, m in methods if m.source is Source.DEPARTS]
     unverified = [name for name, m in methods if m.source is Source.UNVERIFIED]

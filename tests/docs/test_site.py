@@ -87,18 +87,43 @@ def test_the_tables_of_the_board_sort_by_a_column(address, tmp_path):
     assert [float(cell) for cell in falling[-len(rounds) :]] == rounds[::-1]
 
 
+LAPTOP = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+BEYOND = """[...document.querySelectorAll("article table")].map(
+  (table) => table.scrollWidth - table.closest(".md-typeset__scrollwrap").clientWidth)
+"""
+
+
 def test_the_main_table_of_the_board_fits_a_laptop(address, tmp_path):
-    laptop = {"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    beyond = """(() => {
-      const table = document.querySelector("article table")
-      const room = table.closest(".md-typeset__scrollwrap")
-      return table.scrollWidth - room.clientWidth
-    })()"""
     with chromium.browser(tmp_path) as tab:
-        tab.call("Emulation.setDeviceMetricsOverride", **laptop)
+        tab.call("Emulation.setDeviceMetricsOverride", **LAPTOP)
         tab.open(f"{address}board/")
-        assert tab.evaluate(beyond) <= 0
+        assert tab.evaluate(BEYOND)[0] <= 0
         assert tab.evaluate('document.querySelectorAll("details table").length') > 9
+
+
+FILTERED = """((words, trait) => {
+  const form = document.querySelector("form.filter")
+  form[0].value = words
+  for (const box of form.querySelectorAll("[type=checkbox]"))
+    box.checked = box.value === trait
+  form.dispatchEvent(new Event("input"))
+  return [...document.querySelectorAll("article tbody tr")]
+    .filter((row) => row.checkVisibility()).map((row) => row.cells[0].textContent)
+})"""
+
+
+def test_methods_are_filtered_by_words_and_traits(address, tmp_path):
+    with chromium.browser(tmp_path) as tab:
+        tab.call("Emulation.setDeviceMetricsOverride", **LAPTOP)
+        tab.open(f"{address}algorithms/methods/")
+        assert max(tab.evaluate(BEYOND)) <= 0
+        filtered = lambda *given: tab.evaluate(FILTERED + str(given))
+        every, private = filtered("", ""), filtered("", "private")
+        assert "dsgd" in set(every) - set(private)
+        assert {"fedavg", "scaffold", "dp_sgda"} < set(private) < set(every)
+        assert filtered("KARIMIREDDY 2020", "private") == ["scaffold"]
+        assert filtered("karimireddy", "stateless") == []
+        assert filtered("", "") == every
 
 
 def test_pages_fit_a_phone_and_wide_tables_are_lists_there(address, tmp_path):
