@@ -1,12 +1,14 @@
 """The site is built strictly. In a browser, the search finds pages, and tables sort."""
 
 import json
+import re
 import subprocess
 import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -135,7 +137,7 @@ def test_pages_fit_a_phone_and_wide_tables_are_lists_there(address, tmp_path):
         assert tab.evaluate(shown) == "table-row"
         tab.call("Emulation.setDeviceMetricsOverride", **phone)
         assert tab.evaluate(shown) == "block"
-        for page in ("", "algorithms/muon/", "board/", "choose/", "speed/"):
+        for page in ("", "algorithms/methods/", "board/", "pitfalls/", "choose/", "speed/"):
             tab.open(address + page)
             assert tab.evaluate(width) == phone["width"], page
 
@@ -148,3 +150,16 @@ def test_the_search_shows_the_right_page_first(address, tmp_path):
             page = tab.evaluate(FOUND.replace("QUERY", json.dumps(query)))
             found.setdefault(page, []).append(query)
     assert {page: ", ".join(queries) for page, queries in found.items()} == QUERIES
+
+
+def test_llms_txt_links_to_pages_and_says_what_they_are_about(address):
+    with urlopen(f"{address}llms.txt") as answer:
+        text = answer.read().decode()
+    title, _, summary = text.splitlines()[:3]
+    assert title == "# fedjax_muon"
+    assert summary.startswith("> Federated optimization")
+    links = re.findall(r"^- \[[^\]]+\]\(([^)]+)\)", text, re.MULTILINE)
+    assert len(links) == len(set(links)) > 60
+    for link in links:
+        urlopen(address + link).close()  # raises for a page that is not there
+    assert "](data/): Use a built-in dataset by name, or your own CSV file" in text
