@@ -137,7 +137,7 @@ def test_pages_fit_a_phone_and_wide_tables_are_lists_there(address, tmp_path):
         assert tab.evaluate(shown) == "table-row"
         tab.call("Emulation.setDeviceMetricsOverride", **phone)
         assert tab.evaluate(shown) == "block"
-        for page in ("", "algorithms/methods/", "board/", "pitfalls/", "choose/", "speed/"):
+        for page in ("", "algorithms/methods/", "board/", "choose/", "speed/"):
             tab.open(address + page)
             assert tab.evaluate(width) == phone["width"], page
 
