@@ -66,6 +66,7 @@ def on_page_markdown(markdown, page, config, files):
     """Adds the links."""
     if page.file.src_uri == "algorithms/methods.md":
         markdown = ROW.sub(_row, markdown)
+        page.meta["hide"] = ["toc"]  # its tables need the room
     if not page.file.abs_src_path or page.file.src_uri.startswith("source/"):
         return markdown
     link = r"[arXiv:\1](https://arxiv.org/abs/\1)"

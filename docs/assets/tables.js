@@ -37,3 +37,30 @@ document$.subscribe(({ body }) => {
       [...row.cells].forEach((cell, column) => (cell.dataset.head = heads[column]))
   }
 })
+
+// Tables with a column "traits" are filtered by words in a row, and by traits that it needs.
+document$.subscribe(({ body }) => {
+  const tables = [...body.querySelectorAll("article table")].filter((table) =>
+    table.querySelector("th:last-child")?.textContent === "traits")
+  if (!tables.length) return
+  const rows = tables.flatMap((table) => [...table.tBodies[0].rows])
+  const traits = (row) => row.lastElementChild.textContent.split(", ")
+  const form = document.createElement("form")
+  form.className = "filter"
+  form.innerHTML = '<input type="search" placeholder="Filter all tables" aria-label="Words">'
+  for (const trait of new Set(rows.flatMap(traits)))
+    if (trait) form.innerHTML += `<label><input type="checkbox" value="${trait}">${trait}</label>`
+  const show = () => {
+    const words = form[0].value.toLowerCase().split(/\s+/)
+    const needed = [...form.querySelectorAll(":checked")].map((box) => box.value)
+    for (const row of rows) {
+      const text = row.textContent.toLowerCase()
+      row.hidden = !words.every((word) => text.includes(word))
+        || !needed.every((trait) => traits(row).includes(trait))
+    }
+  }
+  form.addEventListener("input", show)
+  form.addEventListener("submit", (event) => event.preventDefault())
+  const first = tables[0].closest(".md-typeset__scrollwrap") ?? tables[0]
+  first.before(form)
+})

@@ -411,7 +411,7 @@ CAPTION = """\
 FedMuon, or DeMuon without a server. Blue: other methods that use Muon. Filled dots:
 wins by the test above. Numbers at the edge lie outside the axis.*"""
 START = """\
-# The board: methods under one protocol
+# Board
 
 A *track* is a dataset with its clients and its model. On each track, all methods use
 the same number of trials, the same seeds and clients, and the same sizes of a round.

@@ -4,6 +4,7 @@ Costs are read off the interface by shapes, in sizes of a model of one matrix.
 """
 
 import inspect
+import re
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,14 @@ import jax.numpy as jnp
 
 from fedjax_muon import decentralized, engine, minimax
 from fedjax_muon.algorithms import ADAPTERS, ALL
-from fedjax_muon.core import Objective, Round, tree
+from fedjax_muon.core import Algorithm, Objective, Round, tree
 from fedjax_muon.core.pair import Pair
 from fedjax_muon.decentralized import engine as gossip_engine
 from fedjax_muon.decentralized.gossip import Iteration
 from fedjax_muon.decentralized.private import Mechanism, PrivateAgents, private
 from fedjax_muon.privacy import Banded
+from fedjax_muon.privacy.client_mechanism import check_mean
+from fedjax_muon.simulation.asynchronous import check_suits
 from fedjax_muon.transforms import (
     hidden_matrices,
     jordan,
@@ -41,10 +44,16 @@ PAGES: dict[str, dict[str, Any]] = {
     "decentralized": dict(decentralized.ALL),
     "private": dict(decentralized.PRIVATE_METHODS),
 }
+FACTORS = {
+    name: jax.ShapeDtypeStruct(shape, jnp.float32)
+    for name, shape in (("a", (SIDE, 4)), ("b", (4, SIDE)))
+}
+ADAPTED = {"layer": {**MATRIX, **FACTORS}}
 FIRST, LAST = ["name", "method"], ["gradients"]
 COSTS = [*FIRST, "down", "up", "before", "client keeps", "server keeps", *LAST]
 GOSSIP_COSTS = [*FIRST, "sends", "agent keeps", *LAST]
 OPTIONS = ["name", "options and defaults", "published grid"]
+TRAITS = ["family", "year", "sends", "traits"]
 
 
 @jax.jit
@@ -141,6 +150,43 @@ def cost_rows(page: str) -> dict[str, list[str]]:
     params: Any = MATRIX if PAGES[page] is ALL else PAIR
     methods = {k: m for k, m in PAGES[page].items() if k not in ADAPTERS}
     return {name: row(name, m, params) for name, m in methods.items()}
+
+
+def allows(check, *given, **options) -> bool:
+    """Whether a check passes."""
+    try:
+        check(*given, **options)
+    except ValueError:
+        return False
+    return True
+
+
+def traits(name: str, algorithm: Any, params) -> str:
+    """What a method does without, and what it goes together with."""
+    if not isinstance(algorithm, Algorithm):
+        return "private" if name in decentralized.PRIVATE_METHODS else ""
+    found = {
+        "stateless": not jax.tree.leaves(jax.eval_shape(algorithm.init_client, params)),
+        "sampled": not algorithm.full_participation,
+        "private": allows(check_mean, algorithm),
+        "asynchronous": allows(check_suits, algorithm, params, rebase=False),
+    }
+    return ", ".join(trait for trait, holds in found.items() if holds)
+
+
+def trait_row(page: str, name: str) -> list[str]:
+    """The cells under `TRAITS` of a method that is on that page."""
+    method = PAGES[page][name]
+    year = re.search(r"\b(19|20)\d\d\b", method.paper)
+    if name in ADAPTERS:
+        params, sends = ADAPTED, ""  # which depends on the ranks
+    elif page in ("decentralized", "private"):
+        params, sends = PAIR, gossip_cost_row(name, method, PAIR)[2]
+    else:
+        params = MATRIX if PAGES[page] is ALL else PAIR
+        sends = cost_row(name, method, params)[3]
+    found = traits(name, method.function(), params)
+    return [page, year[0] if year else "", sends, found]
 
 
 def shown(value) -> str | None:
