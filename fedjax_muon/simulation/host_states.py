@@ -1,8 +1,8 @@
 """States of clients that stay on the host: a round moves those of its cohort alone.
 
 In a simulation of examples on disk, a state has the states of all clients as arrays of
-NumPy [N, ...]. Programs get `Rows` in their place. Initial zeros take no memory until a
-client takes part.
+NumPy [N, ...]. Programs get `CohortStates` in their place. Initial zeros take no memory
+until a client takes part.
 """
 
 import tempfile
@@ -18,14 +18,14 @@ from fedjax_muon.engine.plans import LOCAL, PADDING_ID, Store
 LARGE = 2**30  # bytes of an array that is in a temporary file, in TMPDIR
 
 
-class Rows(NamedTuple):
+class CohortStates(NamedTuple):
     """The states of the clients of a cohort."""
 
     ids: jax.Array  # int32 [S]
     values: Any  # leaves [S, ...]
 
 
-def _places(rows: Rows, ids: jax.Array) -> jax.Array:
+def _places(rows: CohortStates, ids: jax.Array) -> jax.Array:
     """Where the clients with these ids are, past the end for those who are not."""
     there = jnp.expand_dims(ids, -1) == jnp.expand_dims(
         rows.ids, tuple(range(ids.ndim))
@@ -33,15 +33,15 @@ def _places(rows: Rows, ids: jax.Array) -> jax.Array:
     return jnp.where(there.any(-1), jnp.argmax(there, -1), PADDING_ID)
 
 
-def _take(rows: Rows, ids: jax.Array) -> Any:
+def _take(rows: CohortStates, ids: jax.Array) -> Any:
     return LOCAL.take(rows.values, _places(rows, ids))
 
 
-def _put(rows: Rows, ids: jax.Array, values: Any) -> Rows:
+def _put(rows: CohortStates, ids: jax.Array, values: Any) -> CohortStates:
     return rows._replace(values=LOCAL.put(rows.values, _places(rows, ids), values))
 
 
-OF_ROWS = Store(_take, _put)  # of plans, in place of `plans.LOCAL`
+OF_COHORT = Store(_take, _put)  # of plans, in place of `plans.LOCAL`
 
 
 def of_all(first: Any, number: int) -> Any:
@@ -66,7 +66,7 @@ def shapes_of_all(some: Any, number: int) -> Any:
     return tree.map(shape, some)
 
 
-def taken(states: Any, ids: np.ndarray) -> tuple[Any, Rows]:
+def taken(states: Any, ids: np.ndarray) -> tuple[Any, CohortStates]:
     """The states of all clients, which can be written, and those of a cohort."""
 
     def own(x: Any) -> np.ndarray:  # a checkpoint has arrays of JAX
@@ -74,10 +74,10 @@ def taken(states: Any, ids: np.ndarray) -> tuple[Any, Rows]:
         return x if is_own else np.array(x)
 
     states = tree.map(own, states)
-    return states, Rows(jnp.asarray(ids), tree.map(lambda x: x[ids], states))
+    return states, CohortStates(jnp.asarray(ids), tree.map(lambda x: x[ids], states))
 
 
-def put_back(states: Any, rows: Rows) -> Any:
+def put_back(states: Any, rows: CohortStates) -> Any:
     """The states of all clients with those of a cohort replaced, in place."""
     ids = np.asarray(rows.ids)
     for all_of_them, some in zip(

@@ -33,7 +33,7 @@ from fedjax_muon.simulation.batching import (
     objective_of,
 )
 from fedjax_muon.simulation.cohorts import Cohort, Members
-from fedjax_muon.simulation.host_states import OF_ROWS
+from fedjax_muon.simulation.host_states import OF_COHORT
 from fedjax_muon.simulation.initial import draw_params
 from fedjax_muon.simulation.participation import Work, uniform
 from fedjax_muon.tasks.task import Task
@@ -88,7 +88,9 @@ class Setup(NamedTuple):
     split_examples: bool
     privacy: Any = None  # the mechanism of a private simulation
     timing: Any = None  # traced; see `cohorts.Timing.inputs`
-    host_states: bool = False  # whether programs get those of a cohort, as `Rows`
+    host_states: bool = (
+        False  # whether programs get `CohortStates`
+    )
 
     def check_sizes(self, sizes: list[int]) -> None:
         """Clients may have any number of examples."""
@@ -151,7 +153,7 @@ def _plan(setup: Setup, *, prologue: bool = False) -> Plan:
     if prologue and plan is vmapped:
         plan = chunked(-(-setup.cohort.size // max(1, len(setup.devices))))
     if setup.host_states:
-        plan = partial(plan, store=OF_ROWS)
+        plan = partial(plan, store=OF_COHORT)
     return sharded(plan, setup.num_clients) if setup.devices else plan
 
 

@@ -249,7 +249,7 @@ class Simulation:
         drawn = jax.eval_shape(self.compiled.drawn, *given)
         if self._has_host_states:
             rows = host_states.shapes_of_all(state.divided, len(drawn[0]))
-            state = with_states(state, host_states.Rows(drawn[0], rows))
+            state = with_states(state, host_states.CohortStates(drawn[0], rows))
         return *self.source.blank((self.data, self.run), drawn), state
 
     @functools.cached_property
