@@ -94,10 +94,10 @@ _NAMES = {
     "lr": {"runs.methods": "cosine", "core.pair": "Pair"},
     "beta momentum": {"core.pair": "Pair"},
     "compressor broadcast_compressor rest values": {
-        "wrappers.compression": "no_compression truncated_svd power_iteration top_k "
+        "wrappers.compressors": "no_compression truncated_svd power_iteration top_k "
         "chunked_top_k quantize bins"
     },
-    "rank": {"wrappers.compression": "memory_share rank_share"},
+    "rank": {"wrappers.compressors": "memory_share rank_share"},
     "aggregator aggregators": {
         "wrappers.aggregators": "chain median trimmed_mean geometric_median krum "
         "centered_clipping nearest_neighbor_mixing bucketing shorten_longest"

@@ -88,9 +88,7 @@ class Setup(NamedTuple):
     split_examples: bool
     privacy: Any = None  # the mechanism of a private simulation
     timing: Any = None  # traced; see `cohorts.Timing.inputs`
-    host_states: bool = (
-        False  # whether programs get `CohortStates`
-    )
+    host_states: bool = False  # whether programs get `CohortStates`
 
     def check_sizes(self, sizes: list[int]) -> None:
         """Clients may have any number of examples."""
