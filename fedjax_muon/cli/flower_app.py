@@ -119,13 +119,13 @@ def described(dataset: Dataset) -> Facts:
 
 
 def describe(problem: Problem, *, output: Path = Path("words.json")) -> str:
-    """Writes what a server without data must know of one client's examples.
+    """Writes what a server without data must know about one client's examples.
 
     That is their shape, their classes, and of a CSV file the categories, means and
     standard deviations of its columns, but no example and no number of examples.
 
     Args:
-      problem: Whose dataset it describes.
+      problem: A problem with the client's dataset.
       output: A new JSON file, for `deploy --words`.
     """
     place = Path(output).expanduser()
@@ -146,9 +146,9 @@ def facts_of(
     """Describes the examples of a problem.
 
     Args:
-      largest_client: Upper bound of a client's number of examples. By default that of
-        the clients of `train`.
-      said: What a client says of its examples, and the sites that there are.
+      largest_client: Upper bound on a client's number of examples. By default, the
+        number of the largest client in `train`.
+      said: What a client says about its examples, and the names of all sites.
     """
     method, dataset, how = ours.algorithm(), problem.dataset, ours.how
     made = said or described(dataset)
@@ -239,20 +239,20 @@ def deploy(
     """Writes a Flower app that trains one method with real clients.
 
     Args:
-      directory: Of the app, a new one.
+      directory: A new directory for the app.
       method: A method with a server.
       problem: What is trained; only its test examples stay with the server.
-      rounds: Number of rounds since the beginning.
-      seed: Decides the first parameters, cohorts and batches.
+      rounds: Total number of rounds, including those before a restart.
+      seed: Decides the initial parameters, cohorts and batches.
       evaluate_every: Rounds between evaluations.
-      largest_client: Upper bound of a client's number of examples. By default that of
-        the clients of train.
-      words: The file that `describe` wrote at a client, for a server without data: it
-        does not test, and the problem has no dataset.
+      largest_client: Upper bound on a client's number of examples. By default, the
+        number of the largest client in `train`.
+      words: The file that `describe` wrote at a client, for a server without data. Such
+        a server does not test, and the problem needs no dataset.
       sites: With `words`, the names of all clients.
-      cohort: Clients of a round, or how they are chosen.
-      local_steps: Local steps of a client in a round.
-      batch_size: Examples of a local step.
+      cohort: Clients per round, or how they are chosen.
+      local_steps: Local steps per client and round.
+      batch_size: Examples per local step.
       sampler: Draws the batches of clients.
       weighting: Weights of clients in the mean.
     """

@@ -324,7 +324,7 @@ def from_csv(
       separator: Character between columns.
       decimal: Decimal mark of the numbers.
       encoding: Such as "utf-16" of Excel, or "cp1252".
-      header: Number of the line that has the names of the columns.
+      header: Number of the line with the column names, from 1.
 
     Example:
       >>> loans = from_csv("loans.csv", label="risk", owner="bank", separator=";")

@@ -312,9 +312,9 @@ def generate(
     Args:
       prompt: Token ids [B, N] or [N], one or more.
       length: Number of tokens to draw; with the prompt, at most the model's context.
-      temperature: What logits are divided by: below 1, likely tokens are likelier.
-      top_k: Number of the likeliest tokens that are drawn from, by default all; 1 for
-        the likeliest one.
+      temperature: Logits are divided by it; below 1, likely tokens become likelier.
+      top_k: Tokens are drawn from the `top_k` likeliest ones, by default from all; with
+        1, the likeliest token is taken.
 
     Returns:
       The prompt and the drawn tokens, [B, N + length] or [N + length].

@@ -229,8 +229,8 @@ class TrainedModel:
         Args:
           prompt: The beginning.
           length: Number of tokens to draw; by default, what the model's context holds.
-          temperature: What logits are divided by: below 1, likely tokens are likelier.
-          top_k: Number of the likeliest tokens that are drawn from, by default all.
+          temperature: Logits are divided by it; below 1, likely tokens become likelier.
+          top_k: Tokens are drawn from the `top_k` likeliest ones; by default from all.
 
         Returns:
           The prompt and its continuation.
