@@ -90,7 +90,7 @@ def check(options: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What nodes know of the examples of all clients."""
+    """What nodes know about the examples of all clients."""
 
     shape: tuple[int, ...]  # of an example
     dtype: str
@@ -104,7 +104,7 @@ class Facts:
 
 
 def described(dataset: Dataset) -> Facts:
-    """What nodes know of a dataset, without clients."""
+    """What nodes know about a dataset, without clients."""
     if not dataset.classes:
         raise ValueError(
             "real clients have labels; targets (regression) can only be simulated yet"
@@ -490,7 +490,7 @@ def node_of(
         directory of its states as `states`, by default beside the examples, and allowed
         MODULE:FUNCTION as `own-code`. In Flower's simulation there is only the id, and
         the server is on this machine.
-      run_config: Of the server.
+      run_config: The server's run configuration.
     """
     simulated = "data" not in config
     allowed = (run_config if simulated else config).get("own-code", "")

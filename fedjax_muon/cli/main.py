@@ -100,7 +100,7 @@ def ending(place: Path | None = None, again: str = "") -> Iterator[None]:
 
     Args:
       place: The directory of a run, for the traceback of a fault.
-      again: The command that goes on there.
+      again: The command that continues there.
     """
     try:
         yield
@@ -124,8 +124,8 @@ def ending(place: Path | None = None, again: str = "") -> Iterator[None]:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether an error is about what was asked for: of a file, or raised by this
-    project's own checks, and not by a dependency or your code."""
+    """Whether an error is about your input: about a file, or raised by this project's
+    own checks rather than by a dependency or your code."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     is_own = frame.f_globals.get("__name__", "").split(".")[0] in OWN
     kinds = ValueError, TypeError, ImportError

@@ -15,7 +15,7 @@ WHOLE = re.compile(r"\+?(-?\d+)(?:\.0*)?")  # 1 as a program that knows floats w
 
 
 def clean(text: str) -> str:
-    """A text by which things with one name are one.
+    """A normal form of a name: names with the same form count as the same.
 
     Example:
       >>> [clean(text) for text in (" north ", "1.0", "+1", "01", "1.5")]
@@ -37,7 +37,7 @@ def cleaned(
 
     Args:
       texts: Different texts.
-      rows: Of every row, the number of its text.
+      rows: For every row, the number of its text.
       what: What the texts are, in errors and warnings.
       missing: Words that stand for a missing value. These are errors.
       place: Function from the number of a row to where it is, in errors.

@@ -167,7 +167,7 @@ class Columns(NamedTuple):
 
     @property
     def standardization(self) -> Standardization:
-        """That of the training examples, which follows from the sums."""
+        """The standardization of the training examples, which follows from the sums."""
         pairs = [pair for each in self.columns for pair in each.scales()]
         mean, std = np.array(pairs).T
         for name, one in zip(self.channels, std, strict=True):
@@ -311,7 +311,7 @@ def join_columns(parts: Sequence[Columns], names: Sequence[object] = ()) -> Colu
     """Adds up what the training examples of several tables have in their columns.
 
     Args:
-      parts: Those that `sum_columns` returned, such as one of every site.
+      parts: What `sum_columns` returned, such as one for every site.
       names: What the tables are called in errors; by default, their numbers.
     """
     first, total = parts[0], list(parts[0].columns)

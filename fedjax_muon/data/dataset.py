@@ -246,7 +246,7 @@ def summary(
 def digest(dataset: Dataset) -> str:
     """The SHA-256 of all arrays and classes, which tells other data apart.
 
-    Of inputs that stay on disk, it has 10,000 examples at equal distances.
+    For inputs that stay on disk, it covers 10,000 examples at equal distances.
     """
     total = hashlib.sha256(repr(dataset.classes).encode())
     for name, array in dataset._asdict().items():
@@ -505,7 +505,7 @@ def hold_out(
 
 
 def subset(dataset: Dataset, ids: np.ndarray) -> Dataset:
-    """The dataset with the training examples of these numbers."""
+    """The dataset with only the training examples of these indices."""
     owners = None if dataset.owners is None else dataset.owners[ids]
     x: Any = dataset.x_train
     kept: Any = x.at(ids) if isinstance(x, OnDisk) else x[ids]

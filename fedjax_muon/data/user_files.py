@@ -76,7 +76,7 @@ def from_arrays(
         owner at least one training example.
       classes: Names of the classes in the order of integer labels; by default, the
         sorted labels.
-      text: Whether `x` has token ids [n, length], which stay as they are.
+      text: Whether `x` contains token ids [n, length], which are not changed.
     """
     x = _inputs("x", x, text)
     if (y is None) == (targets is None):

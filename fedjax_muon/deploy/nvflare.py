@@ -11,7 +11,7 @@ answers with, and its main function is the server program:
 
 NVFlare forks processes that have imported the module, so importing it must not run JAX.
 Messages travel as lists of arrays, which NVFlare streams one by one, so they may be of
-any length. As bytes they would be bound by 4 GiB, and sites would need ten times the
+any length. As bytes they would be limited to 4 GiB, and sites would need ten times the
 memory.
 """
 
@@ -122,7 +122,7 @@ def published(make_node: Callable[[str], Node]) -> Callable[[Pieces], Pieces]:
 
     Args:
       make_node: Makes the node of a site from the site's name. With a `directory`, the
-        node goes on with its states after the site was started again.
+        node continues with its states after a restart of the site.
     """
     busy = threading.Lock()
     node: Node | None = None

@@ -67,8 +67,8 @@ def classification(
         `problems.lenet`. By default `mlp`, and `rnn` of texts.
       client_tests: Whether clients have test examples of their own: those of their
         owner, or a sample with the class proportions of their training examples.
-      positives: Of two classes: share of positives. Positives are dropped at random
-        until the share is reached.
+      positives: Share of positives, if there are two classes. Positives are dropped at
+        random until the share is reached.
       augment: Augmentation of training images, such as
         `tasks.augmentation.crop_and_flip()`.
       graph: Agents without a server: the graph that they exchange messages on, mixed

@@ -4,7 +4,7 @@
     result = compare(methods, problem, seeds=(0, 1, 2), directory="runs/b")
     print(result)
 
-The same call with the same directory goes on where it was interrupted.
+The same call with the same directory continues where it was interrupted.
 
 METHOD/seed0/    the directory of each run; METHOD/epsilon1/seed0 of private ones
 privacy.txt      the statements of private runs, and what all cost together

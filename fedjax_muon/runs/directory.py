@@ -64,7 +64,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of the packages that compute, of the source, and the device."""
+    """Versions of Python, the packages that compute and the source, and the device."""
     return {
         **of_computing(),
         "orbax-checkpoint": importlib.metadata.version("orbax-checkpoint"),

@@ -3,7 +3,7 @@
 A checkpoint has the state, the rows of metrics.csv up to its round, and clients.csv;
 whatever became of these files, they are restored from there. The checkpoints of a
 private run lie elsewhere until it is finished, see `privacy`. Then the run directory
-has the last one, without what must stay secret.
+gets the last one, without its secrets.
 """
 
 import contextlib

@@ -215,7 +215,7 @@ def shared(problem: Problem, how: Mapping[str, Any]) -> Problem:
 
 
 def name_of(method: Method) -> str:
-    """The name of the function that made a method, inside of what wraps it."""
+    """The name of the function that made a method, without wrappers."""
     recipe = getattr(method, "recipe", None)
     if recipe is None:
         return type(method).__name__

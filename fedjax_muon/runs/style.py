@@ -1,7 +1,7 @@
 """The style of all figures: the lines of methods, sizes, axes, labels at ends of lines.
 
 Methods built around Muon have saturated colors. Others are grey, and differ by shade
-and dashes. Your own methods have a color that no other has, and are in front. An SVG
+and dashes. Your own methods get a color of their own, and are in front. An SVG
 has no background and letters that can be read on white and on black; other formats are
 dark on white.
 """
@@ -183,7 +183,7 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def looks_of(labels: Iterable[str], looks: Looks) -> dict[str, dict[str, Any]]:
-    """How lines are drawn, and what they are called, as `looks` asks for.
+    """The colors, dashes and labels of lines, as `looks` sets them.
 
     Example:
       >>> looks_of(["FedAvg"], {"FedAvg": ("Baseline", "black")})

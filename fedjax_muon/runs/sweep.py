@@ -3,8 +3,8 @@
     result = sweep([fm.fedmuon], problem, {"lr": (0.01, 0.03, 0.1)}, seeds=(0, 1))
     method = result["FedMuon"].best_method
 
-The same call with the same directory goes on where it was interrupted, and runs only
-what is missing of a larger grid or for more seeds.
+The same call with the same directory continues where it was interrupted, and runs only
+what is missing if the grid grew or there are more seeds.
 
 METHOD/identity.json   what all cells have in common
 METHOD/versions.json   of everything that computes
@@ -204,7 +204,7 @@ class Search:
 
     @property
     def most(self) -> int:
-        """The largest number of cells, if the rates go on."""
+        """The largest number of cells, with the rates that `extend` may add."""
         rates = len(self.grid.get("lr", ()))
         return self.size // rates * max(rates, MOST) if rates else self.size
 

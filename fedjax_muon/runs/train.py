@@ -2,7 +2,7 @@
 
     result = train(fm.fedmuon(lr=0.03), problem, rounds=100, directory="runs/a")
 
-The same call with the same directory goes on where it was interrupted.
+The same call with the same directory continues where it was interrupted.
 """
 
 import contextlib

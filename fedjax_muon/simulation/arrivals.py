@@ -503,7 +503,7 @@ def filled(step: Step, cohort: Buffered, clients: int) -> tuple[list[int], list[
 
 
 class Schedule:
-    """The steps of a run by its key, drawn as far as they are needed, or recorded."""
+    """The steps of a run, drawn from its key as they are needed, or recorded."""
 
     def __init__(self, cohort: Buffered, durations: np.ndarray, key: jax.Array):
         self.steps: list[Step] = []

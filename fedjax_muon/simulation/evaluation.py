@@ -29,7 +29,7 @@ class ClientTests(NamedTuple):
 def client_tests_of(
     test_parts: Sequence[Any], num_clients: int, count: int
 ) -> ClientTests:
-    """Puts the ids of the clients' test examples, of `count` ones, on the device."""
+    """Puts the ids of the clients' test examples, out of `count`, on the device."""
     check_listed("test_parts", test_parts)
     if len(test_parts) != num_clients:
         raise ValueError(

@@ -34,8 +34,8 @@ def language(model: nn.Module, dataset: Dataset) -> Task:
     loses text has no bytes (`data.tokenizers.from_file`), and its models no bits per
     byte.
 
-    Of prompts with answers (`data.from_jsonl`), only the tokens of answers are scored,
-    and the loss of an example is the mean over its own.
+    For prompts with answers (`data.from_jsonl`), only the tokens of answers are scored,
+    and the loss of an example is the mean over these tokens.
 
     Evaluations score at most 65,536 training tokens.
 

@@ -137,8 +137,8 @@ def krum(bad: int | float, *, chosen: int | None = 1) -> Aggregator:
     """The messages that are nearest to others: Krum and Multi-Krum.
 
     A message's score is the sum of squared distances to its n - bad - 2 nearest others.
-    Of equal scores, the first wins. What is too far for a float counts as farther than
-    anything else.
+    If scores are equal, the first message wins. A distance that is too large for a
+    float counts as the farthest.
 
     Source: Blanchard et al. 2017, arXiv:1703.02757.
 

@@ -198,8 +198,8 @@ def _of_matrices(
 def top_k(share: float) -> Compressor:
     """Sends the entries of largest magnitude and their indices; the others become 0.
 
-    Of every array round(share size) entries are sent, at least one, in the dtype of the
-    array, each with an int32 index.
+    For every array, round(share size) entries are sent, at least one, in the dtype of
+    the array, each with an int32 index.
 
     Args:
       share: Share of the entries of an array that is sent, in (0, 1].
@@ -538,7 +538,7 @@ def compress_broadcasts(
 
     def change(number: int, exchange: core.Exchange) -> core.Exchange:
         def changed(state, round):
-            """The broadcast, what is sent of its arrays, and the clients' copies."""
+            """The broadcast, the arrays that are sent, and the clients' copies."""
             whole = exchange.broadcast(state.inner, round)
             copies = state.kept[number]
             new = tree.sub(_chosen(whole, fields), copies)
