@@ -130,7 +130,7 @@ def describe(problem: Problem, *, output: Path = Path("words.json")) -> str:
     """
     place = Path(output).expanduser()
     if place.exists():
-        raise ValueError(f"{place} is there already; choose another file")
+        raise ValueError(f"{place} exists already; choose another file")
     facts = described(check_dataset(problem.dataset))
     write(place, json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
     shape = " x ".join(map(str, facts.shape))
@@ -195,7 +195,7 @@ def problem_of_nodes(call: Call, facts: Facts) -> Problem:
     if "dataset" not in inspect.signature(call.function).parameters:
         raise ValueError(
             f"{call.name} must have an argument dataset to be deployed: nodes make the "
-            "task of one that has the shapes and classes of yours"
+            "task from a dataset with the shapes and classes of yours"
         )
     one, label = np.zeros((1, *facts.shape), facts.dtype), np.zeros(1, np.int32)
     like = Dataset(one, label, one, label, facts.classes, facts.tokens)
@@ -303,13 +303,14 @@ def prepared(
     cohort = settings.get("cohort")
     if isinstance(cohort, Call) and cohort.name == "replayed":
         raise ValueError(
-            "deploy takes messages as they come; replay them by train --cohort replayed"
+            "deploy takes messages as they come; replay them with "
+            "train --cohort replayed"
         )
     given = {name: value for name, value in settings.items() if value is not None}
     method = as_trained(method)
     ours = Experiment(method, problem, given, rounds, seed, evaluate_every)
     if not isinstance(ours.algorithm(), Algorithm):
-        raise ValueError(f"{method.name} has no server; choose one that has")
+        raise ValueError(f"{method.name} has no server; choose a method with one")
     if said is None:
         return ours, _problem(problem)
     for name in {"dataset", "clients", *OF_DATA} & problem.kwargs.keys():

@@ -65,7 +65,7 @@ def cleaned(
 
 
 def warn_of_likeness(what: str, names: Iterable[str]) -> None:
-    """Warns of names that differ in case, blanks or zeros alone."""
+    """Warns about names that differ only in case, blanks or zeros."""
     seen: dict[Any, str] = {}
     for name in names:
         key: Any = " ".join(name.casefold().split())
@@ -120,7 +120,7 @@ def _text(name: str, i: int, value: Any) -> str:
         return ""
     if isinstance(value, Real) and float(value).is_integer():
         return str(int(float(value)))
-    number = "; numbers that are no classes are targets: from_arrays(x, targets=y)"
+    number = "; numbers that are not classes are targets: from_arrays(x, targets=y)"
     raise ValueError(
         f"{name} must be integers or strings, got {value!r} in example {i}"
         f"{number if isinstance(value, Real) else ''}"

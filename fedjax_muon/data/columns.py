@@ -33,7 +33,7 @@ Missing = Literal["mean"]
 
 
 class Column(NamedTuple):
-    """What the training examples have in a column, as sums."""
+    """Sums over the training examples in a column."""
 
     name: str
     categories: tuple[str, ...] | None = None  # in order; None in a column of numbers
@@ -117,7 +117,7 @@ class Column(NamedTuple):
         for each in (self, other):
             if each.numbers:
                 raise ValueError(
-                    f"column {self.name!r} has numbers in one table, and texts in "
+                    f"column {self.name!r} has numbers in one table, but texts in "
                     "another; write them alike, or exclude it"
                 )
             blanks = {} if each.categories is not None else {BLANK: each.blanks}
@@ -283,7 +283,7 @@ def read_rows(
     for row, label in enumerate(labels):
         if label not in numbers:
             raise ValueError(
-                f"{table.place(row)}: the label {label!r} is none of the classes "
+                f"{table.place(row)}: the label {label!r} is not one of the classes "
                 f"{', '.join(columns.classes)}"
             )
     return x, np.array([numbers[label] for label in labels], np.int32)
@@ -303,7 +303,7 @@ def _refuse(place: str, name: str, cell: str, numbers: int, texts: int) -> None:
     else:
         remedy = "exclude the column, or give categories='one_hot'"
     raise ValueError(
-        f"{place}: {cell[:60]!r} in column {name!r} is no number; {remedy}"
+        f"{place}: {cell[:60]!r} in column {name!r} is not a number; {remedy}"
     )
 
 

@@ -146,7 +146,7 @@ class OnDisk:
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError(
-            "these examples stay on disk, and this needs them all in memory, as agents "
+            "these examples stay on disk, but this needs them all in memory, as agents "
             "do; if they fit, read them with data.from_npz"
         )
 
@@ -550,7 +550,7 @@ def stratified(
         if len(present) > max(10, len(labels) / 2):
             raise RareClassError(
                 f"{words}there are {len(present)} different labels; numbers that are "
-                "no classes are targets: from_csv(..., target=...)"
+                "not classes are targets: from_csv(..., target=...)"
             )
         remedy = "merge it into another class, leave it out, or choose another share"
         if name == TEST:

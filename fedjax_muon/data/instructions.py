@@ -82,7 +82,7 @@ def from_jsonl(
 
     Returns:
       Windows int32 [n, window + 1]. Tokens of prompts and of padding are ~id, negative
-      numbers, which models read and do not predict.
+      numbers, which models read but do not predict.
 
     Raises:
       ValueError: For a prompt without an answer, with its line, and so on.

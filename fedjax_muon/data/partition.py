@@ -300,7 +300,7 @@ def by_owner(owners: ArrayLike) -> list[np.ndarray]:
     owners = np.asarray(owners)
     if owners.ndim != 1 or owners.dtype.kind not in "iuU" or not len(owners):
         raise ValueError(
-            "owners must be one non-empty axis of integers or strings, one per "
+            "owners must be one or more integers or strings on one axis, one per "
             f"training example, got shape {owners.shape} and dtype {owners.dtype}"
         )
     _, numbers = np.unique(owners, return_inverse=True)
@@ -397,7 +397,7 @@ def plot(
       labels: Class of every example, [n].
       classes: Names of the classes, such as `Dataset.classes`; their numbers by
         default.
-      axis: Axes of matplotlib to draw in; those of a new figure by default.
+      axis: Matplotlib axes to draw in; by default, those of a new figure.
 
     Returns:
       The axes.
@@ -456,7 +456,7 @@ def checked_labels(labels: ArrayLike) -> np.ndarray:
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
         raise ValueError(
-            "labels must be one non-empty axis of integers, got shape "
+            "labels must be one or more integers on one axis, got shape "
             f"{labels.shape} and dtype {labels.dtype}"
         )
     return labels

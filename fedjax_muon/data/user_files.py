@@ -156,7 +156,7 @@ def _dataset(
     unseen = sorted({*y_test.tolist()} - {*y.tolist()})
     if unseen and unseen[0] in range(len(called)):
         warnings.warn(
-            f"the class {called[unseen[0]]!r} has test examples, and none to train on",
+            f"the class {called[unseen[0]]!r} has test examples, but none to train on",
             stacklevel=3,
         )
     fitted = fit(train.x, kept)

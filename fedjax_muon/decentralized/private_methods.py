@@ -62,7 +62,7 @@ class ExamplePrivacy:
 
     Args:
       rounds: Number of rounds after t = 0 that the guarantee covers. In `train` and
-        `compare`, that of the call by default; `decentralize` needs it.
+        `compare`, the call's number by default; `decentralize` needs it.
       epsilon: Epsilon of a whole run; inf means no noise and no privacy. `compare`
         takes several.
       delta: Below one over the number of examples of each agent.

@@ -58,7 +58,7 @@ def sites(
     """Makes a transport to the sites of a job; call it in the job's main function.
 
     A site that fails or is not in the job counts as one that refuses, with the reason.
-    A site that hangs is waited for until the deadline of `serve`. NVFlare calls at most
+    The server waits for a site that hangs until the deadline. NVFlare calls at most
     `max_call_threads_for_server` sites at once, an argument of `CollabRecipe`.
 
     Args:

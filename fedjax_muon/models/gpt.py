@@ -344,9 +344,9 @@ def _checked(model: GPT, prompt: ArrayLike, length: int) -> jax.Array:
     check_count("length", length)
     if ids.shape[-1] + length > model.context:
         raise ValueError(
-            f"a prompt and length have at most {model.context} tokens, the model's "
-            f"context, got {ids.shape[-1]} and {length}; give the end of the prompt, "
-            "or draw fewer"
+            f"a prompt and length together have at most {model.context} tokens, the "
+            f"model's context, got {ids.shape[-1]} and {length}; give the end of the "
+            "prompt, or draw fewer"
         )
     low, high = ids.min(), ids.max()
     if low < 0 or high >= model.vocabulary:

@@ -284,8 +284,8 @@ def _rows_of(methods: Mapping[str, Rated], setting: Setting) -> dict[str, Row]:
     kinds = {isinstance(each.method, Algorithm): name for name, each in methods.items()}
     if len(kinds) > 1:
         raise ValueError(
-            f"{kinds[False]} protects single examples and {kinds[True]} whole clients, "
-            "so their epsilons cannot be compared; compare them separately"
+            f"{kinds[False]} protects single examples and {kinds[True]} protects whole "
+            "clients, so their epsilons cannot be compared; compare them separately"
         )
     for (name, each), privacy in itertools.product(methods.items(), several):
         how = {**setting.how, "privacy": privacy}

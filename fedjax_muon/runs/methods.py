@@ -201,8 +201,8 @@ def axes_of(
         else:
             names = ", ".join(map(function_of, methods.values()))
             raise ValueError(
-                f"the grid names {name!r}, which is no number of {names}, no setting "
-                f"of the run, and not {OF_PROBLEM}NAME of the problem"
+                f"the grid names {name!r}, which is not a number of {names}, a setting "
+                f"of the run, or {OF_PROBLEM}NAME of the problem"
             )
     return GridNames(numbers, shown)
 

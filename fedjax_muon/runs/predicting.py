@@ -199,7 +199,7 @@ class TrainedModel:
         shape = self.about["input_shape"]
         if len(shape) != 3:
             raise ValueError(
-                f"this model takes examples of shape {shape}, and no files; give an "
+                f"this model takes examples of shape {shape}, not files; give an "
                 "array of numbers"
             )
         paths = list[Path]()
@@ -288,7 +288,7 @@ def module_of(about: Mapping[str, Any], module: nn.Module | None = None) -> nn.M
         if about_model(found) == described:
             return found
     raise ValueError(
-        f"the model {described.get('name', 'of this file')} is none of "
+        f"the model {described.get('name', 'of this file')} is not one of "
         "fedjax_muon.models, or has functions of its own; load the file in Python, "
         "with fm.load_model(path, module)"
     )

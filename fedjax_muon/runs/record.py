@@ -169,7 +169,7 @@ class Recorder:
         rounds, every = self.course.rounds, self.course.evaluate_every
         if state.round > rounds:
             raise checkpoint.CheckpointError(
-                f"the checkpoint of {self.directory} is of round {state.round}, but "
+                f"the checkpoint of {self.directory} is from round {state.round}, but "
                 f"the run has {rounds} rounds; give it at least {state.round}"
             )
         if 0 < self.last_round < rounds and self.last_round % every:

@@ -122,7 +122,7 @@ class Trained:
         if about.get("personal"):
             raise ValueError(
                 "clients of this run keep parameters of their own, which a saved model "
-                "has not; read those of a client in result.state"
+                "lacks; read those of a client in result.state"
             )
         return TrainedModel(self.params, about, module_of(about, self.module))
 

@@ -145,7 +145,7 @@ def settings_of(
             raise ValueError(f"the problem decides {name}; leave it out")
         if name not in known and name in other.parameters:
             lacks = "a server" if make is decentralize else "a graph of agents"
-            raise ValueError(f"{name} needs {lacks}, and {name_of(method)} has none")
+            raise ValueError(f"{name} needs {lacks}, but {name_of(method)} has none")
         check_choice("option", name, [x for x in known if x not in OF_PROBLEM])
     sizes = {name: size for name, size in problem.sizes.items() if name in known}
     decided = {"local_epochs": "local_steps", "privacy": "cohort"}

@@ -193,7 +193,7 @@ def looks_of(labels: Iterable[str], looks: Looks) -> dict[str, dict[str, Any]]:
     for label, look in looks.items():
         if label not in drawn:
             shown = ", ".join(drawn)
-            raise ValueError(f"looks names {label!r}, which is none of {shown}")
+            raise ValueError(f"looks names {label!r}, which is not one of {shown}")
         text, *color = [look] if isinstance(look, str) else look
         if len(color) > 1 or not all(map(matplotlib.colors.is_color_like, color)):
             raise ValueError(

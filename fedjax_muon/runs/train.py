@@ -187,7 +187,7 @@ def begin(
         whose = taken if dataset.held_out else "those of private clients"
         warnings.warn(
             f"test scores are published without noise, and the test examples are "
-            f"{whose}; give test examples of nobody whom privacy protects",
+            f"{whose}; give test examples of people whom privacy need not protect",
             stacklevel=2,
         )
     for job in jobs:
@@ -244,7 +244,7 @@ def resumable(directory: Path | None) -> Iterator[Any]:
             yield stop
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"interrupted; the same call with directory={str(directory)!r} goes on"
+            f"interrupted; the same call with directory={str(directory)!r} continues"
         ) from None
 
 

@@ -104,7 +104,7 @@ class Buffered:
         if last >= num_clients:
             raise ValueError(
                 f"the record of arrivals has client {last}, but there are "
-                f"{num_clients} clients, from 0"
+                f"{num_clients} clients, numbered from 0"
             )
         if self.silent and len(algorithm.prologue) != 1:
             raise ValueError(

@@ -412,7 +412,7 @@ def _on_time(cohort: Sampled, durations: np.ndarray) -> jax.Array | None:
     made = durations <= cohort.deadline
     if not made.any():
         raise ValueError(
-            f"no client makes the deadline of {cohort.deadline:g} seconds; the fastest "
+            f"no client meets the deadline of {cohort.deadline:g} seconds; the fastest "
             f"needs {durations.min():.3g}"
         )
     return jnp.asarray(made)

@@ -33,8 +33,8 @@ def client_tests_of(
     check_listed("test_parts", test_parts)
     if len(test_parts) != num_clients:
         raise ValueError(
-            f"test_parts must be one for each of the {num_clients} clients, got "
-            f"{len(test_parts)}"
+            f"test_parts must have one part for each of the {num_clients} clients, "
+            f"got {len(test_parts)}"
         )
     sizes = [len(part) for part in test_parts]
     if not any(sizes):

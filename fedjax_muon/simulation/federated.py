@@ -226,8 +226,8 @@ def _check_on_disk(setup: Setup) -> None:
     unfit = late or (setup.devices and "devices") or (setup.privacy and "privacy")
     if unfit:
         raise ValueError(
-            f"examples that stay on disk are not for {unfit}; leave it out, or read "
-            "them into memory with data.from_npz"
+            f"examples that stay on disk do not work with {unfit}; leave it out, or "
+            "read them into memory with data.from_npz"
         )
 
 
@@ -249,7 +249,7 @@ def _check_clock(cohort: Cohort, local_epochs: Epochs | None) -> None:
         return
     if len({*local_epochs}) > 1:
         raise ValueError(
-            f"a clock needs a number of local steps that is known before, got "
+            f"a clock needs a number of local steps known in advance, got "
             f"local_epochs={tuple(local_epochs)}; give one number"
         )
 

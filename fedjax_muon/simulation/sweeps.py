@@ -178,14 +178,14 @@ def _check(
     for number, cell in enumerate(cells):
         if set(cell.hyper) != names:
             raise ValueError(
-                f"cell {number} has the hyperparameters {sorted(cell.hyper)}, the "
-                f"first has {sorted(names)}"
+                f"cell {number} has the hyperparameters {sorted(cell.hyper)}, but "
+                f"the first has {sorted(names)}"
             )
         if sum(map(len, cell.parts)) != examples:
             raise ValueError(
                 f"the clients of cell {number} have {sum(map(len, cell.parts))} "
-                f"examples, those of the first {examples}; one program needs equally "
-                "many"
+                f"examples, but those of the first have {examples}; one program needs "
+                "equally many"
             )
         with_numbers(simulation.settings.algorithm, cell.hyper)  # may raise
         if _mixing(simulation, cell) != mixing:

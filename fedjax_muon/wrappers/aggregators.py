@@ -31,7 +31,7 @@ def robust(algorithm: core.Algorithm, aggregator: Aggregator) -> core.Algorithm:
     device. Bytes that are sent stay the same.
 
     Args:
-      aggregator: Applied in every exchange, those of the prologue included.
+      aggregator: Applied in every exchange, including those of the prologue.
 
     Returns:
       An algorithm that accepts uniform weights only. Where fewer messages arrive than
@@ -56,7 +56,7 @@ def with_all_messages(
         del number
         if exchange.reduce_sum:
             raise ValueError(
-                "privacy and secure_sums add messages up, and nothing can aggregate or "
+                "privacy and secure_sums add messages up, so nothing can aggregate or "
                 "attack them one by one: leave out one of them"
             )
         return change(exchange)

@@ -467,7 +467,7 @@ def test_clocks_have_the_speeds_that_they_name(tmp_path):
         ("client,step\n0,fast\n", "not of numbers"),
         ("client,step\n0,-1\n", "at least 0, got -1"),
         ("client,step\n0,1\n1,nan\n", "at least 0, got nan"),
-        ("client,step\n0,0\n", "above 0 seconds"),
+        ("client,step\n0,0\n", "a time above 0 for a step"),
         ("", "has no column"),
         ("client,step\n", "has no clients"),
         ("client,step\n0,1\n-1,1\n", "lacks client 1"),
