@@ -74,8 +74,8 @@ class Column(NamedTuple):
     def _warn(self, what: str) -> None:
         remedy = "correct it, or train with examples of it"
         warnings.warn(
-            f"column {self.name!r} has {what}, which no training example has, and "
-            f"which the model takes for {'the mean' if self.categories is None else 0};"
+            f"column {self.name!r} has {what}, which no training example has; the "
+            f"model takes it for {'the mean' if self.categories is None else 0};"
             f" {remedy}",
             stacklevel=2,
         )

@@ -62,7 +62,7 @@ def _arrays(name: str, examples: Any) -> Examples:
         if shape != first:
             raise ValueError(
                 f"{name} must have inputs of one shape, got {list(first)} in place 0 "
-                f"and {list(shape)} in place {i}; resize or pad them by a transform"
+                f"and {list(shape)} in place {i}; resize or pad them with a transform"
             )
         xs.append(x if loaded else x[None])
         ys.append(np.atleast_1d(y))

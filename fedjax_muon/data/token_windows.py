@@ -202,7 +202,7 @@ def _text(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{file} is not UTF-8 from byte {error.start} on; convert it first, "
-            "such as by iconv -t utf-8"
+            "such as with iconv -t utf-8"
         ) from error
 
 

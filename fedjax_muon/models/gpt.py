@@ -352,7 +352,7 @@ def _checked(model: GPT, prompt: ArrayLike, length: int) -> jax.Array:
     if low < 0 or high >= model.vocabulary:
         raise ValueError(
             f"token ids must be from 0 to {model.vocabulary - 1}, got "
-            f"{low if low < 0 else high}; encode the prompt as the model's data"
+            f"{low if low < 0 else high}; encode the prompt like the model's data"
         )
     return jnp.asarray(ids, jnp.int32)
 

@@ -183,8 +183,8 @@ def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
     if others and not any(folder.glob("model*.safetensors")):
         raise ValueError(
             f"{folder} has {', '.join(others)} and no model.safetensors; save the model"
-            " by save_pretrained(folder, safe_serialization=True) of transformers, and "
-            "one with adapters of PEFT after merge_and_unload()"
+            " with save_pretrained(folder, safe_serialization=True) of transformers, "
+            "and one with adapters of PEFT after merge_and_unload()"
         )
     if not file.is_file():
         raise FileNotFoundError(

@@ -57,7 +57,7 @@ def owners_of(owners: np.ndarray | None) -> np.ndarray:
     if owners is None:
         raise ValueError(
             "the dataset does not say which clients its examples belong to; name the "
-            "column by from_csv(..., owner=...), or divide the examples in another way"
+            "column with from_csv(..., owner=...), or divide the examples otherwise"
         )
     return owners
 

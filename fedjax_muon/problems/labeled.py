@@ -64,7 +64,7 @@ def classification(
         instead, such as `partial(partition.shards, shards_per_client=2)`, or
         `partition.by_owner`.
       model: Function of the dataset that returns a Flax module, such as
-        `problems.lenet`. By default `mlp`, and `rnn` of texts.
+        `problems.lenet`. By default `mlp`, and `rnn` for texts.
       client_tests: Whether clients have test examples of their own: those of their
         owner, or a sample with the class proportions of their training examples.
       positives: Share of positives, if there are two classes. Positives are dropped at
@@ -273,7 +273,7 @@ def module_of(model: Model | None, dataset: Dataset) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ValueError(
             f"{function_name(make)} must return a flax.linen module, or one of "
-            f"flax.nnx by models.from_nnx, got {type(module).__name__}"
+            f"flax.nnx with models.from_nnx, got {type(module).__name__}"
         )
     return module
 

@@ -24,7 +24,7 @@ def mlp(
     hidden: tuple[int, ...] = (64, 64),
     dtype: Dtype = None,
 ) -> nn.Module:
-    """A perceptron, of any numbers.
+    """A multilayer perceptron, for any numbers.
 
     Args:
       hidden: Widths of the hidden layers.
@@ -61,7 +61,7 @@ def resnet18(
     dtype: Dtype = None,
     convolution: Convolution = direct,
 ) -> nn.Module:
-    """ResNet-18 of CIFAR."""
+    """ResNet-18 for CIFAR."""
     made = models.ResNet18(_classes(dataset), dtype=dtype, convolution=convolution)
     return made.clone(norm=norm)
 

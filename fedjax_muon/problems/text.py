@@ -1,4 +1,4 @@
-"""Language modeling of texts."""
+"""Language modeling on texts."""
 
 import os
 from typing import Any
@@ -28,7 +28,7 @@ def text(
     microbatch: int | None = None,
     graph: Graph | GraphOf = "erdos_renyi",
 ) -> Problem:
-    """Language modeling: every next token of texts.
+    """Language modeling: prediction of every next token.
 
     Args:
       path: A text file; a directory of .txt files, each of which is a document; what

@@ -52,8 +52,8 @@ def plot(
     if len(shown) > 1:
         (first, one), (second, other), *_ = shown.items()
         raise ValueError(
-            f"{one} is of {' '.join(first)} and {other} of {' '.join(second)}, which "
-            "one figure cannot compare; draw them separately"
+            f"{one} has runs on {' '.join(first)} and {other} has runs on "
+            f"{' '.join(second)}, which one figure cannot compare; draw them separately"
         )
     labels = distinct_labels([words for words, _ in singles])
     for label, (_, columns) in zip(labels, singles, strict=True):

@@ -144,7 +144,7 @@ class TrainedModel:
             weights = weights["x"]["model"]
         if "adapters" in weights:
             raise ValueError(
-                "these are adapters of a model; merge them first, by "
+                "these are adapters of a model; merge them first, with "
                 "fm.tasks.lora.merged(task, params)"
             )
         if {*weights} == {*Variables._fields}:

@@ -141,7 +141,7 @@ class Trained:
     @property
     def _place(self) -> Path:
         if self.directory is None:
-            raise ValueError("the run has no directory; give train one")
+            raise ValueError("the run has no directory; give one to train")
         return self.directory
 
     def __str__(self) -> str:

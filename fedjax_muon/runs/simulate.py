@@ -169,7 +169,7 @@ def made_by(method: Method) -> Callable[..., Simulation]:
     """The function that prepares a method; raises `TypeError` if it is none."""
     if isinstance(method, Simulation):
         raise TypeError(
-            "a simulation is trained by fm.run(simulation, state, rounds=100); give a "
+            "train a simulation with fm.run(simulation, state, rounds=100); give a "
             "method, such as fm.fedmuon()"
         )
     if not isinstance(method, Method):

@@ -1,4 +1,4 @@
-"""Sweeps: methods at every point of a grid, the best of which validation chooses.
+"""Sweeps: methods at every point of a grid. Validation chooses the best point.
 
     result = sweep([fm.fedmuon], problem, {"lr": (0.01, 0.03, 0.1)}, seeds=(0, 1))
     method = result["FedMuon"].best_method

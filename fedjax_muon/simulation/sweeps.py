@@ -190,8 +190,8 @@ def _check(
         with_numbers(simulation.settings.algorithm, cell.hyper)  # may raise
         if _mixing(simulation, cell) != mixing:
             raise ValueError(
-                f"the weights of cell {number} need another program than those of the "
-                "first; prepare the simulation with mixer=dense"
+                f"the weights of cell {number} need another program than those of "
+                "cell 0; prepare the simulation with mixer=dense"
             )
 
 

@@ -266,7 +266,7 @@ def check_model(
         raise TypeError(
             f"a model must be a flax.linen module, got {type(model).__name__}; modules "
             "of flax.nnx hold their parameters themselves: convert the function that "
-            "makes one by models.from_nnx"
+            "makes one with models.from_nnx"
         )
     if outputs is None and isinstance(examples, Dataset) and not examples.classes:
         raise ValueError(

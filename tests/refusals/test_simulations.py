@@ -142,7 +142,7 @@ MISTAKES = {
     "fm.train(method, problem) trains a method": (
         lambda: fm.run(fm.fedavg(), None, rounds=3)
     ),
-    "a simulation is trained by fm.run": lambda: fm.train(SIMULATION, None, rounds=3),
+    "train a simulation with fm.run": lambda: fm.train(SIMULATION, None, rounds=3),
     "count must be at least 0, got -1": (
         lambda: SIMULATION.train_rounds(start(SIMULATION), -1)
     ),

@@ -288,7 +288,7 @@ VALUES = [
         "by_patches is for data",
     ),
     # tasks
-    (lambda: fm.tasks.classification(LINEAR, (6,)), "makes one by models.from_nnx"),
+    (lambda: fm.tasks.classification(LINEAR, (6,)), "makes one with models.from_nnx"),
     (lambda: crop_and_flip(-1), "padding must be at least 0, got -1"),
     (lambda: crop_and_flip(1.5), "padding must be a whole number"),
     (lambda: crop_and_flip()(KEY, np.zeros((3, 4), np.float32)), "can be cropped"),

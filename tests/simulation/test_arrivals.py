@@ -464,7 +464,7 @@ def test_clocks_have_the_speeds_that_they_name(tmp_path):
         ("client,step\n0,1\n2,1\n", "lacks client 1"),
         ("client,step\n0,1\n0,1\n", "has a client twice"),
         ("client,steps\n0,1\n", "has no column 'step'"),
-        ("client,step\n0,fast\n", "not of numbers"),
+        ("client,step\n0,fast\n", "not all numbers"),
         ("client,step\n0,-1\n", "at least 0, got -1"),
         ("client,step\n0,1\n1,nan\n", "at least 0, got nan"),
         ("client,step\n0,0\n", "a time above 0 for a step"),
