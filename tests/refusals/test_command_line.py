@@ -115,7 +115,7 @@ SLOW = {
     "train fsgda --problem digits": "is a method for minimax problems",
     "train fess_gda --problem auc:divide=ratios:[0.1,0.2]": "one number for each of th",
     "train fess_gda --problem auc:positives=0.9": "ratio 0.9 with",
-    f"{TABLE}:label=risk,exclude=bank,divide=by_owner": "name the column by from_",
+    f"{TABLE}:label=risk,exclude=bank,divide=by_owner": "name the column with from_",
     f"{TABLE}:label=risk,owner=bnk": "no column 'bnk'",
     f"{TABLE}:label=risk,owner=bank,clients=2": "every owner is a client, so clients=2",
     "compare fedavg fsgda --problem digits": "is a method for minimax problems",
