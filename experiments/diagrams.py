@@ -237,6 +237,11 @@ KINDS: Mapping[str, Sequence[Place]] = {
         Place("server", "averages messages", "parameters", False),
         EVERYBODY,
     ),
+    "secure_sums:\nno guarantee": (
+        Place("clients", "round messages,\nadd masks", "sum of\nmessages", False),
+        Place("server", "sees no single\nmessage", "parameters", False),
+        EVERYBODY,
+    ),
     "ClientPrivacy:\none client": (
         Place("client", "", "message", False),
         Place(
@@ -247,11 +252,13 @@ KINDS: Mapping[str, Sequence[Place]] = {
         ),
         EVERYBODY,
     ),
-    "ExamplePrivacy:\none example of an agent": (
+    "ExamplePrivacy:\none example": (
         Place(
-            "agent", "clips gradients of\nexamples, adds noise", "noisy message", True
+            "agent", "clips gradients of\nexamples, adds noise", "noisy\nmessage", True
         ),
-        Place("neighbors, not trusted", "average parameters", "final parameters", True),
+        Place(
+            "neighbors, not trusted", "average parameters", "final\nparameters", True
+        ),
         EVERYBODY,
     ),
 }
@@ -266,7 +273,7 @@ def who_sees(path: Path) -> None:
             pen.text(middle, 8.1, kind, weight="bold")
             for y, place in zip((5.6, 2.9, 0.2), chain, strict=True):
                 color = ORANGE if "noise" in place.does else SOFT
-                pen.box(middle - 2.3, y, 4.6, 1.5, ec=color)
+                pen.box(middle - 1.85, y, 3.7, 1.5, ec=color)
                 pen.text(middle, y + (1.2 if place.does else 0.75), place.name)
                 pen.text(
                     middle,

@@ -57,7 +57,7 @@ def compile_for(
     devices, setup = topology_devices(topology), simulation.settings
     if isinstance(setup, Setup) and setup.split_examples and len(devices) == 1:
         raise ValueError(
-            f"{topology} is one chip, and split_examples needs several; choose a "
+            f"{topology} is one chip, but split_examples needs several; choose a "
             "larger topology, or leave out split_examples"
         )
     lowered = _traced(simulation, devices, plan or vmapped).lower()

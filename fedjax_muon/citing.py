@@ -1,4 +1,4 @@
-"""BibTeX of what an algorithm comes from, by the `Source:` paragraphs of docstrings.
+"""BibTeX of an algorithm's papers, from the `Source:` paragraphs of docstrings.
 
 Such a paragraph names papers by their arXiv ids, or by their titles where there is no
 id. `papers.bib` contains the entries.
@@ -23,9 +23,9 @@ SOFTWARE = "fedjax_muon"  # the key of this library
 def cite(algorithm: Any) -> str:
     """Returns BibTeX of the papers that an algorithm comes from, and of this library.
 
-    These are the papers of the method, of the method that a preset fixes arguments of,
-    of rules, and of what wraps an algorithm, such as a robust aggregator or a
-    compressor. Papers of optax's rules are not among them.
+    These are the papers of the method, of a preset's base method, of rules, and of
+    wrappers, such as a robust aggregator or a compressor. Papers of optax's rules are
+    not among them.
 
     Args:
       algorithm: What a function such as `fm.fedmuon`, `fm.compress` or

@@ -90,7 +90,7 @@ def wandb(module: Any = None, **options: Any) -> Iterator[Log]:
     Args:
       module: A module with the functions of `wandb`, such as `trackio`. By default
         `wandb` itself, which requires the extra `wandb`.
-      **options: Of the module's `init`, such as `project`, `name`, `config`, and
+      **options: Arguments of the module's `init`, such as `project`, `name` or
         `resume`. Rounds that a resumed run has are not logged again.
 
     Example:
@@ -121,7 +121,7 @@ def mlflow(*, config: Mapping[str, Any] | None = None, **options: Any) -> Iterat
 
     Args:
       config: Values that become parameters of the run.
-      **options: Of `mlflow.start_run`, such as `run_name`, and `run_id` to resume.
+      **options: Arguments of `mlflow.start_run`, such as `run_name`; `run_id` resumes.
     """
     client = optional("mlflow", "the tracker of MLflow")
     with client.start_run(**options):  # ends as failed if the block raises an error

@@ -130,7 +130,7 @@ def fedmuon_svd(
 ) -> core.Algorithm:
     """FedMuon with alignment that sends momenta as truncated decompositions.
 
-    The update equals that of `fedmuon_align`. Of each matrix M in a momentum, a client
+    The update equals that of `fedmuon_align`. For each matrix M in a momentum, a client
     sends the r largest singular values with their vectors,
 
         M  ->  sum_{k <= r} s_k u_k v_k^T

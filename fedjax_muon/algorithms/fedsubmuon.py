@@ -155,7 +155,7 @@ def _exchange(
             return jax.lax.cond(fresh(round.index), renew, lambda state: state, state)
 
     def nbytes(spaces, rest):
-        """Of matrices and sketches or bases, which are seeds unless they turn."""
+        """Bytes of matrices, and of sketches or bases (seeds unless they turn)."""
         sides = lambda s: tree.nbytes((s.left, s.right)) / probe if probe else SEEDS
         return sum(tree.nbytes(s.core) + sides(s) for s in spaces) + tree.nbytes(rest)
 

@@ -1,4 +1,4 @@
-"""One bit per parameter: clients send signs, and the server takes the majority's."""
+"""One bit per parameter: clients send signs, and the server takes the majority."""
 
 from typing import Any, NamedTuple
 

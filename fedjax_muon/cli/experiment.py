@@ -191,7 +191,9 @@ def read(text: str, allowed: Collection[str] | None = None) -> Experiment:
     whole = all(type(values[name]) is int for name in Experiment._fields[3:])
     calls = isinstance(values["method"], Call) and isinstance(values["problem"], Call)
     if not (whole and calls and isinstance(values["settings"], dict)):
-        raise ValueError("method and problem must be calls, and the others numbers")
+        raise ValueError(
+            "method and problem must be calls, and the others must be numbers"
+        )
     return Experiment(**values)
 
 
@@ -207,7 +209,7 @@ def _allowed(module: str, name: str, allowed: Collection[str] | None) -> Call:
     function = getattr(importlib.import_module(module), name, None)
     call = Call(function, name, [], {})  # type: ignore[arg-type]  # checked below
     if not callable(function) or not _is_known(call):
-        raise ValueError(f"{module}.{name} is no function of the command line")
+        raise ValueError(f"{module}.{name} is not a function of the command line")
     return call
 
 

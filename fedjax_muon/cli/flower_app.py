@@ -90,7 +90,7 @@ def check(options: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What nodes know of the examples of all clients."""
+    """What nodes know about the examples of all clients."""
 
     shape: tuple[int, ...]  # of an example
     dtype: str
@@ -104,7 +104,7 @@ class Facts:
 
 
 def described(dataset: Dataset) -> Facts:
-    """What nodes know of a dataset, without clients."""
+    """What nodes know about a dataset, without clients."""
     if not dataset.classes:
         raise ValueError(
             "real clients have labels; targets (regression) can only be simulated yet"
@@ -119,18 +119,18 @@ def described(dataset: Dataset) -> Facts:
 
 
 def describe(problem: Problem, *, output: Path = Path("words.json")) -> str:
-    """Writes what a server without data must know of one client's examples.
+    """Writes what a server without data must know about one client's examples.
 
     That is their shape, their classes, and of a CSV file the categories, means and
     standard deviations of its columns, but no example and no number of examples.
 
     Args:
-      problem: Whose dataset it describes.
+      problem: A problem with the client's dataset.
       output: A new JSON file, for `deploy --words`.
     """
     place = Path(output).expanduser()
     if place.exists():
-        raise ValueError(f"{place} is there already; choose another file")
+        raise ValueError(f"{place} exists already; choose another file")
     facts = described(check_dataset(problem.dataset))
     write(place, json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
     shape = " x ".join(map(str, facts.shape))
@@ -146,9 +146,9 @@ def facts_of(
     """Describes the examples of a problem.
 
     Args:
-      largest_client: Upper bound of a client's number of examples. By default that of
-        the clients of `train`.
-      said: What a client says of its examples, and the sites that there are.
+      largest_client: Upper bound on a client's number of examples. By default, the
+        number of the largest client in `train`.
+      said: What a client says about its examples, and the names of all sites.
     """
     method, dataset, how = ours.algorithm(), problem.dataset, ours.how
     made = said or described(dataset)
@@ -195,7 +195,7 @@ def problem_of_nodes(call: Call, facts: Facts) -> Problem:
     if "dataset" not in inspect.signature(call.function).parameters:
         raise ValueError(
             f"{call.name} must have an argument dataset to be deployed: nodes make the "
-            "task of one that has the shapes and classes of yours"
+            "task from a dataset with the shapes and classes of yours"
         )
     one, label = np.zeros((1, *facts.shape), facts.dtype), np.zeros(1, np.int32)
     like = Dataset(one, label, one, label, facts.classes, facts.tokens)
@@ -239,20 +239,20 @@ def deploy(
     """Writes a Flower app that trains one method with real clients.
 
     Args:
-      directory: Of the app, a new one.
+      directory: A new directory for the app.
       method: A method with a server.
       problem: What is trained; only its test examples stay with the server.
-      rounds: Number of rounds since the beginning.
-      seed: Decides the first parameters, cohorts and batches.
+      rounds: Total number of rounds, including those before a restart.
+      seed: Decides the initial parameters, cohorts and batches.
       evaluate_every: Rounds between evaluations.
-      largest_client: Upper bound of a client's number of examples. By default that of
-        the clients of train.
-      words: The file that `describe` wrote at a client, for a server without data: it
-        does not test, and the problem has no dataset.
+      largest_client: Upper bound on a client's number of examples. By default, the
+        number of the largest client in `train`.
+      words: The file that `describe` wrote at a client, for a server without data. Such
+        a server does not test, and the problem needs no dataset.
       sites: With `words`, the names of all clients.
-      cohort: Clients of a round, or how they are chosen.
-      local_steps: Local steps of a client in a round.
-      batch_size: Examples of a local step.
+      cohort: Clients per round, or how they are chosen.
+      local_steps: Local steps per client and round.
+      batch_size: Examples per local step.
       sampler: Draws the batches of clients.
       weighting: Weights of clients in the mean.
     """
@@ -303,13 +303,14 @@ def prepared(
     cohort = settings.get("cohort")
     if isinstance(cohort, Call) and cohort.name == "replayed":
         raise ValueError(
-            "deploy takes messages as they come; replay them by train --cohort replayed"
+            "deploy takes messages as they come; replay them with "
+            "train --cohort replayed"
         )
     given = {name: value for name, value in settings.items() if value is not None}
     method = as_trained(method)
     ours = Experiment(method, problem, given, rounds, seed, evaluate_every)
     if not isinstance(ours.algorithm(), Algorithm):
-        raise ValueError(f"{method.name} has no server; choose one that has")
+        raise ValueError(f"{method.name} has no server; choose a method with one")
     if said is None:
         return ours, _problem(problem)
     for name in {"dataset", "clients", *OF_DATA} & problem.kwargs.keys():
@@ -490,7 +491,7 @@ def node_of(
         directory of its states as `states`, by default beside the examples, and allowed
         MODULE:FUNCTION as `own-code`. In Flower's simulation there is only the id, and
         the server is on this machine.
-      run_config: Of the server.
+      run_config: The server's run configuration.
     """
     simulated = "data" not in config
     allowed = (run_config if simulated else config).get("own-code", "")

@@ -28,17 +28,17 @@ import fedjax_muon
 
 COMMANDS = {
     "train": "Train one method.",
-    "compare": "Train several methods on several seeds; a table and figures.",
+    "compare": "Train several methods on several seeds, and write a table and figures.",
     "sweep": "Train methods on a grid, and choose the best by validation.",
-    "list": "Show methods, datasets and other names, or describe some.",
+    "list": "Show the names of methods, datasets and other things, or describe some.",
     "plot": "Draw the curves of run directories.",
-    "predict": "Label new examples by the model of a run.",
-    "sample": "Continue a text by the language model of a run.",
+    "predict": "Label new examples with the model of a run.",
+    "sample": "Continue a text with the language model of a run.",
     "export": "Write the model of a run to a file.",
     "prepare": "Download a dataset of tensorflow-datasets.",
     "split": "Divide a CSV file into one for each owner.",
     "partition": "Draw the labels of each client of a problem.",
-    "describe": "Write what a server without data must know of a client's.",
+    "describe": "Write what a server without data must know about a client's data.",
     "deploy": "Write a Flower app that trains a method with real clients.",
 }
 USAGE = """\
@@ -100,7 +100,7 @@ def ending(place: Path | None = None, again: str = "") -> Iterator[None]:
 
     Args:
       place: The directory of a run, for the traceback of a fault.
-      again: The command that goes on there.
+      again: The command that continues there.
     """
     try:
         yield
@@ -124,8 +124,8 @@ def ending(place: Path | None = None, again: str = "") -> Iterator[None]:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether an error is about what was asked for: of a file, or raised by this
-    project's own checks, and not by a dependency or your code."""
+    """Whether an error is about your input: about a file, or raised by this project's
+    own checks rather than by a dependency or your code."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     is_own = frame.f_globals.get("__name__", "").split(".")[0] in OWN
     kinds = ValueError, TypeError, ImportError

@@ -134,7 +134,7 @@ def check_choice(name: str, value: str, known: Iterable[str]) -> str:
 
 
 def check_function(name: str, value: Any, example: str) -> None:
-    """Checks that a value is a function, and not one of ours that makes it.
+    """Checks that a value is a function, rather than one of ours that makes it.
 
     Args:
       example: How such a function is made, for the error message, as "median()".

@@ -35,7 +35,7 @@ class Recipe:
     fields: tuple[Any, ...]  # of the algorithm, to detect whether it was changed
 
     def call(self) -> str:
-        """The call, for `repr`; of functions the name alone, and no empty arguments.
+        """The call, for `repr`: functions by their names, without empty arguments.
 
         Example:
           >>> print(fedavg(lr=0.1))
@@ -203,7 +203,7 @@ def _is_number(value: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    """Words for an argument; of functions and rules the name of what made them."""
+    """Words for an argument; for functions and rules, the name of what made them."""
     if isinstance(value, optax.GradientTransformation):
         value = value.update
         if value.__module__ == optax.stateless.__module__ and value.__closure__:

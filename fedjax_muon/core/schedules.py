@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @recorded
 def cosine_decay(algorithm: T, *, lr: Number, rounds: int) -> T:
-    """The same algorithm, its learning rate falling from `lr` to 0 by a cosine.
+    """The same algorithm, with a rate that falls from `lr` to 0 along a cosine.
 
     Example:
       >>> cosine_decay(fedavg(), lr=0.1, rounds=100)  # doctest: +SKIP

@@ -1,10 +1,10 @@
 """Datasets, and their partitions among clients.
 
-`load` reads a dataset by its name, and `prepare` downloads one of tensorflow-datasets.
-`from_arrays`, `from_npz`, `from_csv`, `from_folder`, `from_hf` and `from_torch` make
-one of your own data. `mapped` reads one larger than memory, `from_text` texts as
-windows of tokens, for language models, and `from_jsonl` prompts with answers.
-`NAMES` describes all datasets.
+`load` reads a dataset by its name, and `prepare` downloads one from
+tensorflow-datasets. `from_arrays`, `from_npz`, `from_csv`, `from_folder`, `from_hf` and
+`from_torch` make one from your own data. `mapped` reads one that is larger than memory.
+For language models, `from_text` reads texts as windows of tokens, and `from_jsonl`
+reads prompts with answers. `NAMES` describes all datasets.
 """
 
 from fedjax_muon.data import client_tests, imbalance, partition, tokenizers

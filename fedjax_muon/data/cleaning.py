@@ -15,7 +15,7 @@ WHOLE = re.compile(r"\+?(-?\d+)(?:\.0*)?")  # 1 as a program that knows floats w
 
 
 def clean(text: str) -> str:
-    """A text by which things with one name are one.
+    """A normal form of a name: names with the same form count as the same.
 
     Example:
       >>> [clean(text) for text in (" north ", "1.0", "+1", "01", "1.5")]
@@ -37,7 +37,7 @@ def cleaned(
 
     Args:
       texts: Different texts.
-      rows: Of every row, the number of its text.
+      rows: For every row, the number of its text.
       what: What the texts are, in errors and warnings.
       missing: Words that stand for a missing value. These are errors.
       place: Function from the number of a row to where it is, in errors.
@@ -65,7 +65,7 @@ def cleaned(
 
 
 def warn_of_likeness(what: str, names: Iterable[str]) -> None:
-    """Warns of names that differ in case, blanks or zeros alone."""
+    """Warns about names that differ only in case, blanks or zeros."""
     seen: dict[Any, str] = {}
     for name in names:
         key: Any = " ".join(name.casefold().split())
@@ -120,7 +120,7 @@ def _text(name: str, i: int, value: Any) -> str:
         return ""
     if isinstance(value, Real) and float(value).is_integer():
         return str(int(float(value)))
-    number = "; numbers that are no classes are targets: from_arrays(x, targets=y)"
+    number = "; numbers that are not classes are targets: from_arrays(x, targets=y)"
     raise ValueError(
         f"{name} must be integers or strings, got {value!r} in example {i}"
         f"{number if isinstance(value, Real) else ''}"

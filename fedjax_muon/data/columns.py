@@ -33,7 +33,7 @@ Missing = Literal["mean"]
 
 
 class Column(NamedTuple):
-    """What the training examples have in a column, as sums."""
+    """Sums over the training examples in a column."""
 
     name: str
     categories: tuple[str, ...] | None = None  # in order; None in a column of numbers
@@ -74,8 +74,8 @@ class Column(NamedTuple):
     def _warn(self, what: str) -> None:
         remedy = "correct it, or train with examples of it"
         warnings.warn(
-            f"column {self.name!r} has {what}, which no training example has, and "
-            f"which the model takes for {'the mean' if self.categories is None else 0};"
+            f"column {self.name!r} has {what}, which no training example has; the "
+            f"model takes it for {'the mean' if self.categories is None else 0};"
             f" {remedy}",
             stacklevel=2,
         )
@@ -117,7 +117,7 @@ class Column(NamedTuple):
         for each in (self, other):
             if each.numbers:
                 raise ValueError(
-                    f"column {self.name!r} has numbers in one table, and texts in "
+                    f"column {self.name!r} has numbers in one table, but texts in "
                     "another; write them alike, or exclude it"
                 )
             blanks = {} if each.categories is not None else {BLANK: each.blanks}
@@ -167,7 +167,7 @@ class Columns(NamedTuple):
 
     @property
     def standardization(self) -> Standardization:
-        """That of the training examples, which follows from the sums."""
+        """The standardization of the training examples, which follows from the sums."""
         pairs = [pair for each in self.columns for pair in each.scales()]
         mean, std = np.array(pairs).T
         for name, one in zip(self.channels, std, strict=True):
@@ -283,7 +283,7 @@ def read_rows(
     for row, label in enumerate(labels):
         if label not in numbers:
             raise ValueError(
-                f"{table.place(row)}: the label {label!r} is none of the classes "
+                f"{table.place(row)}: the label {label!r} is not one of the classes "
                 f"{', '.join(columns.classes)}"
             )
     return x, np.array([numbers[label] for label in labels], np.int32)
@@ -303,7 +303,7 @@ def _refuse(place: str, name: str, cell: str, numbers: int, texts: int) -> None:
     else:
         remedy = "exclude the column, or give categories='one_hot'"
     raise ValueError(
-        f"{place}: {cell[:60]!r} in column {name!r} is no number; {remedy}"
+        f"{place}: {cell[:60]!r} in column {name!r} is not a number; {remedy}"
     )
 
 
@@ -311,7 +311,7 @@ def join_columns(parts: Sequence[Columns], names: Sequence[object] = ()) -> Colu
     """Adds up what the training examples of several tables have in their columns.
 
     Args:
-      parts: Those that `sum_columns` returned, such as one of every site.
+      parts: What `sum_columns` returned, such as one for every site.
       names: What the tables are called in errors; by default, their numbers.
     """
     first, total = parts[0], list(parts[0].columns)

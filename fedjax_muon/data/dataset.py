@@ -146,7 +146,7 @@ class OnDisk:
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError(
-            "these examples stay on disk, and this needs them all in memory, as agents "
+            "these examples stay on disk, but this needs them all in memory, as agents "
             "do; if they fit, read them with data.from_npz"
         )
 
@@ -246,7 +246,7 @@ def summary(
 def digest(dataset: Dataset) -> str:
     """The SHA-256 of all arrays and classes, which tells other data apart.
 
-    Of inputs that stay on disk, it has 10,000 examples at equal distances.
+    For inputs that stay on disk, it covers 10,000 examples at equal distances.
     """
     total = hashlib.sha256(repr(dataset.classes).encode())
     for name, array in dataset._asdict().items():
@@ -505,7 +505,7 @@ def hold_out(
 
 
 def subset(dataset: Dataset, ids: np.ndarray) -> Dataset:
-    """The dataset with the training examples of these numbers."""
+    """The dataset with only the training examples of these indices."""
     owners = None if dataset.owners is None else dataset.owners[ids]
     x: Any = dataset.x_train
     kept: Any = x.at(ids) if isinstance(x, OnDisk) else x[ids]
@@ -550,7 +550,7 @@ def stratified(
         if len(present) > max(10, len(labels) / 2):
             raise RareClassError(
                 f"{words}there are {len(present)} different labels; numbers that are "
-                "no classes are targets: from_csv(..., target=...)"
+                "not classes are targets: from_csv(..., target=...)"
             )
         remedy = "merge it into another class, leave it out, or choose another share"
         if name == TEST:

@@ -1,4 +1,4 @@
-"""Datasets that the library `datasets` of Hugging Face saved in a directory."""
+"""Datasets that Hugging Face's library `datasets` saved in a directory."""
 
 import os
 import warnings
@@ -82,7 +82,7 @@ def from_hf(
     classes = named_in[0]
     if classes != named_in[-1]:
         raise ValueError(
-            f"{root}: {parts[0]} has the classes {classes}, and {parts[-1]} "
+            f"{root}: {parts[0]} has the classes {classes}, but {parts[-1]} has "
             f"{named_in[-1]}; cast column {label!r} to the same"
         )
     with named(root):
@@ -202,7 +202,7 @@ def _numbers(split: _Split, name: str) -> np.ndarray:
         shapes = [np.shape(value) for value in values]
         i = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
         raise ValueError(
-            f"{split.row(i)}: column {name!r} has the shape {list(shapes[i])}, and "
+            f"{split.row(i)}: column {name!r} has the shape {list(shapes[i])}, but "
             f"{list(shapes[0])} in row 0; make all lists equally long, or exclude it"
         )
     if is_class or values.dtype.kind not in "biuf":

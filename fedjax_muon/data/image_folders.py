@@ -112,7 +112,8 @@ def _parts(root: Path) -> list[Path]:
         if divided or (words[folder] and "" not in names):
             inside = ", ".join(sorted(names)[:5])
             raise ValueError(
-                f"{root / folder} has the folders {inside}, so it is no class; {LAYOUT}"
+                f"{root / folder} has the folders {inside}, so it is not a class; "
+                f"{LAYOUT}"
             )
     return [root]
 

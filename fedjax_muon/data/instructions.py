@@ -77,12 +77,12 @@ def from_jsonl(
       template: Function of the messages, pairs of a role and a text, that returns the
         pieces of the example.
       long: What becomes of examples with more tokens than a window: "refuse" or "drop"
-        them. None is cut, since its answer would have no end.
+        them. None are cut, since their answers would then lack an end.
       test_share: Share of the examples that is held out.
 
     Returns:
       Windows int32 [n, window + 1]. Tokens of prompts and of padding are ~id, negative
-      numbers, which models read and do not predict.
+      numbers, which models read but do not predict.
 
     Raises:
       ValueError: For a prompt without an answer, with its line, and so on.

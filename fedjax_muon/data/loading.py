@@ -119,7 +119,7 @@ def place_of(name: str, data_dir: Directory = None) -> Path:
 def source_of(name: str) -> Source:
     """Describes a dataset; with "tfds:", almost nothing of names outside PREPARED."""
     if not isinstance(name, str):
-        raise TypeError(f"a dataset is loaded by its name, as 'digits', got {name!r}")
+        raise TypeError(f"a dataset is loaded by name, such as 'digits', got {name!r}")
     if name.startswith(TFDS):
         plain = name.removeprefix(TFDS)
         unknown = Source("", None, 0, "see tensorflow-datasets", prepared=plain)

@@ -25,14 +25,14 @@ def mapped(folder: str | os.PathLike[str]) -> Dataset:
 
     The folder has x.npy, y.npy, x_test.npy and y_test.npy, and optionally owner.npy,
     classes.npy, mean.npy and std.npy, as `numpy.save` writes them. x.npy stays on disk:
-    a round reads the examples that it trains on, and evaluations at most 10,000. The
-    other files are read whole.
+    a round reads the examples that it trains on, and evaluations read at most 10,000.
+    The other files are read whole.
 
     x [n, ..., channels] has numbers of any type, or token ids, int32 [n, length].
     y [n] and owner [n] have integers; an owner's examples may lie anywhere. classes
     [classes] has names, by default the labels. mean and std [channels] standardize the
-    inputs. By default they are those of all training examples, as of data in memory,
-    for which x.npy is read twice, part by part.
+    inputs. By default, they are computed from all training examples, as for data in
+    memory; this reads x.npy twice, part by part.
 
     Raises:
       ValueError: If a file is cut short, or files do not fit together. Training raises
@@ -107,7 +107,7 @@ def _scales(x: np.ndarray, mean: Any, std: Any) -> Standardization:
     scales = standardization_of(x) if mean is None or std is None else None
     scales = scales or Standardization(mean.astype(kind), std.astype(kind))
     if not all(np.shape(array) == x.shape[-1:] for array in scales):
-        raise ValueError(f"mean and std must be {x.shape[-1]} numbers, of each channel")
+        raise ValueError(f"mean and std must be {x.shape[-1]} numbers, one per channel")
     if not np.isfinite(scales).all() or min(scales.std) <= 0:
         raise ValueError(
             "x, mean or std has NaN or infinity, or std is not positive; leave such "

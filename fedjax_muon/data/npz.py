@@ -63,7 +63,7 @@ def check(paths: Sequence[Path]) -> None:
 def arrays_of(
     path: Path, needed: Sequence[str], others: Sequence[str] = ()
 ) -> dict[str, np.ndarray]:
-    """Reads some of the arrays of a NumPy archive, of which it must have the needed."""
+    """Reads some arrays of a NumPy archive; those that are needed must be there."""
     check([path])
     wanted, damage = "a NumPy .npz archive of plain arrays", "a damaged or pickled one"
     with (

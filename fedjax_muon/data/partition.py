@@ -34,7 +34,8 @@ def contiguous(
 ) -> list[np.ndarray]:
     """Cuts the examples into pieces in their order; sizes differ by at most one.
 
-    Of windows of a text, every client has a piece of it. The key has no effect.
+    If examples are windows of a text, each client has a piece of it. The key has no
+    effect.
     """
     del key
     order = np.arange(len(_checked(labels, num_clients)), dtype=np.int32)
@@ -147,7 +148,7 @@ def _balanced_sizes(p: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def labels_per_client(
     labels: ArrayLike, num_clients: int, count: int, *, key: jax.Array
 ) -> list[np.ndarray]:
-    """Gives every client examples of `count` classes, such as "#C=2" of NIID-Bench.
+    """Gives every client examples of `count` classes, as in "#C=2" of NIID-Bench.
 
     Client j has class j mod C, and further ones of the C classes at random. The
     shuffled examples of a class are divided evenly among the clients that have it
@@ -199,7 +200,7 @@ def quantity(
     min_size: int = 10,
     max_tries: int = 10_000,
 ) -> list[np.ndarray]:
-    """Gives clients random examples, in numbers of proportions p ~ Dir(alpha).
+    """Gives clients random examples; their numbers are in proportions p ~ Dir(alpha).
 
     The draw of p is repeated until the smallest client has `min_size` examples
     (quantity skew of NIID-Bench, whose beta is alpha; arXiv:2102.02079, checked against
@@ -299,7 +300,7 @@ def by_owner(owners: ArrayLike) -> list[np.ndarray]:
     owners = np.asarray(owners)
     if owners.ndim != 1 or owners.dtype.kind not in "iuU" or not len(owners):
         raise ValueError(
-            "owners must be one non-empty axis of integers or strings, one per "
+            "owners must be one or more integers or strings on one axis, one per "
             f"training example, got shape {owners.shape} and dtype {owners.dtype}"
         )
     _, numbers = np.unique(owners, return_inverse=True)
@@ -396,7 +397,7 @@ def plot(
       labels: Class of every example, [n].
       classes: Names of the classes, such as `Dataset.classes`; their numbers by
         default.
-      axis: Axes of matplotlib to draw in; those of a new figure by default.
+      axis: Matplotlib axes to draw in; by default, those of a new figure.
 
     Returns:
       The axes.
@@ -455,7 +456,7 @@ def checked_labels(labels: ArrayLike) -> np.ndarray:
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
         raise ValueError(
-            "labels must be one non-empty axis of integers, got shape "
+            "labels must be one or more integers on one axis, got shape "
             f"{labels.shape} and dtype {labels.dtype}"
         )
     return labels

@@ -128,7 +128,7 @@ def _check_classes(features: Any) -> None:
         named = key in CLASS_NAMES and isinstance(value, str)
         if named and not value.startswith("tensorflow_datasets."):
             raise ValueError(
-                f"a feature of class {value[:60]} is not tensorflow-datasets'"
+                f"a feature of class {value[:60]} is not from tensorflow-datasets"
             )
         if isinstance(value, str):
             with contextlib.suppress(json.JSONDecodeError):

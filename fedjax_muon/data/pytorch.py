@@ -18,7 +18,7 @@ def from_torch(
     owners: ArrayLike | None = None,
     classes: Sequence[str] | None = None,
 ) -> Dataset:
-    """Makes a dataset of a `torch.utils.data.Dataset` or a `DataLoader`.
+    """Makes a dataset from a `torch.utils.data.Dataset` or a `DataLoader`.
 
     Images [channels, height, width], as torchvision's `ToTensor` makes them, become
     [height, width, channels]. Examples are read once: random transforms are drawn once,
@@ -27,7 +27,7 @@ def from_torch(
     Args:
       examples: Pairs of an input and a label; or a `DataLoader` of batches of these,
         which must not shuffle if there are owners.
-      test: Others for testing; by default, `test_share` of the examples.
+      test: Pairs for testing; by default, `test_share` of the examples.
       owners: Owner of every example, integers or strings [n].
       classes: Names of the classes; by default `examples.classes`, or the labels.
 
@@ -62,7 +62,7 @@ def _arrays(name: str, examples: Any) -> Examples:
         if shape != first:
             raise ValueError(
                 f"{name} must have inputs of one shape, got {list(first)} in place 0 "
-                f"and {list(shape)} in place {i}; resize or pad them by a transform"
+                f"and {list(shape)} in place {i}; resize or pad them with a transform"
             )
         xs.append(x if loaded else x[None])
         ys.append(np.atleast_1d(y))

@@ -23,11 +23,11 @@ def split_csv(
 
     Args:
       file: The table, a CSV file.
-      directory: Gets OWNER.csv of every owner, which must not be there yet.
-      owner: Column of the owners.
+      directory: Where OWNER.csv is written for every owner; none may exist yet.
+      owner: Name of the column of owners.
       separator: Character between columns.
-      encoding: Of the file; those that are written have the same.
-      header: Number of the line that has the names of the columns.
+      encoding: Encoding of the table, and of the files that are written.
+      header: Number of the line with the column names, from 1.
     """
     place = Path(file).expanduser()
     if not place.is_file():

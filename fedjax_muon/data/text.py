@@ -188,7 +188,7 @@ def _read_table(path: Path, table: Table) -> Sentences:
             if broken <= table.broken:
                 continue
             raise ValueError(
-                f"{path}, line {number}: expected {len(names)} columns between tabs, "
+                f"{path}, line {number}: expected {len(names)} tab-separated columns, "
                 f"found {len(columns)}; replace it with the original file"
             )
         label = columns[last]

@@ -48,8 +48,8 @@ def from_text(
     left out.
 
     Args:
-      source: A text file; a directory, each .txt file of which or below is a document;
-        what Hugging Face's `save_to_disk` wrote, each of whose rows is one; "plays",
+      source: A text file; a directory, in which every .txt file, at any depth, is a
+        document; what Hugging Face's `save_to_disk` wrote, one per row; "plays",
         those speakers of Shakespeare's plays who fill two windows; or texts by the
         names of documents.
       window: T, the number of tokens that are predicted in a window.
@@ -123,7 +123,7 @@ def _plain(name: str, text: str) -> str:
     if not isinstance(text, str):
         raise TypeError(f"{name} must be a text, got {type(text).__name__}")
     if "\0" in text:
-        raise ValueError(f"{name} has zero bytes and is no UTF-8; convert it first")
+        raise ValueError(f"{name} has zero bytes and is not UTF-8; convert it first")
     return text.removeprefix("\ufeff")
 
 
@@ -141,7 +141,7 @@ def _check_long(tokens: Mapping[str, np.ndarray], least: int) -> None:
         count = f"{len(short)} of {len(tokens)} documents are too short: "
         raise ValueError(
             f"{count if len(tokens) > 1 else ''}{short[0]} has "
-            f"{len(tokens[short[0]])} tokens, and two windows, one of them for "
+            f"{len(tokens[short[0]])} tokens, but two windows, one of them for "
             f"testing, need {least}; lower window, or give short='drop' or 'join'"
         )
 
@@ -202,7 +202,7 @@ def _text(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{file} is not UTF-8 from byte {error.start} on; convert it first, "
-            "such as by iconv -t utf-8"
+            "such as with iconv -t utf-8"
         ) from error
 
 

@@ -76,7 +76,7 @@ def from_arrays(
         owner at least one training example.
       classes: Names of the classes in the order of integer labels; by default, the
         sorted labels.
-      text: Whether `x` has token ids [n, length], which stay as they are.
+      text: Whether `x` contains token ids [n, length], which are not changed.
     """
     x = _inputs("x", x, text)
     if (y is None) == (targets is None):
@@ -156,7 +156,7 @@ def _dataset(
     unseen = sorted({*y_test.tolist()} - {*y.tolist()})
     if unseen and unseen[0] in range(len(called)):
         warnings.warn(
-            f"the class {called[unseen[0]]!r} has test examples, and none to train on",
+            f"the class {called[unseen[0]]!r} has test examples, but none to train on",
             stacklevel=3,
         )
     fitted = fit(train.x, kept)
@@ -324,7 +324,7 @@ def from_csv(
       separator: Character between columns.
       decimal: Decimal mark of the numbers.
       encoding: Such as "utf-16" of Excel, or "cp1252".
-      header: Number of the line that has the names of the columns.
+      header: Number of the line with the column names, from 1.
 
     Example:
       >>> loans = from_csv("loans.csv", label="risk", owner="bank", separator=";")

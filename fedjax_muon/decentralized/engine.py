@@ -200,7 +200,8 @@ def _check_batches(batches: Any, agents: int) -> None:
     sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(batches)}
     if sizes != {(agents,)}:
         raise ValueError(
-            f"batches must lead with the {agents} agents, got {sorted(sizes)}"
+            f"the first axis of batches must be the {agents} agents, got "
+            f"{sorted(sizes)}"
         )
 
 

@@ -62,9 +62,9 @@ class ExamplePrivacy:
 
     Args:
       rounds: Number of rounds after t = 0 that the guarantee covers. In `train` and
-        `compare`, that of the call by default; `decentralize` needs it.
-      epsilon: Of a whole run; inf is without noise and without privacy. `compare` takes
-        several.
+        `compare`, the call's number by default; `decentralize` needs it.
+      epsilon: Epsilon of a whole run; inf means no noise and no privacy. `compare`
+        takes several.
       delta: Below one over the number of examples of each agent.
       clip_norm: Largest norm of the gradient of an example.
       change_clip_norm: For private_storm: largest norm of the change of an example's

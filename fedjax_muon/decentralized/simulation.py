@@ -255,7 +255,7 @@ def decentralize(
         examples, such as `batching.cyclic`; `batching.always(shuffled_epochs)` by
         default.
       mixer: How messages are multiplied by the weights: `dense`, `sparse` or `shifted`
-        of `decentralized`.
+        from `decentralized`.
       devices: Devices that the agents are divided among, in order and in equal parts;
         by default, JAX's default device. Every device has all examples.
       privacy: What a private method, such as `decentralized.dpmixsgd()`, promises. It

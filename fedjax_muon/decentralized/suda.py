@@ -11,7 +11,7 @@ from fedjax_muon.transforms import Polar, unit_directions
 
 
 class Triple(NamedTuple):
-    """Coefficients of polynomials of W, from that of W^0 on."""
+    """Coefficients of polynomials in W, from the constant term on."""
 
     A: tuple[float, ...]
     B2: tuple[float, ...]  # the square of B; its coefficients sum up to 0
@@ -159,7 +159,7 @@ def suda_muon_extra(
     """SUDA-Muon(EXTRA): EXTRA with tracked averages, orthogonalized.
 
     Source: Zhang et al. 2026, arXiv:2604.23980. Not verified. The same as
-    `fm.decentralized.suda_muon()`, but for `triple=EXTRA`.
+    `fm.decentralized.suda_muon()`, except that `triple=EXTRA`.
     """
     rule = unit_directions(polar, normalize_vectors=normalize_vectors)
     average = ema(momentum, from_zero=False)
@@ -177,7 +177,7 @@ def suda_muon_gt(
     """SUDA-Muon(GT): gradient tracking by SUDA, with averages, orthogonalized.
 
     Source: Zhang et al. 2026, arXiv:2604.23980. Not verified. The same as
-    `fm.decentralized.suda_muon()`, but for `triple=GT`.
+    `fm.decentralized.suda_muon()`, except that `triple=GT`.
     """
     rule = unit_directions(polar, normalize_vectors=normalize_vectors)
     average = ema(momentum, from_zero=False)

@@ -239,7 +239,7 @@ def _check_connected(graphs_have: str, period: np.ndarray) -> None:
     if len(parts) > 1:
         raise ValueError(
             f"{graphs_have} {len(parts)} components that do not exchange messages, as "
-            f"agents {_some(parts[0])} and {_some(parts[1])}; connect them by edges"
+            f"agents {_some(parts[0])} and {_some(parts[1])}; connect them with edges"
         )
 
 

@@ -1,4 +1,4 @@
-"""Algorithms on real clients, with the numbers of the simulation to the bit.
+"""Algorithms on real clients, bitwise identical to the simulation.
 
 The server calls `serve`, and every client is a `Node` with its own examples. A
 transport takes requests to nodes, and answers back: `in_process` calls nodes of this

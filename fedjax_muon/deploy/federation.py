@@ -114,7 +114,7 @@ def federation(
       num_clients: N, the number of clients; their ids are 0 to N - 1.
       cohort: Who takes part in a round. With `fm.buffered(50, 10)`, rounds are
         asynchronous: one is a step of the server, which takes messages as they come.
-      max_client_size: Upper bound of a client's number of examples, a power of two.
+      max_client_size: Upper bound on a client's number of examples, a power of two.
       weighting: With `by_examples`, nodes report their numbers of examples.
       privacy: Makes the run private for clients. The server clips messages and adds the
         noise, so it must be trusted, and so must its channels to the nodes, its

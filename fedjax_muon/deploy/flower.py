@@ -14,7 +14,7 @@ therefore needs a directory for its states, and JAX's persistent compilation cac
 most of the time of a small round.
 
 Messages travel as arrays of bytes, which Flower divides into chunks of 5 MiB, so that
-they are not bound by the 2 GiB of a protocol buffer.
+they are not limited to the 2 GiB of a protocol buffer.
 """
 
 import threading
@@ -53,7 +53,7 @@ class FlowerServer:
     says which SuperNodes are not used, and why; there is a warning for each.
 
     Args:
-      patience: Seconds that a client without a SuperNode is waited for, once.
+      patience: Seconds to wait, once, for a client without a SuperNode.
     """
 
     def __init__(self, grid: Any, num_clients: int, *, patience: float = 60.0) -> None:
@@ -80,7 +80,7 @@ class FlowerServer:
 
     def wait(self, count: int, seconds: float | None = None) -> set[int]:
         """Waits until so many clients have a SuperNode, and returns the ids of those
-        that have one; by default there is no bound of the time."""
+        that have one; by default, without a time limit."""
         begin = time.monotonic()
         self._failed.clear()
         while True:
@@ -101,7 +101,7 @@ class FlowerServer:
         and late answers to earlier requests as they are, for `serve` to refuse. Several
         threads may send at the same time.
 
-        Without a deadline in seconds, there is no bound for SuperNodes that are online.
+        Without a deadline in seconds, there is no limit for SuperNodes that are online.
         Flower may hold back a node that ends while it sends its answer for three
         minutes longer.
         """

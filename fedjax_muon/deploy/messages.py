@@ -46,7 +46,7 @@ def write(message: Message) -> bytes:
 
 
 def refusal(client: int, reason: str) -> bytes:
-    """The answer of a client, or for it, that it can't do what it is asked."""
+    """An answer by a client, or on its behalf: it can't do what it is asked."""
     return write(Message({"client": client, "refused": plain(reason)}, []))
 
 

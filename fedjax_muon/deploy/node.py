@@ -78,7 +78,7 @@ class Node:
         about: dict[str, Any] = {"client": self.client}
         try:
             if self._sums_secretly:
-                raise MessageError("messages of secure_sums are sent as a sum alone")
+                raise MessageError("messages of secure_sums are sent only as a sum")
             asked = messages.read(request)
             for name in ("run", "turn"):
                 about[name] = asked.about.get(name)
@@ -92,7 +92,7 @@ class Node:
         values = _values(asked)
         other = differences(self._description, values["federation"])
         if other:
-            raise MessageError(f"another federation: {other} at the server")
+            raise MessageError(f"the server has another federation: {other}")
         if values["client"] != self.client:
             raise MessageError(f"this is client {self.client}, not {values['client']}")
         number, run = values["exchange"], values["run"]

@@ -11,7 +11,7 @@ answers with, and its main function is the server program:
 
 NVFlare forks processes that have imported the module, so importing it must not run JAX.
 Messages travel as lists of arrays, which NVFlare streams one by one, so they may be of
-any length. As bytes they would be bound by 4 GiB, and sites would need ten times the
+any length. As bytes they would be limited to 4 GiB, and sites would need ten times the
 memory.
 """
 
@@ -58,7 +58,7 @@ def sites(
     """Makes a transport to the sites of a job; call it in the job's main function.
 
     A site that fails or is not in the job counts as one that refuses, with the reason.
-    A site that hangs is waited for until the deadline of `serve`. NVFlare calls at most
+    The server waits for a site that hangs until the deadline. NVFlare calls at most
     `max_call_threads_for_server` sites at once, an argument of `CollabRecipe`.
 
     Args:
@@ -122,7 +122,7 @@ def published(make_node: Callable[[str], Node]) -> Callable[[Pieces], Pieces]:
 
     Args:
       make_node: Makes the node of a site from the site's name. With a `directory`, the
-        node goes on with its states after the site was started again.
+        node continues with its states after a restart of the site.
     """
     busy = threading.Lock()
     node: Node | None = None

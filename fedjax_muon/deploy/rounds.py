@@ -269,7 +269,7 @@ class Rounds:
         answer = messages.read(data)
         about = answer.about
         if about.get("client") != client:
-            raise MessageError(f"an answer of client {plain(about.get('client'))}")
+            raise MessageError(f"an answer from client {plain(about.get('client'))}")
         if "refused" in about:
             raise MessageError(f"refused: {plain(about['refused'])}")
         if about.get("run") != run or about.get("turn") != turn:

@@ -64,8 +64,8 @@ def serve(
       send: Transport, such as `in_process(nodes)` or a `FlowerServer`'s `send`, or for
         an algorithm of `fm.secure_sums`, a `FlowerServer`'s `secure_sum`.
       key: Typed key of the run, as for `Simulation.init`. It never leaves the server.
-        A private run has only its initial parameters from it. All else, such as the
-        noise of an exchange, is drawn from the operating system.
+        In a private run, it decides only the initial parameters. All else, such
+        as the noise of an exchange, is drawn from the operating system.
       deadline: Seconds to wait for the answers of an exchange, or of a client if rounds
         are asynchronous; by default, as long as the transport waits.
       directory: Where checkpoints are kept; a server that is started again resumes from

@@ -242,7 +242,7 @@ def orthogonalize(
 def polar(x: ArrayLike) -> jax.Array:
     """Computes the exact polar factor U V^T over the non-zero singular values, by SVD.
 
-    It is many times slower than `orthogonalize`, and serves small problems and as a
+    It is many times slower than `orthogonalize`. Use it for small problems and as a
     reference. Singular values below max(m, n) eps times the largest one count as zero,
     where eps is the machine epsilon.
     """

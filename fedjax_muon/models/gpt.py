@@ -312,9 +312,9 @@ def generate(
     Args:
       prompt: Token ids [B, N] or [N], one or more.
       length: Number of tokens to draw; with the prompt, at most the model's context.
-      temperature: What logits are divided by: below 1, likely tokens are likelier.
-      top_k: Number of the likeliest tokens that are drawn from, by default all; 1 for
-        the likeliest one.
+      temperature: Logits are divided by it; below 1, likely tokens become likelier.
+      top_k: Tokens are drawn from the `top_k` likeliest ones, by default from all; with
+        1, the likeliest token is taken.
 
     Returns:
       The prompt and the drawn tokens, [B, N + length] or [N + length].
@@ -344,15 +344,15 @@ def _checked(model: GPT, prompt: ArrayLike, length: int) -> jax.Array:
     check_count("length", length)
     if ids.shape[-1] + length > model.context:
         raise ValueError(
-            f"a prompt and length have at most {model.context} tokens, the model's "
-            f"context, got {ids.shape[-1]} and {length}; give the end of the prompt, "
-            "or draw fewer"
+            f"a prompt and length together have at most {model.context} tokens, the "
+            f"model's context, got {ids.shape[-1]} and {length}; give the end of the "
+            "prompt, or draw fewer"
         )
     low, high = ids.min(), ids.max()
     if low < 0 or high >= model.vocabulary:
         raise ValueError(
             f"token ids must be from 0 to {model.vocabulary - 1}, got "
-            f"{low if low < 0 else high}; encode the prompt as the model's data"
+            f"{low if low < 0 else high}; encode the prompt like the model's data"
         )
     return jnp.asarray(ids, jnp.int32)
 

@@ -164,14 +164,14 @@ ORIGINS = {  # beginnings of the names of tensors, and what to do
 
 
 def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
-    """Reads a model of the family of GPT-2, Llama (as SmolLM2) or Qwen2.
+    """Reads a model from the GPT-2, Llama (such as SmolLM2) or Qwen2 family.
 
     Requires the extra `export`. Half precision becomes float32. The model computes the
-    same numbers as that of Hugging Face's transformers, and has no dropout:
+    same numbers as Hugging Face's transformers, and has no dropout:
     `model.clone(dropout=0.1, dtype=jnp.bfloat16)` has other options.
 
     Args:
-      directory: Has config.json, and model.safetensors or its parts with
+      directory: Directory with config.json, and model.safetensors or its parts with
         model.safetensors.index.json.
 
     Returns:
@@ -183,8 +183,8 @@ def from_hugging_face(directory: str | Path) -> tuple[GPT, Params]:
     if others and not any(folder.glob("model*.safetensors")):
         raise ValueError(
             f"{folder} has {', '.join(others)} and no model.safetensors; save the model"
-            " by save_pretrained(folder, safe_serialization=True) of transformers, and "
-            "one with adapters of PEFT after merge_and_unload()"
+            " with save_pretrained(folder, safe_serialization=True) of transformers, "
+            "and one with adapters of PEFT after merge_and_unload()"
         )
     if not file.is_file():
         raise FileNotFoundError(
@@ -215,9 +215,9 @@ def to_hugging_face(directory: str | Path, model: GPT, params: Params) -> Path:
     Requires the extra `export`.
 
     Args:
-      directory: A new one, which gets config.json and model.safetensors.
-      model: `GPT` or `llama` with any sizes, and with the layers of these.
-      params: Its parameters; of adapters, `tasks.lora.merged(task, params)`.
+      directory: A new directory for config.json and model.safetensors.
+      model: A `GPT` or `llama` of any size, with their usual layers.
+      params: Its parameters; for adapters, `tasks.lora.merged(task, params)`.
     """
     check_installed("safetensors", "a file of safetensors")
     from safetensors.numpy import save
@@ -374,7 +374,7 @@ def _check_names(
     embedding = tensors[_name("tokens.embedding", family)]
     if model.tied and not np.array_equal(tensors.get(HEAD, embedding), embedding):
         raise ValueError(
-            f"tie_word_embeddings is true, but {HEAD} is no copy of the embedding; "
+            f"tie_word_embeddings is true, but {HEAD} is not a copy of the embedding; "
             "set it to false in config.json"
         )
 

@@ -12,7 +12,7 @@ from fedjax_muon.models.convolution import Convolution, convolution, max_pool_2x
 
 
 def head(model: nn.Module, classes: int, drawn_as: str, dtype: Any) -> nn.Dense:
-    """The last layer, named "head" as layouts of Muon know it.
+    """The last layer, named "head" as Muon's layouts expect.
 
     Flax draws a layer's first values from its name. A layer that would be named
     `drawn_as` has the same ones, so that seeds keep their numbers.

@@ -264,8 +264,8 @@ def calibrate_noise(
     # Both searches end at a level whose epsilon is at most the target.
     if epsilon(level * (1 - max(tolerance, 1e-3))) <= target:
         raise ValueError(
-            f"the least noise for epsilon {target:g} was not found: {level:g} is more "
-            "than it needs by over a thousandth; give another epsilon, or the noise"
+            f"the least noise for epsilon {target:g} was not found: {level:g} exceeds "
+            "it by over a thousandth; give another epsilon, or the noise"
         )
     return level
 

@@ -143,7 +143,7 @@ def check_one_exchange(algorithm: core.Algorithm, what: str, instead: str) -> No
         has = "a prologue" if algorithm.prologue else "several exchanges in a round"
         raise ValueError(
             f"{what} needs an algorithm with one exchange in a round and no prologue, "
-            f"this one has {has}; {instead}"
+            f"but this one has {has}; {instead}"
         )
 
 

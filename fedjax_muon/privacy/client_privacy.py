@@ -6,9 +6,9 @@
     simulation = federate(fedavg(lr=0.1), ..., privacy=privacy)
     print(simulation.guarantee.statement())
 
-It decides cohorts, clip and noise, and nothing else does. What accounting must know of
-the algorithm, its prologue and its client states, is read from the algorithm.
-`client_spec` is the accounting alone, of algorithms that `private_clients` made.
+It decides cohorts, clip and noise, and nothing else does. What accounting must know
+about the algorithm, its prologue and its client states, is read from the algorithm.
+`client_spec` is the accounting alone, for algorithms that `private_clients` made.
 """
 
 import dataclasses
@@ -74,10 +74,10 @@ class ClientPrivacy:
         the call by default; `federate` needs it.
       rounds: Number of rounds that the guarantee covers; by default as for `cohort`.
       delta: Below one over the number of clients.
-      epsilon: Of a whole run; inf is without noise and without privacy. `compare` takes
-        several.
+      epsilon: Epsilon of a whole run; inf means no noise and no privacy. `compare`
+        takes several.
       noise_multiplier: In place of epsilon.
-      prologue_noise_multiplier: That of the prologue, `noise_multiplier` by default.
+      prologue_noise_multiplier: For the prologue; by default, `noise_multiplier`.
       max_cohort: The largest cohort that is computed. By default, a larger one is as
         rare as accounting neglects, or all clients if they keep states.
       strategy: How the noise is correlated between rounds, as in DP-FTRL:

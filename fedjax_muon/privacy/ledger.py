@@ -367,8 +367,8 @@ class Ledger:
             entry = self._entry(run)
             if round < entry.round:
                 raise ValueError(
-                    f"the state is of round {round}, but {self.path} says that the run "
-                    f"may have released round {entry.round}: it is an older copy; "
+                    f"the state is from round {round}, but {self.path} says that the "
+                    f"run may have released round {entry.round}: it is an older copy; "
                     f"{AGAIN}"
                 )
             if round == entry.round:
@@ -404,8 +404,8 @@ class Ledger:
                 )
             raise ValueError(
                 f"the privacy budget of {self.path} would be exceeded: {len(charged)} "
-                f"runs have spent epsilon {_composed(charged, delta):.4g}, with "
-                f"{len(new)} more it would be {epsilon:.4g}, and {budget:g} is "
+                f"runs have spent epsilon {_composed(charged, delta):.4g}; with "
+                f"{len(new)} more, it would be {epsilon:.4g}, but only {budget:g} is "
                 f"allowed, at delta {delta:g}; run fewer, or with smaller epsilons"
             )
         return new, epsilon
@@ -423,12 +423,12 @@ class Ledger:
             elif (other.cost, other.void) != (entry.cost, entry.void):
                 raise ValueError(
                     f"{self.path} has the run {entry.run!r} with another cost, "
-                    f"{other.cost}, than {entry.cost}; another run needs another name"
+                    f"{other.cost} instead of {entry.cost}; give this run another name"
                 )
             elif other.clients not in (entry.clients, UNKNOWN + entry.run):
                 raise ValueError(
                     f"{self.path} has the run {entry.run!r} with other clients; "
-                    "another run needs another name"
+                    "give this run another name"
                 )
         return tuple(new.values())
 
@@ -464,7 +464,7 @@ class Ledger:
         if record.get("version") not in range(1, VERSION + 1):
             raise ValueError(
                 f"{self.path} has version {record.get('version')!r} of the ledger's "
-                f"format, and this fedjax_muon reads versions up to {VERSION}; update "
+                f"format, but this fedjax_muon reads versions up to {VERSION}; update "
                 "fedjax_muon"
             )
         if record.get("sha256") != _digest(record):
@@ -472,8 +472,7 @@ class Ledger:
         if self.data not in (None, record["data"]):
             raise ValueError(
                 f"{self.path} is the ledger of another dataset, with the fingerprint "
-                f"{record['data'][:12]}... and not {self.data[:12]}...; keep one for "
-                "each"
+                f"{record['data'][:12]}..., not {self.data[:12]}...; keep one for each"
             )
         for fields in record["entries"] if record["version"] < 3 else ():
             if fields["cost"]["unit"] == CLIENT:

@@ -27,7 +27,7 @@ LIMIT = "the agent's examples"  # of a batch without replacement
 class Poisson:
     """Every record joins a batch independently with probability batch / examples.
 
-    Of a draw larger than `max_batch` a uniform subset of that size is kept. With a
+    If a draw is larger than `max_batch`, a uniform subset of that size is kept. With a
     `cycle`, the records are divided into so many groups of the same size, whatever
     their data, which take turns; a record joins a batch of its group with probability
     cycle batch / examples. Records that fill no group never take part.

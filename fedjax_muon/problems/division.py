@@ -57,7 +57,7 @@ def owners_of(owners: np.ndarray | None) -> np.ndarray:
     if owners is None:
         raise ValueError(
             "the dataset does not say which clients its examples belong to; name the "
-            "column by from_csv(..., owner=...), or divide the examples in another way"
+            "column with from_csv(..., owner=...), or divide the examples otherwise"
         )
     return owners
 
@@ -116,8 +116,8 @@ def division_of(
     """How examples are divided: as is given, or as usual.
 
     Args:
-      unheeded: The values and the defaults of what a division by owners does not heed,
-        and so may not be given.
+      unheeded: Values and defaults of the arguments that a division by owners ignores,
+        and that may thus not be given.
     """
     given = [f"{name}={value:g}" for name, (value, d) in unheeded.items() if value != d]
     if given and (divide or usual) is partition.by_owner:

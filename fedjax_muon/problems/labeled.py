@@ -55,8 +55,8 @@ def classification(
 
     Args:
       dataset: A name that `data.load` takes, such as digits, fashion_mnist, cifar10 or
-        sst2, or tfds:NAME of one that `data.prepare` made; or a `Dataset`, such as your
-        own data by `data.from_csv`, `from_npz`, `from_folder` or `from_hf`.
+        sst2, or tfds:NAME for one that `data.prepare` made; or a `Dataset`, such as
+        your own data from `data.from_csv`, `from_npz`, `from_folder` or `from_hf`.
       clients: Number of clients, or of agents, that the training examples are divided
         among.
       alpha: Dirichlet concentration. The smaller it is, the more the clients differ.
@@ -64,11 +64,11 @@ def classification(
         instead, such as `partial(partition.shards, shards_per_client=2)`, or
         `partition.by_owner`.
       model: Function of the dataset that returns a Flax module, such as
-        `problems.lenet`. By default `mlp`, and `rnn` of texts.
+        `problems.lenet`. By default `mlp`, and `rnn` for texts.
       client_tests: Whether clients have test examples of their own: those of their
         owner, or a sample with the class proportions of their training examples.
-      positives: Of two classes: share of positives. Positives are dropped at random
-        until the share is reached.
+      positives: Share of positives, if there are two classes. Positives are dropped at
+        random until the share is reached.
       augment: Augmentation of training images, such as
         `tasks.augmentation.crop_and_flip()`.
       graph: Agents without a server: the graph that they exchange messages on, mixed
@@ -124,7 +124,7 @@ def auc(
       dataset: The name of a dataset, or a `Dataset`, as in `classification`.
       clients: Number of clients, or of agents.
       divide: Function (labels, clients, key=) that divides the training examples, such
-        as `problems.ratios`; by default by owners if there are any, or at random.
+        as `problems.ratios`; by default, by owners if there are any, or at random.
       model: Function of the dataset that returns a Flax module.
       client_tests: Whether clients have test examples of their own.
       positives: Share of positives. Positives are dropped at random until the share is
@@ -246,7 +246,7 @@ def opened(dataset: Dataset | str, train_share: float) -> Dataset:
         read = reader_of(Path(dataset).expanduser()).__name__
         label = ', label="..."' if read in ("from_csv", "from_hf") else ""
         raise ValueError(
-            f"{str(dataset)!r} is no name of a dataset; give "
+            f"{str(dataset)!r} is not the name of a dataset; give "
             f'fedjax_muon.data.{read}("{dataset}"{label})'
         )
     if not isinstance(dataset, Dataset | str):
@@ -273,7 +273,7 @@ def module_of(model: Model | None, dataset: Dataset) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ValueError(
             f"{function_name(make)} must return a flax.linen module, or one of "
-            f"flax.nnx by models.from_nnx, got {type(module).__name__}"
+            f"flax.nnx with models.from_nnx, got {type(module).__name__}"
         )
     return module
 

@@ -24,7 +24,7 @@ def mlp(
     hidden: tuple[int, ...] = (64, 64),
     dtype: Dtype = None,
 ) -> nn.Module:
-    """A perceptron, of any numbers.
+    """A multilayer perceptron, for any numbers.
 
     Args:
       hidden: Widths of the hidden layers.
@@ -61,7 +61,7 @@ def resnet18(
     dtype: Dtype = None,
     convolution: Convolution = direct,
 ) -> nn.Module:
-    """ResNet-18 of CIFAR."""
+    """ResNet-18 for CIFAR."""
     made = models.ResNet18(_classes(dataset), dtype=dtype, convolution=convolution)
     return made.clone(norm=norm)
 
@@ -99,7 +99,7 @@ def rnn(
         check_count(name, value)
     if not is_text(dataset):
         raise ValueError(
-            "rnn takes token ids of texts, and this dataset has numbers; choose "
+            "rnn takes token ids of texts, but this dataset has numbers; choose "
             "another model, such as problems.mlp"
         )
     make = CELLS[check_choice("cell", cell, CELLS)]
@@ -124,12 +124,12 @@ def is_text(dataset: Dataset) -> bool:
 def _classes(dataset: Dataset) -> int:
     if dataset.tokenizer is not None:
         raise ValueError(
-            "this model has one output per example, and the dataset has windows of "
+            "this model has one output per example, but the dataset has windows of "
             "tokens; choose problems.gpt or llama, or a model of your own"
         )
     if is_text(dataset):
         raise ValueError(
-            "this model takes numbers, and the dataset has token ids of texts; choose "
+            "this model takes numbers, but the dataset has token ids of texts; choose "
             "problems.rnn, lstm or gru, or a model of your own"
         )
     return len(dataset.classes) or 1  # of targets
@@ -143,7 +143,7 @@ def gpt(
     heads: int = 4,
     dtype: Dtype = None,
 ) -> nn.Module:
-    """A language model with the layers of GPT-2, of windows of tokens.
+    """A language model with the layers of GPT-2, for windows of tokens.
 
     Args:
       width: Width of the model.
@@ -163,13 +163,13 @@ def llama(
     key_heads: int | None = None,
     dtype: Dtype = None,
 ) -> nn.Module:
-    """A language model with the layers of Llama, of windows of tokens.
+    """A language model with the layers of Llama, for windows of tokens.
 
     Args:
       width: Width of the model.
       depth: Number of blocks.
       heads: Number of heads of attention.
-      key_heads: Number of heads of keys and values; by default as many.
+      key_heads: Number of heads of keys and values; by default, `heads`.
       dtype: Precision that the model computes in.
     """
     given = *_windows(dataset), width, depth, heads
@@ -180,7 +180,7 @@ def _windows(dataset: Dataset) -> tuple[int, int]:
     """The vocabulary of a dataset, and the tokens of a window that a model reads."""
     if dataset.tokenizer is None:
         raise ValueError(
-            "a language model takes windows of tokens, and this dataset has labeled "
+            "a language model takes windows of tokens, but this dataset has labeled "
             "examples; choose problems.text"
         )
     return dataset.tokens, dataset.x_train.shape[1] - 1

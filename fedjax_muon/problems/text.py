@@ -1,4 +1,4 @@
-"""Language modeling of texts."""
+"""Language modeling on texts."""
 
 import os
 from typing import Any
@@ -28,11 +28,11 @@ def text(
     microbatch: int | None = None,
     graph: Graph | GraphOf = "erdos_renyi",
 ) -> Problem:
-    """Language modeling: every next token of texts.
+    """Language modeling: prediction of every next token.
 
     Args:
       path: A text file; a directory of .txt files, each of which is a document; what
-        Hugging Face's `save_to_disk` wrote; or plays, of Shakespeare. In Python also
+        Hugging Face's `save_to_disk` wrote; or `plays`, by Shakespeare. In Python, also
         texts by name, or what `data.from_text` or `data.from_jsonl` returned.
       clients: Number of clients, or of agents.
       divide: Function (documents of windows, clients, key=) that divides the windows;
@@ -43,8 +43,8 @@ def text(
       window: Number of tokens that are predicted in a window, the model's context.
       tokenizer: bytes, characters, or the path of a tokenizer.json.
       test_share: Share of every document that is held out, at its end.
-      short: What becomes of documents of less than two windows: refuse or drop them, or
-        join all documents to one text.
+      short: What becomes of documents with fewer than two windows: refuse or drop
+        them, or join all documents into one text.
       microbatch: Number of windows whose gradients are computed at a time; by default,
         those of a batch together. Fewer take less memory.
       graph: Agents without a server: the graph that they exchange messages on.

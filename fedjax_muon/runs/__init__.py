@@ -5,7 +5,7 @@
     result = compare([fm.fedavg(lr=0.3), fm.fedmuon], problem, seeds=(0, 1, 2))
     result = sweep([fm.fedavg, fm.fedmuon], problem, {"lr": (0.01, 0.03, 0.1)})
 
-The same call with the same directory goes on where it was interrupted. A directory is
+The same call with the same directory continues where it was interrupted. A directory is
 known by what its run computes: the words of its method, problem and settings, digests
 of its arrays, and of the code of your functions. Another run is refused there.
 """

@@ -4,7 +4,7 @@
     result = compare(methods, problem, seeds=(0, 1, 2), directory="runs/b")
     print(result)
 
-The same call with the same directory goes on where it was interrupted.
+The same call with the same directory continues where it was interrupted.
 
 METHOD/seed0/    the directory of each run; METHOD/epsilon1/seed0 of private ones
 privacy.txt      the statements of private runs, and what all cost together
@@ -123,29 +123,29 @@ def compare(
     """Trains several methods on several seeds.
 
     Args:
-      methods: Algorithms, or functions that make them, whose rates are chosen: those
-        that were tuned for the default data, and on other data by a search. A
-        dictionary names them in tables. By default, a few methods of each kind.
+      methods: Algorithms, or functions that make them. Rates of functions are those
+        tuned for the default data; on other data, a search chooses them. The keys of
+        a dictionary are names in tables. By default, a few methods of each kind.
       problem: What they are compared on; by default, the one that suits the methods.
       rounds: Number of rounds. More rounds extend the runs in a directory.
-      seeds: Each has its own clients and first parameters.
+      seeds: Each has its own clients and initial parameters.
       evaluate_every: Rounds between evaluations. Each evaluation is a record.
       drop_nonfinite: Whether messages with NaN or infinity are left out of the mean,
         instead of ending a run as diverged.
-      grid: Values of numbers, such as `{"lr": (0.1, 0.3)}` of all methods that have it,
-        and `{"fedavg.lr": (0.1, 0.3)}` of one; or "paper", the published ones. The best
-        are chosen by validation on two more seeds, as in `sweep`. Values of other
-        arguments of the call, such as `{"local_steps": (1, 5)}`, and of the problem,
-        such as `{"problem.alpha": (0.1, 1.0)}`, have rows and a figure of their own.
-      search: Whether the rates of functions are searched on other data than the
-        default: from their own by factors of 3, and then finer.
-      directory: Where runs, tables and figures are kept; by default nowhere,
-        and by the command in a new directory in `runs/`.
+      grid: Values to try, such as `{"lr": (0.1, 0.3)}` for all methods with an `lr`,
+        and `{"fedavg.lr": (0.1, 0.3)}` for one; or "paper", the published values. The
+        best are chosen by validation on two more seeds, as in `sweep`. Values of other
+        arguments, such as `{"local_steps": (1, 5)}`, and of the problem, such as
+        `{"problem.alpha": (0.1, 1.0)}`, are compared in rows and a figure.
+      search: Whether to search the rates of functions if the data are not the default:
+        from the default rates by factors of 3, and then in finer steps.
+      directory: Where runs, tables and figures are kept. By default, Python keeps
+        none, and the command makes a new directory in `runs/`.
       ledger: File that records what private runs on the data cost together. By default,
         one file for all datasets in your user data directory.
       budget: Largest total epsilon of all runs in the ledger.
       log: Trackers that get the records: tensorboard, wandb or mlflow.
-      progress: Whether the rounds are shown on standard error; or what counts them.
+      progress: Whether to show the rounds on standard error; or what counts them.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes.
         `privacy` may be a list: every method is then trained with each of them, and all
         runs are charged together before the first one starts.
@@ -284,8 +284,8 @@ def _rows_of(methods: Mapping[str, Rated], setting: Setting) -> dict[str, Row]:
     kinds = {isinstance(each.method, Algorithm): name for name, each in methods.items()}
     if len(kinds) > 1:
         raise ValueError(
-            f"{kinds[False]} protects single examples and {kinds[True]} whole clients, "
-            "so their epsilons cannot be compared; compare them separately"
+            f"{kinds[False]} protects single examples and {kinds[True]} protects whole "
+            "clients, so their epsilons cannot be compared; compare them separately"
         )
     for (name, each), privacy in itertools.product(methods.items(), several):
         how = {**setting.how, "privacy": privacy}

@@ -64,7 +64,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of the packages that compute, of the source, and the device."""
+    """Versions of Python, the packages that compute and the source, and the device."""
     return {
         **of_computing(),
         "orbax-checkpoint": importlib.metadata.version("orbax-checkpoint"),
@@ -75,7 +75,7 @@ def versions() -> dict[str, str]:
 
 
 def note_versions(directory: Path) -> None:
-    """Notes what computes in a directory; warns if it goes on with other versions."""
+    """Notes what computes in a directory; warns if it continues with other versions."""
     path, now = directory / VERSIONS, versions()
     if claim(path, json.dumps(now, indent=2) + "\n"):
         return
@@ -86,7 +86,8 @@ def note_versions(directory: Path) -> None:
     if names:
         differ = [f"{name} {before.get(name)}, now {now[name]}" for name in names]
         warnings.warn(
-            f"{directory} goes on with other versions than before: {'; '.join(differ)}",
+            f"{directory} continues with other versions than before: "
+            f"{'; '.join(differ)}",
             stacklevel=2,
         )
         later = [*first.get("later", []), now]

@@ -52,11 +52,11 @@ def identity(
     publishable: bool = False,
     **others: Any,
 ) -> dict[str, str]:
-    """What a run computes, in words, but for what `arrays_of` has.
+    """What a run computes, in words, without what `arrays_of` contains.
 
     Args:
       publishable: Whether the words may be published although the data are private.
-        They then have nothing of arrays, nor of what functions and objects hold, since
+        They then say nothing about arrays or what functions and objects hold, since
         a digest tells whether a guess is right.
       others: Further values by name, such as `evaluate_every`.
     """
@@ -121,7 +121,7 @@ def arrays_of(simulation: Simulation, data: str) -> dict[str, str]:
     """Digests of the arrays of a run; they tell whether a guess of them is right.
 
     Args:
-      data: That of its dataset, which several runs may share.
+      data: The digest of its dataset, which several runs may share.
     """
     partition = simulation.run.partition
     arrays = {
@@ -148,7 +148,7 @@ def claimed(directory: Path, words: Mapping[str, str]) -> None:
 
 
 def words_of(directory: Path) -> dict[str, str]:
-    """The words of what a directory has; none if it has no run."""
+    """The words of a directory's run; none if it has no run."""
     path = directory / IDENTITY
     if not path.exists():
         return {}

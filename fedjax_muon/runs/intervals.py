@@ -43,7 +43,7 @@ def curve(axis: Any, x: Any, values: Any, **style: Any) -> np.ndarray:
     """Draws a mean over seeds against x, and two seeds as thin lines beside it.
 
     Args:
-      values: Of all seeds, [seeds, x].
+      values: Values for all seeds, [seeds, x].
     """
     values = np.asarray(values, float)
     mean = values.mean(0)

@@ -91,15 +91,15 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
 ) -> str:
-    """Continue a text by a language model.
+    """Continue a text with a language model.
 
     Args:
       run: Directory of a run, or a file that `export` wrote.
       prompt: The beginning.
       length: Number of tokens to draw; by default, what the model's context holds.
       seed: Decides what is drawn.
-      temperature: What logits are divided by: below 1, likely tokens are likelier.
-      top_k: Number of the likeliest tokens that are drawn from, by default all.
+      temperature: Logits are divided by it; below 1, likely tokens become likelier.
+      top_k: Tokens are drawn from the `top_k` likeliest ones; by default from all.
     """
     how: Any = {"seed": seed, "temperature": temperature, "top_k": top_k}
     return _model(run).sample(prompt, length, **how)

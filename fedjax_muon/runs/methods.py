@@ -63,7 +63,7 @@ class cosine:  # noqa: N801  # reads as a function in lr=fm.cosine(0.03)
 
 
 def function_of(method: Made) -> str:
-    """The name of the function that a method is made by, inside of what wraps it."""
+    """The name of the function that made a method, without wrappers."""
     if isinstance(method, Method):
         return name_of(method)
     if not callable(method):
@@ -72,9 +72,9 @@ def function_of(method: Made) -> str:
 
 
 def labeled(methods: Any) -> dict[str, Made]:
-    """Methods by the names that tables have.
+    """Methods by their names in tables.
 
-    Several of one function are told apart by their numbers.
+    If several come from one function, their names contain their numbers.
     """
     if isinstance(methods, Mapping):
         return dict(methods)
@@ -134,7 +134,7 @@ def check_suited(methods: Mapping[str, Method], problem: Problem) -> None:
 def unsearched(method: Made) -> tuple[Made, Unsearched | None]:
     """A function with the rate that needs no search, if one is known; and what is.
 
-    Of a function with other arguments than its own, none is.
+    No rate is known for a function with bound arguments.
     """
     plain = callable(method) and not hasattr(method, "keywords")
     if isinstance(method, Method) or not plain:
@@ -146,7 +146,7 @@ def unsearched(method: Made) -> tuple[Made, Unsearched | None]:
 
 
 def finished(method: Made, rounds: int) -> Method:
-    """The method, called if it is a function, whose schedule knows the rounds."""
+    """The method (a function is called); its schedule gets the number of rounds."""
     made: Any = method
     if not isinstance(method, Method) and callable(method):
         made = method()
@@ -201,8 +201,8 @@ def axes_of(
         else:
             names = ", ".join(map(function_of, methods.values()))
             raise ValueError(
-                f"the grid names {name!r}, which is no number of {names}, no setting "
-                f"of the run, and not {OF_PROBLEM}NAME of the problem"
+                f"the grid names {name!r}, which is not a number of {names}, a setting "
+                f"of the run, or {OF_PROBLEM}NAME of the problem"
             )
     return GridNames(numbers, shown)
 

@@ -65,7 +65,7 @@ def curves(
     one is deployed, there are no bytes and no axis of them.
 
     Args:
-      looks: By the names of methods, their labels, or pairs of a label and a color.
+      looks: For names of methods, their labels, or pairs of a label and a color.
     """
     drawn = looks_of(methods, looks or {})
     every = [run for runs in methods.values() for run in runs]

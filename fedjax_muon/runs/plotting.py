@@ -33,10 +33,10 @@ def plot(
     """Draws the curves of runs, comparisons and sweeps in one figure.
 
     Args:
-      directories: Of train, compare or sweep. Runs that differ only in their seeds are
-        averaged.
+      directories: Directories that train, compare or sweep wrote. Runs that differ only
+        in their seeds are averaged.
       output: The figure, a .png, .pdf or .svg.
-      looks: By the labels of methods, other labels, or pairs of a label and a color,
+      looks: For labels of methods, new labels, or pairs of a new label and a color,
         such as `{"FedAvg": "baseline", "mine": ("Ours", "black")}`.
     """
     output = _figure(output)
@@ -52,8 +52,8 @@ def plot(
     if len(shown) > 1:
         (first, one), (second, other), *_ = shown.items()
         raise ValueError(
-            f"{one} is of {' '.join(first)} and {other} of {' '.join(second)}, which "
-            "one figure cannot compare; draw them separately"
+            f"{one} has runs on {' '.join(first)} and {other} has runs on "
+            f"{' '.join(second)}, which one figure cannot compare; draw them separately"
         )
     labels = distinct_labels([words for words, _ in singles])
     for label, (_, columns) in zip(labels, singles, strict=True):
@@ -150,11 +150,11 @@ def partition(
     seed: int = 0,
     output: Path = Path("partition.png"),
 ) -> str:
-    """Draws which labels each client gets.
+    """Draws the labels of each client.
 
     Args:
-      problem: Whose clients are drawn; by default classification of digits.
-      seed: Of the division.
+      problem: The problem with the clients; by default, classification of digits.
+      seed: Decides how examples are divided among clients.
       output: The figure, a .png, .pdf or .svg.
     """
     output, problem = _figure(output), problem or problems.classification()

@@ -144,7 +144,7 @@ class TrainedModel:
             weights = weights["x"]["model"]
         if "adapters" in weights:
             raise ValueError(
-                "these are adapters of a model; merge them first, by "
+                "these are adapters of a model; merge them first, with "
                 "fm.tasks.lora.merged(task, params)"
             )
         if {*weights} == {*Variables._fields}:
@@ -199,7 +199,7 @@ class TrainedModel:
         shape = self.about["input_shape"]
         if len(shape) != 3:
             raise ValueError(
-                f"this model takes examples of shape {shape}, and no files; give an "
+                f"this model takes examples of shape {shape}, not files; give an "
                 "array of numbers"
             )
         paths = list[Path]()
@@ -229,8 +229,8 @@ class TrainedModel:
         Args:
           prompt: The beginning.
           length: Number of tokens to draw; by default, what the model's context holds.
-          temperature: What logits are divided by: below 1, likely tokens are likelier.
-          top_k: Number of the likeliest tokens that are drawn from, by default all.
+          temperature: Logits are divided by it; below 1, likely tokens become likelier.
+          top_k: Tokens are drawn from the `top_k` likeliest ones; by default from all.
 
         Returns:
           The prompt and its continuation.
@@ -288,7 +288,7 @@ def module_of(about: Mapping[str, Any], module: nn.Module | None = None) -> nn.M
         if about_model(found) == described:
             return found
     raise ValueError(
-        f"the model {described.get('name', 'of this file')} is none of "
+        f"the model {described.get('name', 'of this file')} is not one of "
         "fedjax_muon.models, or has functions of its own; load the file in Python, "
         "with fm.load_model(path, module)"
     )

@@ -95,7 +95,7 @@ def check_budget(
     read; charges nothing.
 
     Args:
-      path: Of the ledger; by default, one for all private runs on the dataset.
+      path: The ledger's file; by default, one for all private runs on the dataset.
     """
     if not isinstance(runs, Mapping):
         runs = {Path(f"new {number}"): run for number, run in enumerate(runs)}

@@ -1,7 +1,7 @@
 """Learning rates and schedules of the default comparisons, and without a search.
 
-Those of comparisons are the best by validation on seeds that the comparisons do not
-use, of one grid for all methods; experiments/studies/learning_rates.py has the rule.
+Rates for comparisons are the best of one grid for all methods, by validation on seeds
+that the comparisons do not use; experiments/studies/learning_rates.py has the rule.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,7 @@
 A checkpoint has the state, the rows of metrics.csv up to its round, and clients.csv;
 whatever became of these files, they are restored from there. The checkpoints of a
 private run lie elsewhere until it is finished, see `privacy`. Then the run directory
-has the last one, without what must stay secret.
+gets the last one, without its secrets.
 """
 
 import contextlib
@@ -169,7 +169,7 @@ class Recorder:
         rounds, every = self.course.rounds, self.course.evaluate_every
         if state.round > rounds:
             raise checkpoint.CheckpointError(
-                f"the checkpoint of {self.directory} is of round {state.round}, but "
+                f"the checkpoint of {self.directory} is from round {state.round}, but "
                 f"the run has {rounds} rounds; give it at least {state.round}"
             )
         if 0 < self.last_round < rounds and self.last_round % every:

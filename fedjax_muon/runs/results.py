@@ -122,7 +122,7 @@ class Trained:
         if about.get("personal"):
             raise ValueError(
                 "clients of this run keep parameters of their own, which a saved model "
-                "has not; read those of a client in result.state"
+                "lacks; read those of a client in result.state"
             )
         return TrainedModel(self.params, about, module_of(about, self.module))
 
@@ -141,7 +141,7 @@ class Trained:
     @property
     def _place(self) -> Path:
         if self.directory is None:
-            raise ValueError("the run has no directory; give train one")
+            raise ValueError("the run has no directory; give one to train")
         return self.directory
 
     def __str__(self) -> str:
@@ -413,8 +413,8 @@ class Comparison:
         """Draws the curves of all methods.
 
         Args:
-          looks: By the names of methods in the table, what figures call them, or pairs
-            of a name and a color, such as `{"mine": ("Ours", "black")}`.
+          looks: For names of methods in the table, their names in figures, or pairs
+            of such a name and a color, such as `{"mine": ("Ours", "black")}`.
         """
         lost = "".join(f"; {k} diverged ({at})" for k, at in self.diverged.items())
         target, title = self._target, self.title
@@ -508,7 +508,7 @@ def read_comparison(directory: Path) -> Comparison:
 def read_sweeps(directory: Path) -> Sweeps:
     """The sweeps in the folders of a directory, with all cells so far.
 
-    Those of one label are one, such as the parts that several machines have done.
+    Sweeps with the same label are merged, such as parts from several machines.
     """
     places: dict[str, list[Path]] = {}
     seeds: Counter[str] = Counter()

@@ -51,12 +51,12 @@ def following(
     """The next trials; none if the search is over.
 
     Args:
-      scores: Those that were made, in this order, the higher the better.
+      scores: Scores of the trials so far, in order; higher is better.
       options: How many numbers are searched, 1 or 2.
       trials: The most that are made.
       finest: The smallest step of a rate that is asked for, where FINEST are a factor
         of 3.
-      fill: Whether what is left of the trials goes to further rates around the best.
+      fill: Whether to spend the remaining trials on further rates around the best.
     """
     if not scores:
         return [Trial(0), Trial(-FINEST), Trial(FINEST)][:trials]
@@ -133,7 +133,7 @@ def wider(
 
     Args:
       start: A rate that others are whole steps away from.
-      scores: Of the rates that were tried, DIVERGED of those that did.
+      scores: Scores of the rates that were tried; DIVERGED if a run diverged.
       most: The most rates that are tried.
       finer: Whether rates between the best one and its neighbors are tried too.
     """

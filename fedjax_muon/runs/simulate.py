@@ -145,7 +145,7 @@ def settings_of(
             raise ValueError(f"the problem decides {name}; leave it out")
         if name not in known and name in other.parameters:
             lacks = "a server" if make is decentralize else "a graph of agents"
-            raise ValueError(f"{name} needs {lacks}, and {name_of(method)} has none")
+            raise ValueError(f"{name} needs {lacks}, but {name_of(method)} has none")
         check_choice("option", name, [x for x in known if x not in OF_PROBLEM])
     sizes = {name: size for name, size in problem.sizes.items() if name in known}
     decided = {"local_epochs": "local_steps", "privacy": "cohort"}
@@ -169,7 +169,7 @@ def made_by(method: Method) -> Callable[..., Simulation]:
     """The function that prepares a method; raises `TypeError` if it is none."""
     if isinstance(method, Simulation):
         raise TypeError(
-            "a simulation is trained by fm.run(simulation, state, rounds=100); give a "
+            "train a simulation with fm.run(simulation, state, rounds=100); give a "
             "method, such as fm.fedmuon()"
         )
     if not isinstance(method, Method):
@@ -215,7 +215,7 @@ def shared(problem: Problem, how: Mapping[str, Any]) -> Problem:
 
 
 def name_of(method: Method) -> str:
-    """The name of the function that made a method, inside of what wraps it."""
+    """The name of the function that made a method, without wrappers."""
     recipe = getattr(method, "recipe", None)
     if recipe is None:
         return type(method).__name__

@@ -1,7 +1,7 @@
 """The style of all figures: the lines of methods, sizes, axes, labels at ends of lines.
 
 Methods built around Muon have saturated colors. Others are grey, and differ by shade
-and dashes. Your own methods have a color that no other has, and are in front. An SVG
+and dashes. Your own methods get a color of their own, and are in front. An SVG
 has no background and letters that can be read on white and on black; other formats are
 dark on white.
 """
@@ -183,7 +183,7 @@ def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def looks_of(labels: Iterable[str], looks: Looks) -> dict[str, dict[str, Any]]:
-    """How lines are drawn, and what they are called, as `looks` asks for.
+    """The colors, dashes and labels of lines, as `looks` sets them.
 
     Example:
       >>> looks_of(["FedAvg"], {"FedAvg": ("Baseline", "black")})
@@ -193,7 +193,7 @@ def looks_of(labels: Iterable[str], looks: Looks) -> dict[str, dict[str, Any]]:
     for label, look in looks.items():
         if label not in drawn:
             shown = ", ".join(drawn)
-            raise ValueError(f"looks names {label!r}, which is none of {shown}")
+            raise ValueError(f"looks names {label!r}, which is not one of {shown}")
         text, *color = [look] if isinstance(look, str) else look
         if len(color) > 1 or not all(map(matplotlib.colors.is_color_like, color)):
             raise ValueError(

@@ -1,10 +1,10 @@
-"""Sweeps: methods at every point of a grid, the best of which validation chooses.
+"""Sweeps: methods at every point of a grid. Validation chooses the best point.
 
     result = sweep([fm.fedmuon], problem, {"lr": (0.01, 0.03, 0.1)}, seeds=(0, 1))
     method = result["FedMuon"].best_method
 
-The same call with the same directory goes on where it was interrupted, and runs only
-what is missing of a larger grid or for more seeds.
+The same call with the same directory continues where it was interrupted, and runs only
+what is missing if the grid grew or there are more seeds.
 
 METHOD/identity.json   what all cells have in common
 METHOD/versions.json   of everything that computes
@@ -79,31 +79,31 @@ def sweep(
 ) -> Sweeps:
     """Trains methods at every point of a grid, on every seed.
 
-    Cells run in groups, in one compiled program, and have the numbers of single runs.
+    Cells run in groups, in one compiled program; the numbers are those of single runs.
 
     Args:
-      methods: Algorithms, or functions that make them, whose other numbers stay. A
-        dictionary names them in tables.
+      methods: Algorithms, or functions that make them. Numbers that are not in the grid
+        stay as they are. The keys of a dictionary are names in tables.
       problem: A share of its training examples is held out; by default, the problem
         that suits the methods.
-      grid: Values of numbers, all combinations of which are tried, such as
-        `{"lr": (0.1, 0.3)}` of all methods that have it, and `{"fedavg.lr": (0.1,)}`
-        of one; or "paper", the published ones. Values of other arguments of the call,
-        such as `{"local_steps": (1, 5)}`, and of the problem, such as
-        `{"problem.alpha": (0.1, 1.0)}`, have rows of their own.
+      grid: Values to try in all combinations, such as `{"lr": (0.1, 0.3)}` for all
+        methods with an `lr`, and `{"fedavg.lr": (0.1,)}` for one; or "paper", the
+        published values. Values of other arguments, such as
+        `{"local_steps": (1, 5)}`, and of the problem, such as
+        `{"problem.alpha": (0.1, 1.0)}`, are compared in rows.
       rounds: Number of rounds.
       seeds: Each has its own clients and parameters.
       evaluate_every: Rounds between evaluations.
       drop_nonfinite: Whether messages with NaN or infinity are left out of the mean,
         instead of calling the cell diverged.
       validation: Share of the training examples that is held out to choose by.
-      extend: Whether the values of `lr` go on by factors of 3, up to eight, while the
-        best is the smallest or largest.
+      extend: Whether to add values of `lr` by factors of 3, up to eight values, while
+        the best is the smallest or largest.
       cells_at_once: Number of cells in a group; by default, as many as fit in half of
         the memory.
-      directory: Where finished cells, tables and figures are kept; by default nowhere,
-        and by the command in a new directory in `runs/`.
-      progress: Whether the rounds are shown on standard error; or what counts them.
+      directory: Where finished cells, tables and figures are kept. By default, Python
+        keeps none, and the command makes a new directory in `runs/`.
+      progress: Whether to show the rounds on standard error; or what counts them.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes;
         `devices` divide the cells of every group.
 
@@ -204,7 +204,7 @@ class Search:
 
     @property
     def most(self) -> int:
-        """The largest number of cells, if the rates go on."""
+        """The largest number of cells, with the rates that `extend` may add."""
         rates = len(self.grid.get("lr", ()))
         return self.size // rates * max(rates, MOST) if rates else self.size
 
@@ -232,7 +232,7 @@ class Search:
         """Trains all cells, and those that the grid is extended by.
 
         Args:
-          extend: Whether rates go on by factors of 3 while the best is at an edge.
+          extend: Whether to add rates by factors of 3 while the best is at an edge.
           pace: Called with the number of cells of every group that ends.
         """
         start, tuned = self.grid.get("lr", (1.0,))[0], self.prepared.tuned

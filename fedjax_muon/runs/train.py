@@ -2,7 +2,7 @@
 
     result = train(fm.fedmuon(lr=0.03), problem, rounds=100, directory="runs/a")
 
-The same call with the same directory goes on where it was interrupted.
+The same call with the same directory continues where it was interrupted.
 """
 
 import contextlib
@@ -187,7 +187,7 @@ def begin(
         whose = taken if dataset.held_out else "those of private clients"
         warnings.warn(
             f"test scores are published without noise, and the test examples are "
-            f"{whose}; give test examples of nobody whom privacy protects",
+            f"{whose}; give test examples of people whom privacy need not protect",
             stacklevel=2,
         )
     for job in jobs:
@@ -244,7 +244,7 @@ def resumable(directory: Path | None) -> Iterator[Any]:
             yield stop
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"interrupted; the same call with directory={str(directory)!r} goes on"
+            f"interrupted; the same call with directory={str(directory)!r} continues"
         ) from None
 
 
@@ -325,27 +325,27 @@ def train(
 ) -> Trained:
     """Trains a method on a problem.
 
-    In a directory, it goes on from the newest checkpoint if there is one, with the same
-    numbers to the bit as without an interrupt. More rounds extend a run.
+    In a directory, training continues from the newest checkpoint if there is one, and
+    the numbers are bitwise those of an uninterrupted run. More rounds extend a run.
 
     Args:
       method: An algorithm with a server, such as `fm.fedmuon(lr=0.03)`, or without one,
         such as `fm.decentralized.dsgd(lr=0.1)`; or a function that makes one. With
-        `fm.fedmuon`, the rate falls from 0.03 to 0 by a cosine, which is said.
+        `fm.fedmuon`, the rate falls from 0.03 to 0 along a cosine, and a line says so.
       problem: Such as `fm.problems.classification(alpha=0.5)`; by default, the one that
         suits the method.
-      rounds: Number of rounds since the beginning.
-      seed: Decides the clients, the first parameters, cohorts and batches.
+      rounds: Total number of rounds, including those before an interruption.
+      seed: Decides the clients, the initial parameters, cohorts and batches.
       evaluate_every: Rounds between evaluations. Each evaluation is a record.
       drop_nonfinite: Whether messages with NaN or infinity are left out of the mean,
         instead of raising an error.
-      directory: Where records and checkpoints are kept; by default nowhere,
-        and by the command in a new directory in `runs/`.
+      directory: Where records and checkpoints are kept. By default, Python keeps
+        none, and the command makes a new directory in `runs/`.
       ledger: File that records what private runs on the data cost together. By default,
         one file for all datasets in your user data directory.
       budget: Largest total epsilon of all runs in the ledger.
       log: Trackers that get the records: tensorboard, wandb or mlflow.
-      progress: Whether the rounds are shown on standard error; or what counts them.
+      progress: Whether to show the rounds on standard error; or what counts them.
       how: Arguments of `federate` or `decentralize`, in place of the problem's sizes,
         such as `batch_size=16` or `privacy=fm.privacy.ClientPrivacy(...)`.
 

@@ -203,7 +203,7 @@ def check_state(state: Any, like: Any) -> None:
     """
     if difference := _difference(state, like):
         raise ValueError(
-            "this state is of another simulation, or of another number of clients: "
+            "this state is from another simulation, or has another number of clients: "
             f"state{difference}; use a state of this simulation, or start from its "
             "parameters with init(key, params=...)"
         )
@@ -278,7 +278,7 @@ def _check_rule(name: str, rule: optax.GradientTransformation, params: Any) -> N
     except (ValueError, TypeError, AttributeError) as error:
         if isinstance(rule, optax.GradientTransformationExtraArgs):
             raise ValueError(
-                f"{name} needs more than gradients and parameters, and a local step "
+                f"{name} needs more than gradients and parameters, but a local step "
                 f"has nothing else ({error}); give a rule without extra arguments"
             ) from error
         if not isinstance(error, ValueError):  # optax.lookahead, of other parameters
@@ -295,7 +295,7 @@ def _check_rule(name: str, rule: optax.GradientTransformation, params: Any) -> N
     if any(map(is_sam, jax.tree.leaves(state, is_leaf=is_sam))):
         raise ValueError(
             f"{name} is SAM, which needs a second gradient at a point that it chooses, "
-            "and a local step has one; write an algorithm whose client takes both"
+            "but a local step has one; write an algorithm whose client takes both"
         )
     along = float(optax.tree.vdot(updates, gradient))
     if along < 0:

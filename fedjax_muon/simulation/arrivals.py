@@ -104,7 +104,7 @@ class Buffered:
         if last >= num_clients:
             raise ValueError(
                 f"the record of arrivals has client {last}, but there are "
-                f"{num_clients} clients, from 0"
+                f"{num_clients} clients, numbered from 0"
             )
         if self.silent and len(algorithm.prologue) != 1:
             raise ValueError(
@@ -503,7 +503,7 @@ def filled(step: Step, cohort: Buffered, clients: int) -> tuple[list[int], list[
 
 
 class Schedule:
-    """The steps of a run by its key, drawn as far as they are needed, or recorded."""
+    """The steps of a run, drawn from its key as they are needed, or recorded."""
 
     def __init__(self, cohort: Buffered, durations: np.ndarray, key: jax.Array):
         self.steps: list[Step] = []

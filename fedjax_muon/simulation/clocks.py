@@ -106,12 +106,13 @@ def measured(step: ArrayLike, byte: ArrayLike | None = None) -> Clock:
             raise ValueError(f"{name} must be seconds of at least 0, got {bad}")
     idle = np.flatnonzero(seconds.step + seconds.byte == 0)
     if len(idle):
-        raise ValueError(f"client {idle[0]} needs a step or a byte above 0 seconds")
+        raise ValueError(f"client {idle[0]} needs a time above 0 for a step or a byte")
 
     def clock(num_clients: int) -> Speeds:
         if num_clients != len(steps):
             raise ValueError(
-                f"the clock has {len(steps)} clients, the simulation {num_clients}"
+                f"the clock has {len(steps)} clients, but the simulation has "
+                f"{num_clients}"
             )
         return seconds
 
@@ -141,7 +142,7 @@ def trace(path: str | Path) -> Clock:
             [[float(row["step"]), float(row.get("byte") or 0)] for row in rows]
         )
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} has a row that is not of numbers: {error}") from None
+        raise ValueError(f"{path} has a row that is not all numbers: {error}") from None
     if sorted(ids) != list(range(len(ids))):
         lacking = sorted(set(range(len(ids))) - set(ids))[0]
         what = (
@@ -180,7 +181,7 @@ def absent(clock: Clock, away: Away) -> Clock:
         if unknown:
             raise ValueError(
                 f"client {unknown[0]} is away, but there are {num_clients} clients, "
-                "from 0"
+                "numbered from 0"
             )
         return clock(num_clients)._replace(away=away)
 

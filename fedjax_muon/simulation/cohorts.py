@@ -43,7 +43,7 @@ class Timing(Protocol):
         """Raises `ValueError` if there can't be so many rounds."""
 
     def inputs(self, first: int, count: int) -> Any:
-        """What compiled rounds need of it."""
+        """What compiled rounds need from it."""
 
     def seconds(self, rounds: int) -> float:
         """Virtual seconds from the beginning to the end of some rounds."""
@@ -114,7 +114,7 @@ class Cohort(Protocol):
         """Counts the messages of the first rounds; None if all that are asked answer.
 
         Args:
-          timing: Of the run, if it has virtual time.
+          timing: The run's timing, if it has virtual time.
         """
 
     def jobs(self, timing: Any, rounds: int) -> int | None:
@@ -412,7 +412,7 @@ def _on_time(cohort: Sampled, durations: np.ndarray) -> jax.Array | None:
     made = durations <= cohort.deadline
     if not made.any():
         raise ValueError(
-            f"no client makes the deadline of {cohort.deadline:g} seconds; the fastest "
+            f"no client meets the deadline of {cohort.deadline:g} seconds; the fastest "
             f"needs {durations.min():.3g}"
         )
     return jnp.asarray(made)

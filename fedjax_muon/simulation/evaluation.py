@@ -29,12 +29,12 @@ class ClientTests(NamedTuple):
 def client_tests_of(
     test_parts: Sequence[Any], num_clients: int, count: int
 ) -> ClientTests:
-    """Puts the ids of the clients' test examples, of `count` ones, on the device."""
+    """Puts the ids of the clients' test examples, out of `count`, on the device."""
     check_listed("test_parts", test_parts)
     if len(test_parts) != num_clients:
         raise ValueError(
-            f"test_parts must be one for each of the {num_clients} clients, got "
-            f"{len(test_parts)}"
+            f"test_parts must have one part for each of the {num_clients} clients, "
+            f"got {len(test_parts)}"
         )
     sizes = [len(part) for part in test_parts]
     if not any(sizes):

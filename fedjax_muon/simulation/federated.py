@@ -126,8 +126,8 @@ def federate(
       cohort: Who takes part in a round: S, a number of clients that are sampled without
         replacement; or `sampled`, `poisson`, `timed` with a clock, or, for asynchronous
         rounds, `buffered`, `fedasync` or `replayed`.
-      local_steps: K, the number of batches that each of them trains on; or a number for
-        every client, in the order of their ids.
+      local_steps: K, the number of batches that a client trains on in a round; or a
+        number for every client, in the order of their ids.
       local_epochs: Instead of `local_steps`: E, for floor(E n / batch_size) local steps
         of a client with n examples, at least 1; or (low, high), from which E is drawn
         for each client and round.
@@ -144,10 +144,10 @@ def federate(
         of copied to each. Batches are then sent to the device that runs a client before
         its local training.
       privacy: Makes the run private. It decides `cohort`, which must be left out, and
-        clips and noises what clients send. The guarantee is the simulation's
+        clips what clients send, and adds noise. The guarantee is the simulation's
         `guarantee`.
       own_norms: Whether clients keep their BatchNorm layers, parameters and running
-        statistics, and send nothing of them, as in FedBN (arXiv:2102.07623). By
+        statistics, and send none of them, as in FedBN (arXiv:2102.07623). By
         default, the server averages both with the weights of the clients.
       test_parts: For every client, the ids of its test examples, possibly none, such as
         `data.client_tests.like(parts, ...)`. Evaluations then describe the clients'
@@ -226,8 +226,8 @@ def _check_on_disk(setup: Setup) -> None:
     unfit = late or (setup.devices and "devices") or (setup.privacy and "privacy")
     if unfit:
         raise ValueError(
-            f"examples that stay on disk are not for {unfit}; leave it out, or read "
-            "them into memory with data.from_npz"
+            f"examples that stay on disk do not work with {unfit}; leave it out, or "
+            "read them into memory with data.from_npz"
         )
 
 
@@ -249,7 +249,7 @@ def _check_clock(cohort: Cohort, local_epochs: Epochs | None) -> None:
         return
     if len({*local_epochs}) > 1:
         raise ValueError(
-            f"a clock needs a number of local steps that is known before, got "
+            f"a clock needs a number of local steps known in advance, got "
             f"local_epochs={tuple(local_epochs)}; give one number"
         )
 

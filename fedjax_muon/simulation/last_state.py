@@ -47,7 +47,7 @@ class LastState:
                     "last, once, since its guarantee covers one release of every "
                     "round; got another state, or a copy; begin a new run, whose cost "
                     "adds, with init(key, params=...), or continue a run "
-                    "directory by the same call"
+                    "directory with the same call"
                 )
             self._arrays = None
 

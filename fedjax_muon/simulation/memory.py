@@ -129,7 +129,7 @@ def bytes_text(count: float) -> str:
 def limit_of(devices: Devices = ()) -> int:
     """Finds the bytes of memory of each device of this process, the least of all.
 
-    Devices of a CPU share its memory, of which the process itself needs a part.
+    Devices of a CPU share its memory, and the process itself needs a part of it.
     """
     process = jax.process_index()
     local = [device for device in devices if device.process_index == process]

@@ -66,8 +66,8 @@ class Meter:
 
         Args:
           rounds: Number of rounds since the beginning, the prologue included.
-          key: Of a run, whose answers count; by default, all that are sampled answer,
-            and if cohorts vary in size, the expected number of clients counts.
+          key: Key of the run whose answers count. By default, all sampled clients
+            answer, and a cohort of random size counts as its expected size.
         """
         if rounds < 0:
             raise ValueError(f"rounds must be at least 0, got {rounds}")
@@ -184,7 +184,7 @@ class Meter:
         """The record of a run after some rounds.
 
         Args:
-          key: Of the run's state.
+          key: Key of the run's state.
           scores: From `Simulation.evaluate`.
           dropped: Number of messages that were left out so far.
           seconds: Duration of training so far.

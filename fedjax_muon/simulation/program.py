@@ -110,6 +110,6 @@ def numbers(algorithm: Any, **decided: Any) -> dict[str, Any]:
     """Hyperparameters of an algorithm, as arrays.
 
     Args:
-      decided: Those that privacy decides, in place of the algorithm's.
+      decided: What privacy decides, in place of the algorithm.
     """
     return as_arrays(numbers_of(algorithm) | decided)

@@ -37,8 +37,8 @@ class FromDisk(NamedTuple):
         if size > MOST:
             raise ValueError(
                 f"the batches of {len(cohort)} clients are up to {size / 1e9:.3g} GB "
-                f"of examples on disk, of at most {MOST / 1e9:.3g} at once; ask fewer, "
-                "as by cohort=fm.sampled(8, prologue=64), or take smaller batches"
+                f"of examples on disk, above the limit of {MOST / 1e9:.3g}; ask fewer, "
+                "as with cohort=fm.sampled(8, prologue=64), or take smaller batches"
             )
         zeros: Any = lambda size: np.zeros(size, np.int32)
         own = {"order": zeros(room), "start": zeros(len(run.partition.start))}

@@ -99,11 +99,11 @@ def check_setup(setup: Setup) -> None:
     cohort, number = setup.cohort, setup.num_clients
     if cohort.size > number:
         raise ValueError(
-            f"cohort must lie between 1 and the {number} clients there are, got "
+            f"cohort must lie between 1 and the number of clients, {number}, got "
             f"{cohort.size}"
         )
     if setup.split_examples and not setup.devices:
-        raise ValueError("split_examples needs several devices to divide them over")
+        raise ValueError("split_examples needs several devices")
     algorithm = setup.algorithm
     check_rule_kinds(algorithm)
     params = jax.eval_shape(setup.task.init, jax.random.key(0))

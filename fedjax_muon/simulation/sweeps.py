@@ -178,20 +178,20 @@ def _check(
     for number, cell in enumerate(cells):
         if set(cell.hyper) != names:
             raise ValueError(
-                f"cell {number} has the hyperparameters {sorted(cell.hyper)}, the "
-                f"first has {sorted(names)}"
+                f"cell {number} has the hyperparameters {sorted(cell.hyper)}, but "
+                f"the first has {sorted(names)}"
             )
         if sum(map(len, cell.parts)) != examples:
             raise ValueError(
                 f"the clients of cell {number} have {sum(map(len, cell.parts))} "
-                f"examples, those of the first {examples}; one program needs equally "
-                "many"
+                f"examples, but those of the first have {examples}; one program needs "
+                "equally many"
             )
         with_numbers(simulation.settings.algorithm, cell.hyper)  # may raise
         if _mixing(simulation, cell) != mixing:
             raise ValueError(
-                f"the weights of cell {number} need another program than those of the "
-                "first; prepare the simulation with mixer=dense"
+                f"the weights of cell {number} need another program than those of "
+                "cell 0; prepare the simulation with mixer=dense"
             )
 
 

@@ -75,9 +75,7 @@ def draw(key: jax.Array, count: int, padding: int) -> CropsAndFlips:
 
 def _crop_and_flip(key: jax.Array, x: jax.Array, *, padding: int) -> jax.Array:
     if jnp.ndim(x) != 4:
-        raise ValueError(
-            f"images [B, H, W, C] can be cropped, got examples {jnp.shape(x)}"
-        )
+        raise ValueError(f"only images [B, H, W, C] can be cropped, got {jnp.shape(x)}")
     drawn = draw(key, len(x), padding)
     sides = (padding, padding)
     padded = jnp.pad(x, ((0, 0), sides, sides, (0, 0)))

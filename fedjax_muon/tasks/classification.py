@@ -40,7 +40,7 @@ def classification(model: nn.Module, examples: Examples) -> Task:
     The mean loss over a batch is sum(w l) / sum(w), and 0 for a batch of padding alone.
     `grad` passes its key to the model as the stream "dropout"; `init` and `evaluate`
     have no such stream. A model whose `__call__` has an argument `train`, `training`,
-    `is_training`, `deterministic` or `use_running_average` is told which it is. One
+    `is_training`, `deterministic` or `use_running_average` is told its mode. One
     without calls
 
         nn.Dropout(rate, deterministic=not self.has_rng("dropout"))(x)
@@ -266,7 +266,7 @@ def check_model(
         raise TypeError(
             f"a model must be a flax.linen module, got {type(model).__name__}; modules "
             "of flax.nnx hold their parameters themselves: convert the function that "
-            "makes one by models.from_nnx"
+            "makes one with models.from_nnx"
         )
     if outputs is None and isinstance(examples, Dataset) and not examples.classes:
         raise ValueError(
@@ -318,8 +318,9 @@ def check_model(
         and columns != len(examples.classes)
     ):
         raise ValueError(
-            f"this model has {columns} outputs, the dataset {len(examples.classes)} "
-            "classes; give the model as many outputs as there are classes"
+            f"this model has {columns} outputs, but the dataset has "
+            f"{len(examples.classes)} classes; give the model as many outputs as there "
+            "are classes"
         )
     return _parameters(variables)
 

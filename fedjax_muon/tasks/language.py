@@ -31,11 +31,11 @@ def language(model: nn.Module, dataset: Dataset) -> Task:
     exponential; and, if the tokens' bytes are known, the bits per byte: the nats of all
     tokens that are text over ln 2 and their UTF-8 bytes. Bits per byte can be compared
     between tokenizers; the others can't. Special tokens are no text. A tokenizer that
-    loses text has no bytes (`data.tokenizers.from_file`), and its models no bits per
-    byte.
+    loses text has no bytes (`data.tokenizers.from_file`), so its models have no bits
+    per byte.
 
-    Of prompts with answers (`data.from_jsonl`), only the tokens of answers are scored,
-    and the loss of an example is the mean over its own.
+    For prompts with answers (`data.from_jsonl`), only the tokens of answers are scored,
+    and the loss of an example is the mean over these tokens.
 
     Evaluations score at most 65,536 training tokens.
 

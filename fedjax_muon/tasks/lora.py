@@ -15,7 +15,7 @@ in this order, since W + (alpha / r) A B would be a matrix as large as W per cli
 
 Only A, B and the head are parameters, so only these are sent and are part of optimizer
 states. Compiled programs take the frozen weights as an argument. After training,
-`merged(task, state.params)` has the weights of the model itself.
+`merged(task, state.params)` returns the weights of the model itself.
 
 Averages of A and of B have a product that is not the average of the products. What
 methods do about it is in `algorithms.lora`. Some move W at the server: `folded` makes

@@ -41,8 +41,8 @@ def draw_quadratic(
     """Draws a problem whose primal function is strongly convex.
 
     The Hessian of the primal function, Q + A^T D^+ A, has eigenvalues in [curvature,
-    curvature + 1]. Those of D are in [1, 2] on a space of dimension `rank`, and 0
-    elsewhere.
+    curvature + 1]. The eigenvalues of D are in [1, 2] on a space of dimension
+    `rank`, and 0 elsewhere.
 
     Args:
       curvature: Lower bound of the eigenvalues of the primal function's Hessian.

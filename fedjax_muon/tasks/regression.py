@@ -34,8 +34,9 @@ def scale_of(dataset: Dataset) -> Scale:
     """The mean and the standard deviation of the training targets."""
     if dataset.classes:
         raise ValueError(
-            f"this dataset has the classes {', '.join(dataset.classes[:5])}, and no "
-            "targets; read it by from_csv(..., target=...) or from_arrays(x, targets=y)"
+            f"this dataset has the classes {', '.join(dataset.classes[:5])}, but no "
+            "targets; read it with from_csv(..., target=...), or from_arrays(x, "
+            "targets=y)"
         )
     y = np.asarray(dataset.y_train, float)
     if y.min() == y.max():
@@ -49,8 +50,8 @@ def regression(model: nn.Module, dataset: Dataset) -> Task:
     """Regression with the squared error of standardized targets.
 
     The loss of an example is (f(x) - (y - mean) / std)^2, with the mean and the
-    standard deviation of the training targets: 1 is that of the mean alone. The metric
-    "mae" is the mean absolute error in the unit of the targets.
+    standard deviation of the training targets, so predicting the mean has a loss of 1.
+    The metric "mae" is the mean absolute error in the unit of the targets.
 
     Args:
       model: Module that maps [B, ...] to [B, 1].

@@ -43,7 +43,7 @@ def check_adapters(params: Any, what: str = "this method trains") -> None:
     """Raises `ValueError` for parameters without low-rank adapters."""
     if not any(map(is_adapter, jax.tree.leaves(params, is_leaf=is_adapter))):
         raise ValueError(
-            f"{what} low-rank adapters, and the model has none; make the task by "
+            f"{what} low-rank adapters, but the model has none; make the task with "
             "fm.tasks.lora.lora_classification or fm.tasks.lora.lora_language"
         )
 

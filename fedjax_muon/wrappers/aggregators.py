@@ -31,7 +31,7 @@ def robust(algorithm: core.Algorithm, aggregator: Aggregator) -> core.Algorithm:
     device. Bytes that are sent stay the same.
 
     Args:
-      aggregator: Applied in every exchange, those of the prologue included.
+      aggregator: Applied in every exchange, including those of the prologue.
 
     Returns:
       An algorithm that accepts uniform weights only. Where fewer messages arrive than
@@ -56,7 +56,7 @@ def with_all_messages(
         del number
         if exchange.reduce_sum:
             raise ValueError(
-                "privacy and secure_sums add messages up, and nothing can aggregate or "
+                "privacy and secure_sums add messages up, so nothing can aggregate or "
                 "attack them one by one: leave out one of them"
             )
         return change(exchange)
@@ -137,8 +137,8 @@ def krum(bad: int | float, *, chosen: int | None = 1) -> Aggregator:
     """The messages that are nearest to others: Krum and Multi-Krum.
 
     A message's score is the sum of squared distances to its n - bad - 2 nearest others.
-    Of equal scores, the first wins. What is too far for a float counts as farther than
-    anything else.
+    If scores are equal, the first message wins. A distance that is too large for a
+    float counts as the farthest.
 
     Source: Blanchard et al. 2017, arXiv:1703.02757.
 

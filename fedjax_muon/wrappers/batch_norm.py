@@ -24,7 +24,7 @@ class Sent(NamedTuple):
 
 
 def fitted(algorithm: core.Algorithm, params: Any, *, own: bool) -> core.Algorithm:
-    """An algorithm as parameters of this kind need it, if clients keep their `own`
+    """An algorithm for parameters of this kind, whether clients keep their `own`
     BatchNorm layers (Li et al. 2021, arXiv:2102.07623) or not."""
     if not isinstance(params, Variables):
         if own:

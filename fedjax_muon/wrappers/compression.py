@@ -183,7 +183,7 @@ def compress_broadcasts(
 
     def change(number: int, exchange: core.Exchange) -> core.Exchange:
         def changed(state, round):
-            """The broadcast, what is sent of its arrays, and the clients' copies."""
+            """The broadcast, the arrays that are sent, and the clients' copies."""
             whole = exchange.broadcast(state.inner, round)
             copies = state.kept[number]
             new = tree.sub(_chosen(whole, fields), copies)

@@ -192,8 +192,8 @@ def _of_matrices(
 def top_k(share: float) -> Compressor:
     """Sends the entries of largest magnitude and their indices; the others become 0.
 
-    Of every array round(share size) entries are sent, at least one, in the dtype of the
-    array, each with an int32 index.
+    For every array, round(share size) entries are sent, at least one, in the dtype of
+    the array, each with an int32 index.
 
     Args:
       share: Share of the entries of an array that is sent, in (0, 1].

@@ -80,8 +80,8 @@ def keep_own(algorithm: core.Algorithm, names: Sequence[str]) -> core.Algorithm:
     Args:
       algorithm: An algorithm whose clients average what they move, such as `fedavg`,
         `fedprox`, `fednova`, `fedmuon` or `fedmuon_align`, and their variants.
-      names: Names of layers or of single arrays, or such as "Block_0/norm": a parameter
-        is a client's own if one of them is in its path.
+      names: Names of layers or arrays, or paths such as "Block_0/norm": a parameter is
+        a client's own if its path contains one of them.
 
     Returns:
       The algorithm. Its clients keep `Personal` states; on the server, these parameters

@@ -1,4 +1,4 @@
-"""Messages as fixed-point numbers, whose sum alone the server learns.
+"""Messages as fixed-point numbers, of which the server learns only the sum.
 
     algorithm = fm.secure_sums(fm.fedmuon(lr=0.01))
 
@@ -44,8 +44,8 @@ def secure_sums(algorithm: core.Algorithm, largest: float = 8.0) -> core.Algorit
     of Flower 1.41 (its code), to the nearest number rather than at random.
 
     Args:
-      algorithm: One whose server needs the unweighted mean alone.
-      largest: Bound of the entries of a message, a power of two. Entries are rounded to
+      algorithm: An algorithm whose server needs only the unweighted mean.
+      largest: Bound on the entries of a message, a power of two. Entries are rounded to
         multiples of 2 ** -21 times it.
 
     Raises:

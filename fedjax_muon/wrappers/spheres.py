@@ -80,7 +80,7 @@ def _check_norms(params: core.Params, layout: Layout) -> None:
             continue
         if not jnp.any(to_matrices(known, leaf), (-2, -1)).all():
             raise ValueError(
-                "keep_norms needs matrices that are not 0 at the start, and "
+                "keep_norms needs matrices that are not 0 at the start, but "
                 f"{jax.tree_util.keystr(path)} is 0: draw it at random, or leave it "
                 "out of the layout"
             )

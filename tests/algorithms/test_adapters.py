@@ -101,7 +101,7 @@ ADAPTERS = fm.algorithms.ADAPTERS
 def test_a_model_without_adapters_is_refused(name):
     """On it, all of them would be FedAvg with Adam."""
     algorithm = fm.algorithms.ALL[name].function()
-    said = r"trains low-rank adapters, and the model has none; make .*lora_language$"
+    said = r"trains low-rank adapters, but the model has none; make .*lora_language$"
     with pytest.raises(ValueError, match=said):
         engine.init(algorithm, X, 3)
     with pytest.raises(ValueError, match=said.replace("trains", "is for")):

@@ -257,7 +257,7 @@ def test_a_comparison_is_extended_and_drawn(compared, tmp_path, capsys):
     assert ">FedMuon</text>" not in drawn
     wrong = looks.replace("FedMuon", "FedMuo")
     said = refused(capsys, "plot", compared, "--looks", wrong)
-    assert "looks names 'FedMuo', which is none of FedAvg, FedMuon" in said
+    assert "looks names 'FedMuo', which is not one of FedAvg, FedMuon" in said
     said = refused(capsys, "plot", compared, place, "--output", tmp_path / "b.pdf")
     assert "rounds" in said
     words = [word if word != "fedavg:lr=0.2" else "fedavg:lr=0.3" for word in COMPARED]

@@ -128,7 +128,7 @@ def at(column, value, every=1):
 
 
 REFUSED = {
-    "line 2: 'F' in column 'sex' is no number; exclude the column, or give": (
+    "line 2: 'F' in column 'sex' is not a number; exclude the column, or give": (
         at("sex", "F"),
         {"missing": "mean"},
     ),
@@ -136,7 +136,7 @@ REFUSED = {
         rows(),
         {"categories": "one_hot"},
     ),
-    "line 2: 'old' in column 'age' is no number; most cells are numbers: corr": (
+    "line 2: 'old' in column 'age' is not a number; most cells are numbers: corr": (
         at("age", "old", 10),
         MIXED,
     ),
@@ -170,9 +170,9 @@ def test_sites_whose_columns_differ_are_refused(tmp_path):
     with one_line("east lacks age and has AGE too, compared with west"):
         data.join_columns([one.columns, other], ["west", "east"])
     texts = summed(tmp_path / "b.csv", at("age", lambda n: "ab"[n % 2]))
-    with one_line("column 'age' has numbers in one table, and texts in another"):
+    with one_line("column 'age' has numbers in one table, but texts in another"):
         data.join_columns([one.columns, texts])
-    with one_line("line 2: 'a' in column 'age' is no number", tmp_path):
+    with one_line("line 2: 'a' in column 'age' is not a number", tmp_path):
         read(tmp_path / "b.csv", at("age", "a"), columns=place)
     with one_line("has the label 'dead', which is not one of", tmp_path):
         read(tmp_path / "b.csv", at("outcome", "dead", 9), columns=place)

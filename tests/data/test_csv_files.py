@@ -218,7 +218,7 @@ def test_classes_without_training_examples_are_warned_of(tmp_path):
         "rare" if i == 59 else row[3],
         "train" if i < 50 else "test",
     ]
-    with pytest.warns(UserWarning, match="the class 'rare' has test examples, and"):
+    with pytest.warns(UserWarning, match="the class 'rare' has test examples, but"):
         read(tmp_path / "a.csv", text(change, [*HEAD, "part"]), split="part")
 
 
@@ -284,7 +284,7 @@ def test_names_in_all_types_of_arrays(labels, classes):
         (np.array(["nan", "a", "b"] * 20), "example 0: y is 'nan', which stands for a"),
         (np.array([0.5, 1] * 30), "y must be integers or strings, got 0.5 in example"),
         (np.eye(60, dtype=int), r"one per example, got int64.60, 60.; give"),
-        (np.arange(60), "there are 60 different labels; numbers that are no classes"),
+        (np.arange(60), "there are 60 different labels; numbers that are not classes"),
     ],
 )
 def test_labels_of_arrays_that_are_refused(labels, said):

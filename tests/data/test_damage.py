@@ -118,7 +118,9 @@ def test_no_spelling_of_a_class_has_it_imported(place, prepared, features, monke
     (place / "spy.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(place)
     (prepared / "features.json").write_text(json.dumps(features))
-    refused("prepared images", place, r"class spy\.Image is not tensorflow-datasets'")
+    refused(
+        "prepared images", place, r"class spy\.Image is not from tensorflow-datasets"
+    )
 
 
 # ------------------------------------------------- archives made to do harm

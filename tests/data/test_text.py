@@ -161,10 +161,10 @@ def test_missing_files(tmp_path, name):
 TWO = "expected the label entailment or not_entailment"
 THREE = "expected the label entailment or neutral or contradiction"
 WRONG = [
-    ("sst2", 2, "good film", "expected 2 columns between tabs, found 1"),
+    ("sst2", 2, "good film", "expected 2 tab-separated columns, found 1"),
     ("sst2", 3, "good\t2", "expected the label 0 or 1, found '2'"),
     ("sst2", 1, "index\tsentence", "expected the columns sentence, label"),
-    ("cola", 1, "gj04\t1\tgood", "expected 4 columns between tabs, found 3"),
+    ("cola", 1, "gj04\t1\tgood", "expected 4 tab-separated columns, found 3"),
     ("cola", 2, "gj04\tx\t\tgood", "expected the label 0 or 1, found 'x'"),
     ("rte", 1, "index\tsentence1", "expected the columns sentence1, sentence2, lab"),
     ("qnli", 3, "0\ta\tb\t1", f"line 3, column 4: {TWO}, found '1'; replace it"),
@@ -280,7 +280,7 @@ def test_questions_across_lines_are_left_out(tmp_path):
     found = data.load("qqp", tmp_path)
     np.testing.assert_array_equal(found.x_train, whole.x_train)
     write(path, content[:2] + cut * (allowed // 2 + 1) + content[2:])
-    message = rf"line {allowed + 3}: expected 6 columns between tabs, found 4"
+    message = rf"line {allowed + 3}: expected 6 tab-separated columns, found 4"
     with pytest.raises(ValueError, match=message):
         data.load("qqp", tmp_path)
 

@@ -186,9 +186,9 @@ def wrong(tmp_path):
     (tmp_path / "wide.txt").write_bytes(ANN.encode("utf-16-le"))
     (tmp_path / "empty").mkdir()
     return {
-        "ann has 18 tokens, and two windows, .* need 33; lower window": (LETTERS, 16),
+        "ann has 18 tokens, but two windows, .* need 33; lower window": (LETTERS, 16),
         "latin.txt is not UTF-8 from byte 3 on; convert": (tmp_path / "latin.txt", 4),
-        "wide.txt has zero bytes and is no UTF-8; convert it": (
+        "wide.txt has zero bytes and is not UTF-8; convert it": (
             tmp_path / "wide.txt",
             4,
         ),

@@ -80,8 +80,8 @@ def test_a_class_may_be_called_train(tmp_path):
     ("folders", "said"),
     [
         (("b/scans",), "there is one folder, scans, with the folders healthy, ill; if"),
-        (("b/test",), "b/test has the folders healthy, ill, so it is no class; it"),
-        (("b/train", "b/extra"), "b/train has the folders healthy, ill, so it is no "),
+        (("b/test",), "b/test has the folders healthy, ill, so it is not a class; it"),
+        (("b/train", "b/extra"), "b/train has the folders healthy, ill, so it is not"),
         (("b/x/train", "b/x/test", "b/y/train"), "b/x has the folders test, train, so"),
         (("b/train", "b/test/one"), "b/test has images in no class; it must have"),
     ],

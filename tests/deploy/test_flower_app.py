@@ -221,8 +221,8 @@ def test_sites_are_named_and_have_tables_of_their_own(tmp_path, monkeypatch):
     text = table.read_text()
     for old, new, said in (
         ("age", "AGE", "lacks the columns age; add them"),
-        (",y", ",maybe", "line 2: the label 'maybe' is none of the classes n, y"),
-        ("north,4,", "north,old,", "'old' in column 'age' is no number"),
+        (",y", ",maybe", "line 2: the label 'maybe' is not one of the classes n, y"),
+        ("north,4,", "north,old,", "'old' in column 'age' is not a number"),
     ):
         table.write_text(text.replace(old, new))
         with one_line(said, table):
@@ -277,7 +277,7 @@ def test_words_of_clients_need_sites_and_a_bound(tmp_path, capsys, monkeypatch):
     run("describe", "digits")
     with pytest.raises(SystemExit):
         run("describe", "digits")
-    assert "words.json is there already" in capsys.readouterr().err
+    assert "words.json exists already" in capsys.readouterr().err
     named, bound = "--words words.json --sites a,b", "--largest-client 9"
     for words, said in (
         ("--words words.json", "needs --sites, the name of each site once, got []"),
@@ -350,13 +350,13 @@ def test_a_node_imports_only_the_modules_that_its_user_names(tmp_path, monkeypat
 HOSTILE = {  # what a server may write, and what its nodes say
     "from os import abort\nWHOLE": "server's os:abort is imported only if",
     "import os\nWHOLE": "line 1 has more than imports, calls, and plain values",
-    "from fedjax_muon.files import write\nWHOLE": "write is no function of the command",
-    "from functools import reduce\nWHOLE": "reduce is no function of the command line",
+    "from fedjax_muon.files import write\nWHOLE": "write is not a function of the",
+    "from functools import reduce\nWHOLE": "reduce is not a function of the",
     "WHOLE\nmethod = __import__('os')": "has more than imports, calls, and plain",
     "WHOLE\nmethod = fedavg.__globals__": "has more than imports, calls, and plain",
     "WHOLE\nmethod = [x for x in '1']": "has more than imports, calls, and plain",
     "WHOLE\nmethod = 3": "method and problem must be calls",
-    "WHOLE\nrounds = 'many'": "method and problem must be calls, and the others numb",
+    "WHOLE\nrounds = 'many'": "method and problem must be calls, and the others must",
     "method = 3": "it must say method, problem, settings",
     "(": "expected Python, found",
 }

@@ -200,7 +200,7 @@ DAMAGE = {  # what is sent, and the reason that it does not count
     "shape": (edited(lambda a: [a[0][..., None], *a[1:]]), f"{OTHER}: array 0"),
     "cut": (lambda answer, previous: answer[:-1], NONE),
     "replayed": (lambda answer, previous: previous, "an answer to another request"),
-    "of another client": (edited(client=3), "an answer of client"),
+    "of another client": (edited(client=3), "an answer from client"),
     "of no client": (edited(client=np.ones(2)), NONE),
     "of another run": (edited(run="0"), "an answer to another request"),
     "too many examples": (edited(examples=1 << 40), "1099511627776 examples"),
@@ -324,5 +324,5 @@ def test_nodes_of_another_federation_are_refused_by_the_entry():
     ended, missing = served(shared, in_process(nodes), ROUNDS)
     assert ended.state.round == ROUNDS
     assert {m.client for m in missing} == {1}
-    said = "refused: another federation: lr is 0.1 here and 0.3 there at the server"
+    said = "refused: the server has another federation: lr is 0.1 here and 0.3 there"
     assert {m.reason for m in missing} == {said}

@@ -70,7 +70,7 @@ def test_a_node_sends_no_single_message():
     nodes = nodes_of(shared)
     served(shared, adding(nodes, asked=asked), rounds=1)
     client, request = next(iter(asked.items()))
-    assert "sum alone" in refusal(nodes[client].answer(request))
+    assert "only as a sum" in refusal(nodes[client].answer(request))
     usual = nodes_of(described(fm.fedavg(lr=0.1)))[client]
     with pytest.raises(MessageError, match="has no secure sums"):
         usual.summand(request)

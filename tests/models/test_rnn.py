@@ -199,4 +199,4 @@ def test_cells_on_the_command_line(tmp_path, capsys):
     capsys.readouterr()
     for model in ("lstm", "gru"):
         said = refused(capsys, "train", "fedavg", "--problem", f"digits:model={model}")
-        assert "rnn takes token ids of texts, and this dataset has numbers" in said
+        assert "rnn takes token ids of texts, but this dataset has numbers" in said

@@ -130,7 +130,7 @@ def test_the_budget(ledger):
     before = ledger.path.read_bytes()
     more = gaussian_epsilon(4.0, DELTA)
     # what is spent, what is asked for, and what is allowed
-    match = rf"spent epsilon {ONE:.4g}, with 3 more .* {more:.4g}, and 0\.5 is allowed"
+    match = rf"epsilon {ONE:.4g}; with 3 more.* {more:.4g}, but only 0\.5 is allowed"
     for act in (ledger.check, ledger.charge):
         refused(match, act, four_times("b")[1:], DELTA, 0.5)
     assert ledger.path.read_bytes() == before

@@ -108,7 +108,7 @@ MISTAKES = {
     "sampler must be a function, got 'full_batch'": {"sampler": "full_batch"},
     "weighting must be a function, got 'examples'": {"weighting": "examples"},
     "cohort must be at least 1, got 0": {"cohort": 0},
-    "between 1 and the 6 clients there are, got 7": {"cohort": 7},
+    "between 1 and the number of clients, 6, got 7": {"cohort": 7},
     "local_steps must be at least 1, got 0": {"local_steps": 0},
     "batch_size must be at least 1, got 0": {"batch_size": 0},
     "dropout must lie in [0, 1), got 1": lambda: fm.sampled(3, dropout=1.0),
@@ -142,7 +142,7 @@ MISTAKES = {
     "fm.train(method, problem) trains a method": (
         lambda: fm.run(fm.fedavg(), None, rounds=3)
     ),
-    "a simulation is trained by fm.run": lambda: fm.train(SIMULATION, None, rounds=3),
+    "train a simulation with fm.run": lambda: fm.train(SIMULATION, None, rounds=3),
     "count must be at least 0, got -1": (
         lambda: SIMULATION.train_rounds(start(SIMULATION), -1)
     ),
@@ -155,7 +155,7 @@ MISTAKES = {
     "for Muon use transforms.muon()": {
         "algorithm": fm.fedavg(rule=optax.contrib.scale_by_muon())
     },
-    "needs more than gradients and parameters, and a local step has nothing else (": {
+    "needs more than gradients and parameters, but a local step has nothing else (": {
         "algorithm": fm.fedavg(rule=optax.contrib.sophia(1e-3))
     },
     "missing 1 required keyword-only argument: 'value'); give a rule without extra": {
@@ -206,7 +206,7 @@ MISTAKES = {
     "test_parts must be a list with an array of ids for every client, got 'tested'": {
         "test_parts": "tested"
     },
-    "a dataset is loaded by its name, as 'digits', got None": (
+    "a dataset is loaded by name, such as 'digits', got None": (
         lambda: fm.data.load(None)
     ),
     "compressor must be a Compressor, such as quantize(8), got None": (
@@ -296,7 +296,7 @@ MISTAKES = {
     "not changes of parameters alone": (
         arriving(fm.fedasync, 3) | {"algorithm": fm.scaffold()}
     ),
-    "no client makes the deadline of 1 seconds; the fastest needs": {
+    "no client meets the deadline of 1 seconds; the fastest needs": {
         "cohort": fm.timed(2, clocks.constant(2.0), deadline=1.0)
     },
     "deadline must lie in (0, infinity), got 0": lambda: fm.timed(
@@ -306,12 +306,14 @@ MISTAKES = {
         lambda: fm.buffered(3, 2, 3)
     ),
     "the clock has no key; give it one": timed(partial(clocks.lognormal, 1.0)),
-    "the clock has 2 clients, the simulation 6": timed(clocks.measured([1.0, 2.0])),
+    "the clock has 2 clients, but the simulation has 6": timed(
+        clocks.measured([1.0, 2.0])
+    ),
     "leave and return need asynchronous rounds": timed(away(1)),
     "client 6 is away, but there are 6 clients": timed(away(6)),
     "(1, 3)": epochs((1, 3)) | timed(clocks.constant()),
     # clients' own test examples
-    "one for each of the 6 clients, got 3": {"test_parts": [[0], [1], [2]]},
+    "one part for each of the 6 clients, got 3": {"test_parts": [[0], [1], [2]]},
     "a client test examples, got none": {"test_parts": [[]] * 6},
     "0 to 19, got int64 from 20 to 20": {"test_parts": [[20]] + [[]] * 5},
     "local steps need a key": lambda: accuracies(federate(test_parts=OWN), steps=1),

@@ -197,7 +197,7 @@ VALUES = [
         for mixer in (dense, shifted)
     ),
     *(
-        (heard(sparse(np.eye(4)), told), "lead with the 4 agents")
+        (heard(sparse(np.eye(4)), told), "batches must be the 4 agents")
         for told in (ONES, 1.0)
     ),
     (lambda: topology.ring(0), "agents must be at least 1, got 0"),
@@ -288,7 +288,7 @@ VALUES = [
         "by_patches is for data",
     ),
     # tasks
-    (lambda: fm.tasks.classification(LINEAR, (6,)), "makes one by models.from_nnx"),
+    (lambda: fm.tasks.classification(LINEAR, (6,)), "makes one with models.from_nnx"),
     (lambda: crop_and_flip(-1), "padding must be at least 0, got -1"),
     (lambda: crop_and_flip(1.5), "padding must be a whole number"),
     (lambda: crop_and_flip()(KEY, np.zeros((3, 4), np.float32)), "can be cropped"),
@@ -383,13 +383,13 @@ VALUES = [
     (lambda: partition.label_counts([0, 1], [], 0), "num_classes must be at least 1"),
     (lambda: partition.label_counts([0, 3], [[0]], 3), "labels must be in 0..2, got"),
     (lambda: partition.label_counts([0, 1], [[0], [2]], 3), "client 1 holds"),
-    (lambda: partition.by_owner([0.5]), "owners must be one non-empty axis of i"),
+    (lambda: partition.by_owner([0.5]), "owners must be one or more integers or str"),
     (lambda: partition.add_noise(np.ones((40, 2)), PARTS, -1.0, key=KEY), "std must"),
     (lambda: partition.add_noise(CLASSES, PARTS, 0.1, key=KEY), "floating-point"),
     (lambda: partition.add_noise(np.ones(40), PARTS * 2, 0.1, key=KEY), "share"),
     (fewer(BINARY, 1.1), "ratio must lie in [0, 1], got 1.1"),
     (fewer([0, 1, 2], 0.5), "or 1 (positive), got 2"),
-    (fewer([0.0, 1.0], 0.5), "one non-empty axis of integers"),
+    (fewer([0.0, 1.0], 0.5), "integers on one axis"),
     (fewer([0] * 90 + [1] * 9, 0.1), "needs 10 positives, which must be in 1..9"),
     (fewer([0] * 4 + [1] * 9, 0.1), "with 4 negatives needs 0 positives"),
     (fewer([0] * 2 + [1] * 9, 1.0), "ratio 1 leaves no room for the 2 negatives"),

@@ -255,7 +255,7 @@ def test_a_grid_names_other_arguments_of_the_call_too(tmp_path):
     for said, wrong in {
         "unknown argument of the problem 'alhpa'": {"problem.alhpa": (1,)},
         "must have one or more values, got 1": {"local_steps": 1},
-        "the grid names 'alpha', which is no number of fedavg": {"alpha": (1.0,)},
+        "the grid names 'alpha', which is not a number of fedavg": {"alpha": (1.0,)},
     }.items():
         with pytest.raises(ValueError, match=said):
             compare([fm.fedavg(lr=0.1)], PROBLEM, grid=wrong, **how)
@@ -441,8 +441,8 @@ WRONG = {  # what is said: the arguments of `compare`
     "the grid of lr must have one or more values": {"grid": {"lr": 0.1}},
     "log must be a list of names, got 'wandb'": {"log": "wandb"},
     "algorithm must be made by a function": {"methods": {"a": lambda: 3}},
-    "the grid names 'fedfoo.lr', which is no number": {"grid": {"fedfoo.lr": GRID}},
-    "the grid names 'lrr', which is no number": {"grid": {"lrr": (1, 2)}},
+    "the grid names 'fedfoo.lr', which is not a number": {"grid": {"fedfoo.lr": GRID}},
+    "the grid names 'lrr', which is not a number": {"grid": {"lrr": (1, 2)}},
     "the grid of lr must have one or more numbers, each once, got (1, 1)": {
         "grid": {"lr": (1, 1)}
     },

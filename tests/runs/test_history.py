@@ -266,7 +266,7 @@ def test_looks_are_texts_and_colors_of_the_user(figures, tmp_path):
     assert (fast.get_label(), fast.get_color()) == ("Ours", "#000000")
     assert {"Baseline", "Ours"} <= {t.get_text() for t in figures[0].axes[0].texts}
     for wrong, words in (
-        ({"fats": "Ours"}, "looks names 'fats', which is none of slow, fast"),
+        ({"fats": "Ours"}, "looks names 'fats', which is not one of slow, fast"),
         ({"fast": ("Ours", "blak")}, "looks['fast'] must be a label, or a label and"),
         ({"fast": ("Ours", "red", 1)}, "looks['fast'] must be a label, or a label and"),
         ({"fast": "slow"}, "labels must differ, got slow, slow"),

@@ -173,7 +173,7 @@ def test_other_examples_are_refused(patients, tmp_path):
     with one_line("lacks the columns sex; add them", path):
         result.predict(path)
     path.write_text("age,sex\nold,F\n")
-    with one_line("line 2: 'old' in column 'age' is no number", path):
+    with one_line("line 2: 'old' in column 'age' is not a number", path):
         result.predict(path)
     with one_line(r"one or more examples of shape \[4\], got \[2, 3\]"):
         result.predict(np.ones((2, 3)))
@@ -206,7 +206,7 @@ def test_a_module_of_ones_own_is_given_again(patients, tmp_path):
     path = result.save(tmp_path / "m.safetensors")
     found = fm.load_model(path, Own()).predict(dataset).probabilities
     np.testing.assert_array_equal(found, result.predict(dataset).probabilities)
-    with one_line("the model Own is none of fedjax_muon.models.* load the file in"):
+    with one_line("the model Own is not one of fedjax_muon.models.* load the file in"):
         fm.load_model(path)
     with one_line("and the module is {'name': 'Own', 'width': 4}; give the one"):
         fm.load_model(path, Own(4))

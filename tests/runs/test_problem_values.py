@@ -244,7 +244,7 @@ def test_texts_and_numbers_need_other_models():
     assert problem.task.init(jax.random.key(0))["Embed_0"]["embedding"].shape == (9, 32)
     gru = functools.partial(problems.gru, hidden=3, embedding=2)
     problem = problems.classification(texts, model=gru, **divide)
-    with pytest.raises(ValueError, match="takes numbers, and the dataset has token"):
+    with pytest.raises(ValueError, match="takes numbers, but the dataset has token"):
         problems.classification(texts, model=problems.mlp, **divide)
     with pytest.raises(ValueError, match="unknown cell 'grus'; did you mean gru"):
         problems.rnn(texts, cell="grus")

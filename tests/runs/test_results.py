@@ -89,7 +89,7 @@ def test_rows_are_a_table_of_pandas(tmp_path):
     made = fm.train(fm.fedavg(lr=0.1), TINY, **HOW)
     assert isinstance(made.frame(), pandas.DataFrame)
     assert made.frame().to_dict("records") == made.rows
-    with pytest.raises(ValueError, match="the run has no directory; give train one"):
+    with pytest.raises(ValueError, match="the run has no directory; give one to train"):
         assert made.words
 
 

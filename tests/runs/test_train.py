@@ -164,7 +164,7 @@ def test_more_rounds_extend_a_run(whole, tmp_path):
     fedavg(place, rounds=3)
     assert [row["round"] for row in fedavg(place, rounds=6).records] == [0, 2, 4, 6]
     assert_same_but_for_seconds(place / "metrics.csv", whole / "metrics.csv")
-    with pytest.raises(ValueError, match="is of round 6, but the run has 2 rounds"):
+    with pytest.raises(ValueError, match="is from round 6, but the run has 2 rounds"):
         fedavg(place, rounds=2)
 
 
@@ -309,7 +309,7 @@ WRONG = {  # what is said: the arguments of `train`
     "rounds must be at least 1, got 0": {"rounds": 0},
     "unknown option 'batchsize'; did you mean batch_size?": {"batchsize": 3},
     "the problem decides weights; leave it out": {"weights": 1},
-    "mixer needs a graph of agents, and fedavg": {"mixer": 1},
+    "mixer needs a graph of agents, but fedavg": {"mixer": 1},
     "a ledger and a budget are for private runs": {"budget": 1.0},
     "unknown tracker 'wand'": {"log": ("wand",)},
     "a seed must lie in": {"seed": -1},

@@ -100,5 +100,5 @@ def test_one_chip_does_not_divide_examples(monkeypatch):
     sizes = {"cohort": 4, "local_steps": 2, "batch_size": 4}
     how = {"devices": jax.devices()[:2], "split_examples": True}
     simulation = federate(fedavg(lr=0.1), TASK, DIGITS, PARTS, **sizes, **how)
-    with pytest.raises(ValueError, match="v5e:1x1 is one chip, and split_examples"):
+    with pytest.raises(ValueError, match="v5e:1x1 is one chip, but split_examples"):
         compile_for(simulation, "v5e:1x1")

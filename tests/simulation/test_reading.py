@@ -255,9 +255,9 @@ def test_what_does_not_fit_is_refused(both, monkeypatch):
     }
     clock = fm.clocks.constant()
     for words, changes in {
-        "not for privacy": private | {"cohort": None},
-        "not for devices": {"devices": jax.devices()[:2]},
-        "not for asynchronous rounds": {"cohort": fm.buffered(4, 2, clock)},
+        "do not work with privacy": private | {"cohort": None},
+        "do not work with devices": {"devices": jax.devices()[:2]},
+        "do not work with asynchronous rounds": {"cohort": fm.buffered(4, 2, clock)},
     }.items():
         refused_with(words, functools.partial(make, **changes))
     problem = fm.problems.classification(on_disk, model=model, divide=fm.partition.iid)

@@ -123,7 +123,7 @@ REFUSED = {
     "this dataset has targets and no classes; choose problems.regression": lambda: (
         fm.problems.classification(dataset())
     ),
-    "this dataset has the classes 0, 1, 2, 3, 4, and no targets": lambda: (
+    "this dataset has the classes 0, 1, 2, 3, 4, but no targets": lambda: (
         fm.problems.regression(fm.data.load("digits"))
     ),
     r"a model must map \(3, 3\) to numbers \(3, 1\), got \(3, 2\)": lambda: (
