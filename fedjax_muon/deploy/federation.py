@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_muon.core import Algorithm, Exchange, check_count, message_shapes
+from fedjax_muon.core import Algorithm, Exchange, check_count
 from fedjax_muon.core.recipe import described, in_words
 from fedjax_muon.deploy.messages import plain, schema
 from fedjax_muon.engine import plans
@@ -56,8 +56,7 @@ class Federation(NamedTuple):
     @property
     def sums_secretly(self) -> bool:
         """Whether the server learns sums of messages alone, see `fm.secure_sums`."""
-        params = jax.eval_shape(self.setup.task.init, jax.random.key(0))
-        return is_summed(message_shapes(self.setup.algorithm, params))
+        return is_summed(self.setup.algorithm)
 
     def steps(self, number: int) -> int:
         """Local steps of an exchange: one in the prologue."""

@@ -125,7 +125,7 @@ def check_setup(setup: Setup) -> None:
         )
     first = cohort.prologue or number
     engine.check_stacks(algorithm, first, cohort.size)  # may raise
-    secure_sums.check_clients(algorithm, params, first, cohort.size)
+    secure_sums.check_clients(algorithm, first, cohort.size)
     if algorithm.uniform_weights and setup.weighting is not uniform:
         raise ValueError(
             "this algorithm has control variates or bounds each client's part, both of "

@@ -32,6 +32,7 @@ from fedjax_muon.wrappers.compressors import (
     top_k,
     truncated_svd,
 )
+from fedjax_muon.wrappers.secure_sums import is_summed
 
 
 class Encoded(NamedTuple):
@@ -88,12 +89,11 @@ def compress(
     _check_names(fields)
     if feedback is not None:
         core.check_range("feedback", feedback, 0.0, 1.0, schedules=False)
-    for exchange in (*algorithm.prologue, *algorithm.exchanges):
-        if exchange.reduce_sum and exchange.decode is core.as_sent:
-            raise ValueError(
-                "secure_sums adds messages as they are sent, which compressed ones are "
-                "not; wrap it around compress, secure_sums(compress(...))"
-            )
+    if is_summed(algorithm):
+        raise ValueError(
+            "secure_sums adds messages up, and compressed ones can't be added; wrap it "
+            "around compress, secure_sums(compress(...))"
+        )
 
     owner = object()
     first = len(algorithm.prologue)

@@ -7,7 +7,6 @@ deployed run in which a protocol, such as Flower's SecAgg+, adds the messages un
 masks. In a simulation there are no masks, only the same rounding.
 """
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -81,7 +80,7 @@ def secure_sums(algorithm: core.Algorithm, largest: float = 8.0) -> core.Algorit
         return exchange._replace(
             client=client,
             server=server,
-            decode=core.as_sent,
+            decode=added,
             reduce_sum=True,
             local_params=None,
         )
@@ -106,22 +105,24 @@ def _rounded(message: Any, largest: float, step: float) -> FixedPoint:
     return FixedPoint(tree.map(one, message), check)
 
 
-def is_summed(messages: Iterable[Any]) -> bool:
-    """Whether these messages, or their shapes, are those of `secure_sums`."""
-    return any(isinstance(message, FixedPoint) for message in messages)
+def added(message: FixedPoint) -> FixedPoint:
+    """`decode` of messages that the server gets the sum of."""
+    return message
 
 
-def check_clients(
-    algorithm: core.Algorithm, params: Any, first: int, cohort: int
-) -> None:
+def is_summed(algorithm: core.Algorithm) -> bool:
+    """Whether the server gets sums of messages, and no single one."""
+    exchanges = (*algorithm.prologue, *algorithm.exchanges)
+    return any(exchange.decode is added for exchange in exchanges)
+
+
+def check_clients(algorithm: core.Algorithm, first: int, cohort: int) -> None:
     """Raises `ValueError` for sums of too few or too many clients.
 
     Args:
       first: Number of clients in the prologue.
     """
-    if not any(e.reduce_sum for e in (*algorithm.prologue, *algorithm.exchanges)):
-        return
-    if not is_summed(core.message_shapes(algorithm, params)):
+    if not is_summed(algorithm):
         return
     largest = max(cohort, first if algorithm.prologue else 0)
     if not FEWEST <= cohort <= largest <= MOST:
