@@ -44,7 +44,7 @@ def by_name(*methods: Method) -> dict[str, Method]:
 
 
 def base_of(function: Callable[..., Any]) -> str:
-    """The method that a preset is with other arguments; empty if it is no preset.
+    """The method that a preset is with other arguments; empty if it is not one.
 
     Its docstring says so, as "The same as `fm.fedavg(rule=heavy_ball(momentum))`".
     """

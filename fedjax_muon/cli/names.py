@@ -392,7 +392,7 @@ def imported(name: str, advice: str = "") -> Function:
 
 # ------------------------------------------------------------------------------ values
 class _UnfitError(Exception):
-    """A text is no value of a kind."""
+    """A text is not a value of a kind."""
 
 
 TEXTS = str, Path, os.PathLike
@@ -440,7 +440,7 @@ def kind_of(parameter: inspect.Parameter) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """A number, a list, or None; the text itself if it is no literal."""
+    """A number, a list, or None; the text itself if it is not a literal."""
     if text.lower() in WORDS:
         return WORDS[text.lower()]
     try:

@@ -119,7 +119,7 @@ def from_text(
 
 
 def _plain(name: str, text: str) -> str:
-    """A text without the mark at its start, which is no letter of it."""
+    """A text without the mark at its start, which is not part of it."""
     if not isinstance(text, str):
         raise TypeError(f"{name} must be a text, got {type(text).__name__}")
     if "\0" in text:

@@ -33,7 +33,7 @@ class Tokenizer(NamedTuple):
     name: str
     encode: Callable[[str], np.ndarray]  # text -> ids, int32 [n]
     decode: Callable[[ArrayLike], str]  # ids -> text
-    # int32 [V], the UTF-8 bytes of each token; 0 of one that is no text
+    # int32 [V], the UTF-8 bytes of each token; 0 of one that is not text
     nbytes: np.ndarray
     path: Path | None = None  # of its file
 

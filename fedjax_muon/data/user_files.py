@@ -521,7 +521,7 @@ def _classes(
 
 
 def _numbered(name: str, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
-    """Labels as numbers of classes; integers are numbers if they are no names."""
+    """Labels as numbers of classes; integers are numbers if they are not names."""
     if labels.dtype.kind == "f":  # targets
         return labels.astype(np.float32)
     numbers = {name: i for i, name in enumerate(classes)}

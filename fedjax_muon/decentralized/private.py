@@ -28,7 +28,7 @@ g*, in whose sum the noise cancels in part.
 Estimates are in float32 or wider, also for parameters in fewer bits: rounding before
 the noise is added would change them by more than the sensitivity. Sums are divided by
 `batch_size`, the expected number of examples in a batch, or `first_size` at t = 0. A
-noise multiplier is the standard deviation over the sensitivity; 0 is no noise.
+noise multiplier is the standard deviation over the sensitivity; 0 means no noise.
 """
 
 import dataclasses

@@ -61,8 +61,8 @@ class ExamplePrivacy:
     holds for the agent that is protected least.
 
     Args:
-      rounds: Number of rounds after t = 0 that the guarantee covers. In `train` and
-        `compare`, the call's number by default; `decentralize` needs it.
+      rounds: Number of rounds after t = 0 that the guarantee covers. `train`
+        and `compare` use the call's rounds by default; `decentralize` needs it.
       epsilon: Epsilon of a whole run; inf means no noise and no privacy. `compare`
         takes several.
       delta: Below one over the number of examples of each agent.

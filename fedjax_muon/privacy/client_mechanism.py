@@ -123,7 +123,7 @@ def contribution(clip: jax.Array, message: Any) -> Contribution:
 
 
 def check_mean(algorithm: core.Algorithm) -> None:
-    """Checks that the server of an algorithm needs the mean of messages alone."""
+    """Checks that the server of an algorithm needs only the mean of messages."""
     every = (*algorithm.prologue, *algorithm.exchanges)
     if any(e.attacks or e.stack or e.gather or e.reduce_sum for e in every):
         raise ValueError(
@@ -133,7 +133,7 @@ def check_mean(algorithm: core.Algorithm) -> None:
 
 
 def check_adaptable(algorithm: core.Algorithm) -> None:
-    """Checks that an algorithm sends one message in a round, and none before."""
+    """Checks that an algorithm sends one message per round, and none before."""
     check_one_exchange(algorithm, "AdaptiveClip", "give a number as clip_norm")
 
 
@@ -205,7 +205,7 @@ def private_clients(
 
     Returns:
       An algorithm that accepts uniform weights only. As soon as it is given parameters,
-      it raises `ValueError` if `clip_norm` names other fields than the messages have.
+      it raises `ValueError` if `clip_norm` does not name the fields of the messages.
       What the server computes from the noisy mean has no further privacy cost, but it
       may leave the valid range: a second moment that clients send (FAFED, FedLADA) may
       become negative. The server's state is `core.Wrapped` around a `MechanismState`.

@@ -70,16 +70,16 @@ class ClientPrivacy:
 
     Args:
       clip_norm: Largest norm of a client's message, or as in `private_clients`.
-      cohort: Expected number of clients in a round. In `train` and `compare`, that of
-        the call by default; `federate` needs it.
+      cohort: Expected number of clients in a round. `train` and `compare` use the
+        cohort of the call by default; `federate` needs it.
       rounds: Number of rounds that the guarantee covers; by default as for `cohort`.
       delta: Below one over the number of clients.
       epsilon: Epsilon of a whole run; inf means no noise and no privacy. `compare`
         takes several.
       noise_multiplier: In place of epsilon.
       prologue_noise_multiplier: For the prologue; by default, `noise_multiplier`.
-      max_cohort: The largest cohort that is computed. By default, a larger one is as
-        rare as accounting neglects, or all clients if they keep states.
+      max_cohort: The largest cohort that is computed. By default, larger ones are so
+        rare that delta covers them; if clients keep states, it is all clients.
       strategy: How the noise is correlated between rounds, as in DP-FTRL:
         `privacy.banded`, with which the clients are divided into groups that take
         turns, or, if all clients take part in every round, `privacy.buffered_toeplitz`.

@@ -120,7 +120,7 @@ def division_seed(seed: int, how: Mapping[str, Any]) -> int:
 
 
 def check_problem(problem: Any) -> None:
-    """Raises `TypeError` for what is no problem."""
+    """Raises `TypeError` for what is not a problem."""
     if not isinstance(problem, Problem):
         raise TypeError(
             "problem must be a Problem, such as problems.classification(), got "

@@ -107,7 +107,7 @@ def check_parts(parts: Any) -> list[np.ndarray]:
     numbers if these are 0, 1, ..., and otherwise in its own.
 
     Raises:
-      TypeError: If this is no partition.
+      TypeError: If this is not a partition.
       ValueError: If a client has an example twice.
     """
     if isinstance(parts, Mapping):

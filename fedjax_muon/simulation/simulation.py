@@ -286,7 +286,7 @@ class Simulation:
         )
 
     def check_state(self, state: Any) -> None:
-        """Raises for what is no state of this simulation."""
+        """Raises for what is not a state of this simulation."""
         if not hasattr(state, "training"):
             raise TypeError(
                 "state must come from init or from an earlier round of a simulation, "

@@ -30,7 +30,7 @@ def language(model: nn.Module, dataset: Dataset) -> Task:
     in nats. Metrics are the loss in nats per token; the perplexity, which is its
     exponential; and, if the tokens' bytes are known, the bits per byte: the nats of all
     tokens that are text over ln 2 and their UTF-8 bytes. Bits per byte can be compared
-    between tokenizers; the others can't. Special tokens are no text. A tokenizer that
+    between tokenizers; the others can't. Special tokens are not text. A tokenizer that
     loses text has no bytes (`data.tokenizers.from_file`), so its models have no bits
     per byte.
 

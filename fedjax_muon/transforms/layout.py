@@ -20,7 +20,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from fedjax_muon.core import Params
 
-# params -> tree of MuonDimensionNumbers, or None for a leaf that is no matrix
+# params -> tree of MuonDimensionNumbers, or None for a leaf that is not a matrix
 Layout = Callable[[Params], Any]
 Numbers = Any  # such a tree
 
@@ -57,8 +57,8 @@ def muon_dimension_numbers(
       exclude: Names in the paths of leaves to treat as vectors, not matrices. Add
         "embedding" or the name of the head to exclude these from Muon.
       stacked: Names in the paths of layers that `nn.scan`, `nn.vmap` or `nnx.vmap` has
-        stacked, whose first axis counts them. A layer that looks stacked and is not
-        named here is warned of.
+        stacked, whose first axis counts them. If a layer looks stacked and is not
+        named here, there is a warning.
 
     Returns:
       A tree of `MuonDimensionNumbers`, with None for leaves that are not matrices.
@@ -153,9 +153,9 @@ def _warn_of_heads(params: Params) -> None:
 def hidden_matrices(params: Params, *, stacked: Sequence[str] = ()) -> Numbers:
     """Finds the matrices of hidden layers: all but embeddings and the head.
 
-    That is the layout of language models in the codes of Muon and of MuLoCo. Layers and
-    leaves that are named "embedding" or "head" are no matrices. A model without a layer
-    named "head" is warned of: its last layer would be taken for a hidden one.
+    That is the layout of language models in the code of Muon and of MuLoCo. Layers and
+    leaves that are named "embedding" or "head" are not matrices. There is a warning if
+    no layer is named "head": the last layer would be taken for a hidden one.
 
     Args:
       stacked: As for `muon_dimension_numbers`.

@@ -91,7 +91,7 @@ def lora_muon(
     A factor that is 0, as every b at the start of LoRA, has the root 0: the other one
     does not move until the first has. `optax.add_decayed_weights(decay / 2)` after this
     rule shrinks a b by the rate times `decay`, to first order. The paper's rule shrinks
-    it exactly so, and may rescale a and b to the same norm, which is not here.
+    it exactly so, and may rescale a and b to the same norm; this one does not.
 
     Source: Cesista et al. 2026, arXiv:2606.12921. Checked against two independent
     codes, which agree on the update; the paper was not read.
@@ -100,9 +100,9 @@ def lora_muon(
       scale: Factor of a b, alpha / rank of `tasks.lora.lora_classification`.
       momentum: Weight of the past in [0, 1).
       rest: Rule of other leaves, such as a head; by default Adam, as in `muon`.
-      polar: Polar factor. The two codes take eight steps of Newton-Schulz, with
-        coefficients of their own.
-      eps: Added to a^T a and b b^T, relative to their Frobenius norms, as in the codes.
+      polar: Polar factor. Both independent codes take eight Newton-Schulz steps, with
+        their own coefficients.
+      eps: Added to a^T a and b b^T, relative to their Frobenius norms, as in both.
     """
     check_range("scale", scale, open_low=True, schedules=False)
     check_range("momentum", momentum, 0.0, 1.0, open_high=True, schedules=False)

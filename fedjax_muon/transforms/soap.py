@@ -88,7 +88,7 @@ def scale_by_soap(
 
     As there, the first call makes the bases and returns zero. So a local rule that
     starts anew in every round loses one local step of each, unless it has `first_step`.
-    Leaves that are no matrices get Adam. "grams" names both averages, for
+    Leaves that are not matrices get Adam. "grams" names both averages, for
     `averaged_state` of methods: as in FedPAC, they can start from a mean over clients.
     Moments cannot, since bases differ.
 

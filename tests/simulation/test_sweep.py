@@ -358,7 +358,7 @@ def test_rows_with_a_loss_that_is_nan_are_kept_if_asked(request):
 MISTAKES = {
     "at least one cell": {"cells": []},
     "cells_at_once must be at least 1, got 0": {"cells_at_once": 0},
-    r"cell 1 has the hyperparameters \[\], the first has \['lr'\]": {
+    r"cell 1 has the hyperparameters \[\], but the first has \['lr'\]": {
         "cells": [USUAL, USUAL._replace(hyper={})]
     },
     "examples": {"cells": [USUAL, USUAL._replace(parts=PARTS[:5])]},
