@@ -431,7 +431,7 @@ def test_a_private_run_that_is_not_paid_does_not_begin(tmp_path):
         private(tmp_path / "run", budget=2.0)
     assert not (tmp_path / "run").exists()
     private(tmp_path / "run", budget=9.0)
-    with pytest.raises(ValueError, match="1 runs have spent epsilon 8, with 1 more"):
+    with pytest.raises(ValueError, match="spent epsilon 8; with 1 more"):
         private(tmp_path / "more", budget=9.0)
     with pytest.raises(ValueError, match="need a directory; add directory"):
         private(tmp_path / "run", directory=None, ledger=None)
