@@ -1,6 +1,7 @@
 """Secure sums: a simulation with the rounding of a deployed run, to the bit."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -37,6 +38,35 @@ def test_the_mean_is_that_of_the_algorithm_up_to_rounding(name):
     pairs = zip(*map(jax.tree.leaves, (plain.params, rounded.params)), strict=True)
     apart = max(np.abs(np.asarray(a) - np.asarray(b)).max() for a, b in pairs)
     assert 0 < apart < 8 / 2**21
+
+
+def test_rounds_are_those_of_whole_numbers_by_hand():
+    """In numbers that float32 holds exactly, with other clients in every round."""
+    step, places = 8 / 2**21, np.array([[0.75, -1.5], [0.25, 3.0], [-2.0, 1.0], [5, 0]])
+    objective = fm.Objective(lambda params, batch, key: params - batch)
+    train = fm.engine.make_round(
+        fm.secure_sums(fm.fedavg(lr=0.5)), objective, 4, fm.engine.plans.vmapped
+    )
+    start = jnp.array([1.0, 2.0]) / 3  # is rounded by the first message
+    state = fm.engine.init(fm.secure_sums(fm.fedavg(lr=0.5)), start, 4)
+    x = [float(entry) for entry in start]
+    for cohort in ([0, 1, 2, 3], [3, 1], [2, 0], [1, 2, 3, 0]):
+        ids = jnp.array(cohort)
+        batches = jnp.asarray(places[cohort], jnp.float32)[:, None]
+        given = ids, batches, jnp.ones(len(cohort)), jax.random.key(0)
+        state, _ = train(state, *given)
+        totals = [0, 0]
+        for client in cohort:
+            for entry in range(2):
+                change = x[entry] - (
+                    x[entry] - 0.5 * (x[entry] - places[client, entry])
+                )
+                totals[entry] += round(change / step)
+        x = [
+            value - total * step / len(cohort)
+            for value, total in zip(x, totals, strict=True)
+        ]
+        np.testing.assert_allclose(state.server.params, x, rtol=0, atol=step / 4)
 
 
 def test_a_client_that_is_silent_is_left_out():
