@@ -134,7 +134,8 @@ def describe(problem: Problem, *, output: Path = Path("words.json")) -> str:
     facts = described(check_dataset(problem.dataset))
     write(place, json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
     shape = " x ".join(map(str, facts.shape))
-    return f"{place} says: {shape}; classes {', '.join(facts.classes)[:300]}"
+    classes = ", ".join(facts.classes)[:300]
+    return f"{place} describes examples of {shape} numbers; classes: {classes}"
 
 
 def facts_of(
@@ -186,7 +187,7 @@ def said_by_client(words: Path | None, sites: Sequence[str]) -> Facts | None:
         raise ValueError(
             f"--words needs --sites, the name of each site once, got {[*sites]}"
         )
-    facts = _read_facts(words.expanduser())
+    facts = _read_facts(words.expanduser(), "let a client run describe again")
     return dataclasses.replace(facts, sites=tuple(map(str, sites)), tested=False)
 
 
@@ -450,8 +451,8 @@ def read_app(place: Path, allowed: str | None = None) -> tuple[Experiment, Facts
         ) from error
 
 
-def _read_facts(path: Path) -> Facts:
-    with reading(path, "facts about clients", "write the app again"):
+def _read_facts(path: Path, remedy: str = "write the app again") -> Facts:
+    with reading(path, "facts about clients", remedy):
         about = json.loads(read_text(path))
         shape, classes = map(int, about["shape"]), map(str, about["classes"])
         named = about["sizes"]

@@ -279,6 +279,7 @@ def test_words_of_clients_need_sites_and_a_bound(tmp_path, capsys, monkeypatch):
         run("describe", "digits")
     assert "words.json exists already" in capsys.readouterr().err
     named, bound = "--words words.json --sites a,b", "--largest-client 9"
+    Path("cut.json").write_text(Path("words.json").read_text()[:60])
     for words, said in (
         ("--words words.json", "needs --sites, the name of each site once, got []"),
         ("--words words.json --sites a,a", "each site once, got ['a', 'a']"),
@@ -287,6 +288,7 @@ def test_words_of_clients_need_sites_and_a_bound(tmp_path, capsys, monkeypatch):
         (f"{named} {bound} --problem digits", "--sites decide dataset; leave it out"),
         (f"{named} {bound} --problem classification:clients=3", "decide clients"),
         (f"--words no.json --sites a,b {bound}", "no.json"),
+        (f"--words cut.json --sites a,b {bound}", "let a client run describe again"),
     ):
         assert said in refused(capsys, "deploy", "app", "fedavg", *words.split())
     assert not Path("app").exists()
