@@ -45,6 +45,7 @@ class Nodes:
             is_next = lambda: len(self.ends) >= self.number and first()
             assert self.event.wait_for(is_next, 60)
             self.now = self.ends.pop(client)
+            self.event.notify_all()  # enough others may be at work already
 
 
 def shared_of(algorithm, arrivals=ARRIVALS):
